@@ -1,0 +1,73 @@
+# One list of commands, for people, hooks and CI alike. Everything runs in a private .venv.
+
+PYTHON ?= python3
+JOBS   ?= 2
+SEEDS  ?= 5000
+
+BIN   := .venv/bin
+STAMP := .venv/.installed
+PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check format swarm mutants bench coverage-of-requirements docs demo lock clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Install the locked versions into .venv
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Limosa needs Python 3.11 or newer; name one with make PYTHON=…")'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(PIP) -r requirements.lock
+	@$(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
+
+test: check  ## Check everything, run the quick tests, demand full branch coverage of core
+	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" \
+	    --cov=limosa.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
+
+check: $(STAMP)  ## Format, lint, types, architecture, docs
+	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@out=$$($(BIN)/lint-imports 2>&1) || { echo "$$out"; exit 1; }
+	@$(BIN)/python -m tools.generate_docs --check
+	@$(BIN)/python -m tools.requirement_coverage --quiet
+
+format: $(STAMP)  ## Format the code and mend what can be mended
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+swarm: $(STAMP)  ## Simulate SEEDS=5000 seeds; every stage × fault must be hit
+	@$(BIN)/limosa simulate --seeds $(SEEDS) --jobs $(JOBS) --require-all-cells
+
+mutants: $(STAMP)  ## Show that each planted bug is found; SEARCH=1 searches for seeds anew
+	@$(BIN)/limosa mutants $(if $(SEARCH),--search)
+
+bench: $(STAMP)  ## Run one benchmark: NAME=routing
+	@test -n "$(NAME)" && test -f "bench/$(NAME).py" || { \
+	    echo "bench: $(if $(NAME),there is no benchmark '$(NAME)',name a benchmark with NAME=…)." \
+	         "There are:" $(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py))) >&2; exit 2; }
+	@$(BIN)/python bench/$(NAME).py
+
+coverage-of-requirements: $(STAMP)  ## List which requirements and failure scenarios have a test
+	@$(BIN)/python -m tools.requirement_coverage
+
+docs: $(STAMP)  ## Write the generated parts of the docs anew
+	@$(BIN)/python -m tools.generate_docs
+
+demo: $(STAMP)  ## Watch the protocol work in a simulated cluster
+	@echo "There are no real nodes to show yet: this runs 50 simulated clusters instead."
+	@$(BIN)/limosa simulate --seeds 50
+
+lock:  ## Resolve requirements.lock anew (needs uv)
+	@command -v uv >/dev/null || test -x $(BIN)/uv || { echo "lock: install uv first." >&2; exit 2; }
+	@versions=$$(PATH="$$PATH:$(BIN)" uv pip compile pyproject.toml --group dev --universal \
+	    --python-version 3.11 --no-header --no-annotate --quiet --upgrade) && { \
+	    echo '# Exact versions of what `make setup` installs. Written by `make lock`; do not edit.'; \
+	    echo "$$versions"; } > requirements.lock
+
+clean:  ## Remove the environment, caches and reports
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache htmlcov dist .coverage .coverage.*
+	@find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Limosa: tables and streams whose partitions move while they are used."""

@@ -1,0 +1,1 @@
+"""What is decided, and nothing else: values in, values out. No clock, dice, thread, socket or file."""

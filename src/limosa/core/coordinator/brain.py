@@ -1,0 +1,183 @@
+"""What should happen next? For every partition: one commit, or a wait with its reason in words.
+
+The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing else.
+Its successor computes the same. Every commit is guarded by its lease key and by the revisions of all that
+it was computed from, so a stale coordinator changes nothing.
+"""
+
+from msgspec import Struct
+
+from limosa.core import routing
+from limosa.core.coordinator import ownership, requests, transitions
+from limosa.core.coordinator.view import View
+from limosa.core.effects import Effect, Explain, MakeCommit, Send
+from limosa.core.events import (
+    AgreedRead,
+    CommitAnswered,
+    CoordinatorEvent,
+    Deposed,
+    Elected,
+    Received,
+    Ticked,
+)
+from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.messages import Look, Status
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, request_key
+from limosa.core.model.intent import Placement, Request
+from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.topology import Partition, Replica
+
+
+class Settings(Struct, frozen=True):
+    look_seconds: float = 1.0
+    """How often nodes are asked, though they also speak by themselves."""
+    ask_again_seconds: float = 0.4
+    rebuilds: bool = True
+    """Ask for the rebuild of replicas that can't come back by themselves."""
+
+
+class Coordinator:
+    """The brain of one coordinator process, in office or not."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.agreed = Agreed()
+        self.office: Revision | None = None
+        """The revision of the coordinator's key while it is ours."""
+        self.statuses: dict[NodeId, Status] = {}
+        self.waits: dict[PartitionId, str] = {}
+        self._asked: dict[str, tuple[Revision, float]] = {}
+        self._effects_at: dict[PartitionId, tuple[str, float]] = {}
+        self._held_since: dict[str, float] = {}
+        self._looked_at = -1e9
+
+    def handle(self, now: float, event: CoordinatorEvent) -> list[Effect]:
+        match event:
+            case Received(message=Status() as status):
+                self._hear(status)
+            case AgreedRead(agreed=agreed):
+                if agreed.revision < self.agreed.revision:
+                    return []
+                self.agreed = agreed
+            case Elected(revision=revision):
+                self.office = revision
+                self.statuses.clear()
+                self._looked_at = -1e9
+            case Deposed():
+                self.office = None
+            case CommitAnswered():
+                self._asked.clear()
+            case Ticked() | Received():
+                pass
+        if self.office is None or self.agreed.revision < self.office:
+            return []
+        return [*self._look(now), *self._decide(now)]
+
+    def _hear(self, status: Status) -> None:
+        """A node's words are kept in the order in which it said them."""
+        known = self.statuses.get(status.node)
+        if known is None or (status.lease, status.sequence) > (known.lease, known.sequence):
+            self.statuses[status.node] = status
+
+    def _look(self, now: float) -> list[Effect]:
+        if now - self._looked_at < self.settings.look_seconds:
+            return []
+        self._looked_at = now
+        look = Look(self.agreed.topology.generation)
+        return [Send(node, look) for node in sorted(self.agreed.leases)]
+
+    def _decide(self, now: float) -> list[Effect]:
+        assert self.office is not None
+        view = View(self.agreed, self.statuses, self.office, now)
+        out: list[Effect] = []
+        for request in sorted(self.agreed.requests.values(), key=lambda r: r.id):
+            if request.state == "waiting":
+                self._propose(now, request_key(request.id), requests.answer(view, request), out)
+        for record in self.agreed.topology.partitions.values():
+            self._step(view, record, out)
+        return out
+
+    def _step(self, view: View, record: Partition, out: list[Effect]) -> None:
+        decision = self.next_step(view, record)
+        if isinstance(decision, Commit):
+            self.waits.pop(record.id, None)
+            self._propose(view.now, record.id, decision, out)
+        elif decision is None:
+            self.waits.pop(record.id, None)
+        else:
+            self._wait(view, record, decision, out)
+
+    def next_step(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
+        """Ownership first, in whatever stage; then who is in sync; then the transition; then intent."""
+        if record.owner is None:
+            elected = ownership.elect(view, record)
+            return transitions.Waiting(elected) if isinstance(elected, str) else elected
+        if not view.owner_lives(record):
+            return ownership.fail_over(view, record)
+        in_sync = ownership.change_in_sync(view, record)
+        if in_sync is not None:
+            return in_sync
+        if record.transition is not None:
+            return transitions.advance(view, record, self._since(view.now, record))
+        intent = view.agreed.intents.get(record.id)
+        if intent is not None and intent.pending is not None:
+            return transitions.start(view, record, intent.pending)
+        return self._rebuild(view, record)
+
+    def _since(self, now: float, record: Partition) -> float:
+        """When this coordinator first saw the hold; a successor holds for as long again."""
+        assert record.transition is not None
+        if record.transition.stage != READ_NEW:
+            return now
+        return self._held_since.setdefault(record.transition.id, now)
+
+    def _rebuild(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
+        """A replica that can't catch up is made anew: as a request, like everything else."""
+        missing = [r for r in record.replicas if r not in record.in_sync]
+        if not missing:
+            return None
+        if not self.settings.rebuilds:
+            return transitions.Waiting(f"{missing[0].node} is not in sync")
+        for replica in missing:
+            why = self._can_not_return(view, record, replica)
+            if why:
+                return self._ask_rebuild(view, record, replica, why)
+        return transitions.Waiting(f"{missing[0].node} is not in sync: it is away, or catching up")
+
+    def _can_not_return(self, view: View, record: Partition, replica: Replica) -> str:
+        owner = view.owner_status(record)
+        if view.is_live(replica.node) and view.is_lost(record, replica):
+            return "it lost its replica"
+        if owner is not None and replica in owner.unreachable and view.is_live(replica.node):
+            return "the owner's log does not reach back to it"
+        return ""
+
+    def _ask_rebuild(self, view: View, record: Partition, replica: Replica, why: str) -> Commit:
+        revision = view.agreed.topology.revision_of(record.id)
+        places = tuple(Placement(r.node, r.volume) for r in record.replicas)
+        request = Request(
+            f"rebuild-{record.id}-{revision}", "rebuild", record.id, places, (replica.node,)
+        )
+        guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
+        return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
+
+    def _propose(self, now: float, what: str, commit: Commit, out: list[Effect]) -> None:
+        """Once for each state that it was computed from; a lost answer is made good after a while."""
+        revision, asked_at = self._asked.get(what, (-1, 0.0))
+        if revision == self.agreed.revision and now - asked_at < self.settings.ask_again_seconds:
+            return
+        self._asked[what] = (self.agreed.revision, now)
+        out.append(MakeCommit(commit))
+
+    def _wait(
+        self, view: View, record: Partition, waiting: transitions.Waiting, out: list[Effect]
+    ) -> None:
+        stage = routing.stage_of(record)
+        why, asked_at = self._effects_at.get(record.id, ("", -1e9))
+        if self.waits.get(record.id) != waiting.why:
+            self.waits[record.id] = waiting.why
+            out.append(Explain(record.id, "stable" if stage is None else stage.name, waiting.why))
+        if why != waiting.why or view.now - asked_at >= self.settings.ask_again_seconds:
+            self._effects_at[record.id] = (waiting.why, view.now)
+            out.extend(waiting.effects)

@@ -1,0 +1,143 @@
+"""Who should own a partition, and who is in sync? Failover, election, taking out and putting back.
+
+A replica that does not answer is first taken out by a commit; only then may the owner go on without it.
+Taking out a replica that a transition makes is giving the transition up, in that same commit.
+"""
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.view import View, with_stage
+from limosa.core.machines.catalogue import FALLBACK, READ_NEW
+from limosa.core.machines.machine import Side
+from limosa.core.model.changes import Commit
+from limosa.core.model.topology import Grant, Partition, Replica, Transition
+
+
+def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
+    """A session belongs to one transition at one epoch: a failover closes it and opens another."""
+    is_open = routing.machine_of(transition)[stage].session
+    return f"{transition.id}@{epoch}" if is_open else None
+
+
+def fail_over(view: View, record: Partition) -> Commit:
+    """The owner's lease has ended: a new epoch, in which nobody owns the partition until one is elected."""
+    after = next_epoch(record, None)
+    return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
+
+
+def next_epoch(record: Partition, owner: Grant | None) -> Partition:
+    epoch = record.epoch + 1
+    after = replace(record, epoch=epoch, owner=owner)
+    change = record.transition
+    if change is None:
+        return after
+    return replace(
+        after, transition=replace(change, session=renewed_session(record, change, epoch))
+    )
+
+
+def renewed_session(record: Partition, change: Transition, epoch: int) -> str | None:
+    return session_for(change, change.stage, epoch)
+
+
+def elect(view: View, record: Partition) -> Commit | str:
+    """Among the in-sync replicas of the side that is read: the one whose log reaches furthest."""
+    if record.epoch == 0:
+        return first_election(view, record)
+    positions: list[tuple[int, str, Replica]] = []
+    for replica in candidates(view, record):
+        known = view.of(record, replica)
+        if known is not None and known.epoch >= record.epoch:
+            positions.append((known.last, replica.node, replica))
+        elif view.is_live(replica.node) and not view.is_lost(record, replica):
+            return f"election: {replica.node} has not promised epoch {record.epoch} yet"
+    if positions:
+        _, _, best = max(positions)
+        after = replace(record, owner=Grant(best, view.lease_of(best.node)))
+        return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
+    change = record.transition
+    if change is not None and FALLBACK in routing.machine_of(change)[change.stage].given_up:
+        old = [r for r in in_sync_side(record, Side.OLD) if view.is_live(r.node)]
+        if old:
+            after = with_stage(record, FALLBACK, giving_up="no replica of the new side lives")
+            return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
+    return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
+
+
+def candidates(view: View, record: Partition) -> tuple[Replica, ...]:
+    return routing.electable(record)
+
+
+def first_election(view: View, record: Partition) -> Commit | str:
+    for replica in record.replicas:
+        if view.is_live(replica.node) and view.of(record, replica) is None:
+            return f"{replica.node} has not made its replica yet"
+    if not any(view.of(record, replica) is not None for replica in record.replicas):
+        return "none of its nodes lives"
+    return fail_over(view, record)
+
+
+def in_sync_side(record: Partition, side: Side) -> tuple[Replica, ...]:
+    return tuple(r for r in routing.side(record, side) if r in record.in_sync)
+
+
+def change_in_sync(view: View, record: Partition) -> Commit | None:
+    """Take out who is gone, lost or silent; put back who has caught up."""
+    assert record.owner is not None
+    owner = view.owner_status(record)
+    silent = () if owner is None else owner.silent
+    for replica in record.in_sync:
+        if replica == record.owner.replica:
+            continue
+        if not view.is_live(replica.node):
+            return take_out(view, record, replica, "its lease has ended")
+        if view.is_lost(record, replica):
+            return take_out(view, record, replica, "it does not hold the replica any more")
+        if replica in silent:
+            return take_out(view, record, replica, "it does not answer its owner")
+    for replica, revision in () if owner is None else owner.caught_up:
+        if revision == view.agreed.topology.revision_of(record.id) and may_return(record, replica):
+            after = replace(record, in_sync=(*record.in_sync, replica))
+            return view.commit(record, after, f"{replica.node} is in sync again")
+    return None
+
+
+def may_return(record: Partition, replica: Replica) -> bool:
+    return replica in routing.readers(record) and replica not in record.in_sync
+
+
+def take_out(view: View, record: Partition, replica: Replica, why: str) -> Commit:
+    after = replace(record, in_sync=tuple(r for r in record.in_sync if r != replica))
+    reason = f"{replica.node} is taken out: {why}"
+    if replica in routing.new_only(record) and gives_up(record):
+        after = given_up(after, reason)
+    return view.commit(record, after, reason)
+
+
+def gives_up(record: Partition) -> bool:
+    stage = routing.stage_of(record)
+    return stage is not None and bool(stage.given_up)
+
+
+def given_up(record: Partition, why: str) -> Partition:
+    """Leave a stage by its other edge, or, once the new side is read, prepare to."""
+    change = record.transition
+    stage = routing.stage_of(record)
+    assert change is not None and stage is not None
+    if stage.name == READ_NEW:
+        return with_stage(record, stage.name, giving_up=why)
+    return enter(record, stage.given_up[0], why)
+
+
+def enter(record: Partition, stage: str, giving_up: str = "") -> Partition:
+    """The record in the next stage: with its session, and in sync only who is written there."""
+    assert record.transition is not None
+    session = session_for(record.transition, stage, record.epoch)
+    reason = giving_up or record.transition.giving_up
+    after = with_stage(record, stage, session=session, giving_up=reason)
+    written = routing.written(after)
+    in_sync = tuple(r for r in after.in_sync if r in written)
+    if routing.machine_of(record.transition)[stage].session:
+        in_sync = (*in_sync, *(r for r in routing.new_only(after) if r not in in_sync))
+    return replace(after, in_sync=in_sync)

@@ -1,0 +1,136 @@
+"""What does somebody ask for, and may it be? Requests become intent, and intent becomes transitions.
+
+A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
+"""
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    Change,
+    Commit,
+    Put,
+    intent_key,
+    partition_key,
+    request_key,
+)
+from limosa.core.model.intent import (
+    Assignment,
+    Intent,
+    Placement,
+    Request,
+    assign,
+    cancelled,
+    with_cancel,
+)
+from limosa.core.model.topology import Partition
+from limosa.errors import IllegalRequest
+
+
+def answer(view: View, request: Request) -> Commit:
+    """One commit that does what is asked for, or refuses it."""
+    key = request_key(request.id)
+    try:
+        changes, words = serve(view, request, view.agreed.revision_of(key))
+        state = replace(request, state="done", answer=words)
+    except IllegalRequest as refusal:
+        changes, state = (), replace(request, state="refused", answer=str(refusal))
+    guards = {
+        each: view.agreed.revision_of(each)
+        for each in (key, partition_key(request.partition), intent_key(request.partition))
+    }
+    guards[COORDINATOR_KEY] = view.coordinator
+    why = f"{request.partition}: {request.kind} {state.state}: {state.answer}"
+    return Commit(guards, (*changes, Put(state)), why)
+
+
+def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...], str]:
+    record = view.agreed.topology.partitions.get(request.partition)
+    intent = view.agreed.intents.get(request.partition)
+    if record is None or intent is None:
+        raise IllegalRequest(f"there is no partition {request.partition}", "list the partitions")
+    if request.kind == "cancel":
+        return cancel(record, intent, request)
+    if request.kind == "reverse" or request.kind == "complete":
+        return end_hold(record, request)
+    new = Assignment(
+        request.kind,
+        request.placements or intent.stable,
+        request.renewed,
+        request.hold_seconds,
+        trigger,
+    )
+    check(view, record, new)
+    return (Put(assign(intent, new)),), "accepted"
+
+
+def check(view: View, record: Partition, new: Assignment) -> None:
+    zone = view.agreed.topology.zones[record.zone]
+    nodes = [place.node for place in new.placements]
+    if len(set(nodes)) != len(nodes):
+        raise IllegalRequest("two replicas on one node", "name distinct nodes")
+    if len(nodes) != zone.replica_count:
+        raise IllegalRequest(
+            f"{len(nodes)} replicas, but the zone {zone.id} asks for {zone.replica_count}",
+            "name as many nodes as the zone has replicas",
+        )
+    for place in new.placements:
+        check_place(view, place)
+    for node in new.renewed:
+        kept = [r for r in record.in_sync if r.node != node]
+        if not kept:
+            raise IllegalRequest(
+                f"{node} holds the only good replica", "it can't be rebuilt from others"
+            )
+    if new.kind == "volume_move":
+        before = {replica.node for replica in record.replicas}
+        if before != set(nodes):
+            raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
+
+
+def check_place(view: View, place: Placement) -> None:
+    node = view.agreed.topology.nodes.get(place.node)
+    if node is None or node.state == "left":
+        raise IllegalRequest(f"{place.node} is no member", "list the nodes")
+    if not node.tokens:
+        raise IllegalRequest(f"{place.node} holds no data by choice", "choose another node")
+    if place.volume not in node.volumes:
+        raise IllegalRequest(
+            f"{place.node} has no volume {place.volume!r}", "it has " + ", ".join(node.volumes)
+        )
+    if not view.is_live(place.node):
+        raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
+
+
+def cancel(record: Partition, intent: Intent, request: Request) -> tuple[tuple[Change, ...], str]:
+    """Stored only for the change that the caller saw; refused once the new side is read."""
+    stage = routing.stage_of(record)
+    after = with_cancel(intent, request.cancels)
+    if stage is None:
+        return (Put(cancelled(intent)),), "cancelled before it began"
+    if not stage.given_up or stage.name == READ_NEW:
+        raise IllegalRequest(
+            f"{record.id} has switched already ({stage.name})",
+            "it will complete; while it is held, `reverse` takes it back",
+        )
+    return (Put(after),), "will be cancelled"
+
+
+def end_hold(record: Partition, request: Request) -> tuple[tuple[Change, ...], str]:
+    change = record.transition
+    stage = routing.stage_of(record)
+    if change is None or stage is None or stage.name != READ_NEW:
+        where = "in no transition" if stage is None else stage.name
+        raise IllegalRequest(
+            f"{record.id} is not held in {READ_NEW} (it is {where})",
+            f"{request.kind} applies to a held move only",
+        )
+    if request.kind == "complete":
+        return (Put(replace(record, transition=replace(change, released=True))),), "completing"
+    if not stage.given_up:
+        raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
+    reversing = replace(change, giving_up="reversed by request")
+    return (Put(replace(record, transition=reversing)),), "reversing"

@@ -1,0 +1,304 @@
+"""What must be done to leave a stage, and what is missing? One function for each kind of work.
+
+Each returns what it waits for, in words (a required sentence: `explain` shows it), or nothing when the
+work is done. Whatever it asks nodes to do is idempotent, and is asked again until it is reported.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
+from limosa.core.coordinator.view import View
+from limosa.core.effects import Effect, Send, StartCopy
+from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
+from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
+from limosa.core.messages import DropReplica, Seal, Verify
+from limosa.core.model.changes import Change, Commit, Put
+from limosa.core.model.intent import Assignment, Placement, cancelled, completed
+from limosa.core.model.topology import Grant, Partition, Replica, Transition
+
+
+class Waiting(NamedTuple):
+    """Not yet: why, and what to ask for meanwhile."""
+
+    why: str
+    effects: tuple[Effect, ...] = ()
+
+
+class GivenUp(NamedTuple):
+    """It can't be done: why."""
+
+    why: str
+
+
+Progress = Waiting | GivenUp | None
+
+
+def start(view: View, record: Partition, pending: Assignment) -> Commit | Waiting:
+    """A transition begins only here, and only because intent says so."""
+    transition = f"t{pending.trigger}"
+    if pending.kind == "repair":
+        targets = record.replicas
+    else:
+        targets = tuple(_target(record, place, pending, transition) for place in pending.placements)
+    for replica in targets:
+        if replica not in record.replicas and not view.is_live(replica.node):
+            return Waiting(f"{replica.node}, which is to hold it, does not live")
+    stage = MACHINES[pending.kind].first.name
+    change = Transition(transition, pending.kind, stage, targets, None, pending.hold_seconds)
+    after = enter(replace(record, transition=change), stage)
+    return view.commit(record, after, f"{pending.kind} {transition} begins")
+
+
+def _target(record: Partition, place: Placement, pending: Assignment, made_by: str) -> Replica:
+    for replica in record.replicas:
+        same = replica.node == place.node and replica.volume == place.volume
+        if same and place.node not in pending.renewed:
+            return replica
+    return Replica(place.node, made_by, place.volume)
+
+
+def advance(view: View, record: Partition, held_since: float) -> Commit | Waiting:
+    """Do the stage's work; when all of it is done, leave by the edge forward."""
+    change = record.transition
+    stage = routing.stage_of(record)
+    assert change is not None and stage is not None
+    intent = view.agreed.intents.get(record.id)
+    if stage.given_up and stage.name != READ_NEW and intent is not None and intent.cancel:
+        return give_up(view, record, "cancelled")
+    if change.giving_up and stage.name == READ_NEW:
+        return fall_back(view, record)
+    for work in stage.work:
+        progress = DO[work](view, record, held_since)
+        if isinstance(progress, GivenUp):
+            return give_up(view, record, progress.why)
+        if progress is not None:
+            return progress
+    return leave(view, record, stage)
+
+
+def leave(view: View, record: Partition, stage: Stage) -> Commit | Waiting:
+    after = record
+    if Work.BARRIER in stage.work:
+        after = replace(after, fence=fence_after(view, record))
+    if stage.next in (END, REVERT):
+        return finish(view, record, after, stage.next == END)
+    if must_hand_over(record, stage):
+        new = [r for r in in_sync_side(record, Side.NEW) if view.of(record, r) is not None]
+        made = [r for r in new if r in routing.new_only(record)] or new
+        if not made:
+            return Waiting("hand-over: no in-sync replica of the new side lives")
+        grant = Grant(made[0], view.lease_of(made[0].node))
+        after = enter(next_epoch(after, grant), stage.next)
+        return view.commit(record, after, f"{grant.replica.node} takes over in {stage.next}")
+    return view.commit(record, enter(after, stage.next), f"→ {stage.next}")
+
+
+def fence_after(view: View, record: Partition) -> int:
+    """The revision that the barrier was about, never a later one: requests of today are sound."""
+    return view.agreed.topology.revision_of(record.id)
+
+
+def must_hand_over(record: Partition, stage: Stage) -> bool:
+    """An owner that is in both sets stays."""
+    assert record.owner is not None
+    leaves = Work.SEAL in stage.work
+    return leaves and record.owner.replica not in routing.side(record, Side.NEW)
+
+
+def finish(view: View, record: Partition, after: Partition, done: bool) -> Commit:
+    """The transition ceases to exist, and intent says so in the same commit."""
+    change = record.transition
+    assert change is not None
+    targets = change.targets if done else record.replicas
+    after = replace(
+        after,
+        replicas=targets,
+        in_sync=tuple(r for r in record.in_sync if r in targets),
+        transition=None,
+    )
+    return view.commit(
+        record,
+        after,
+        "done" if done else f"reverted: {change.giving_up}",
+        settle(view, record, done),
+    )
+
+
+def settle(view: View, record: Partition, done: bool) -> tuple[Change, ...]:
+    intent = view.agreed.intents.get(record.id)
+    if intent is None or intent.pending is None:
+        return ()
+    after = completed(intent, intent.pending.placements) if done else cancelled(intent)
+    return (Put(after),)
+
+
+def give_up(view: View, record: Partition, why: str) -> Commit | Waiting:
+    stage = routing.stage_of(record)
+    assert stage is not None
+    if stage.given_up[0] == END:
+        return finish(view, record, record, False)
+    return view.commit(record, given_up(record, why), f"given up: {why}")
+
+
+def fall_back(view: View, record: Partition) -> Commit | Waiting:
+    """Out of write_both_read_new: back if an in-sync old replica lives, on if only new ones do."""
+    assert record.owner is not None and record.transition is not None
+    old = [r for r in fallback_candidates(view, record) if view.of(record, r) is not None]
+    if not old:
+        forward = replace(record, transition=replace(record.transition, giving_up=""))
+        return view.commit(record, enter(forward, USE_NEW), "no in-sync old replica lives: on")
+    why = f"fall back: {record.transition.giving_up}"
+    if record.owner.replica in record.replicas:
+        return view.commit(record, enter(record, FALLBACK), why)
+    progress = seal(view, record, 0.0)
+    if progress is not None:
+        assert isinstance(progress, Waiting)
+        return progress
+    grant = Grant(old[0], view.lease_of(old[0].node))
+    return view.commit(record, enter(next_epoch(record, grant), FALLBACK), why)
+
+
+def fallback_candidates(view: View, record: Partition) -> tuple[Replica, ...]:
+    """In sync, not merely alive: one that was taken out lacks what was acknowledged without it."""
+    return tuple(r for r in in_sync_side(record, Side.OLD) if view.is_live(r.node))
+
+
+# --- the work
+
+
+def prepare(view: View, record: Partition, held_since: float) -> Progress:
+    for replica in routing.new_only(record):
+        if not view.is_live(replica.node):
+            return GivenUp(f"{replica.node}, which was to hold it, is gone")
+        if view.of(record, replica) is None:
+            return Waiting(f"{replica.node} has not made its replica yet")
+    return None
+
+
+def barrier(view: View, record: Partition, held_since: float) -> Progress:
+    why = view.barrier(record.id)
+    return Waiting(why) if why else None
+
+
+def copy(view: View, record: Partition, held_since: float) -> Progress:
+    return carry(view, record, routing.new_only(record), verified=True)
+
+
+def repair(view: View, record: Partition, held_since: float) -> Progress:
+    assert record.owner is not None
+    others = tuple(r for r in in_sync_side(record, Side.OLD) if r != record.owner.replica)
+    return carry(view, record, others, verified=False)
+
+
+def carry(view: View, record: Partition, targets: tuple[Replica, ...], verified: bool) -> Progress:
+    """Copy to the targets under the session, then compare digests taken at one position."""
+    change = record.transition
+    assert change is not None and change.session is not None and record.owner is not None
+    source = view.owner_status(record)
+    if source is None or source.open_epoch != record.epoch:
+        return Waiting("copy: its owner is not open yet")
+    missing = tuple(r for r in targets if not copied(view, record, r))
+    if missing:
+        names = ", ".join(r.node for r in missing)
+        job = StartCopy(record.id, change.session, record.epoch, record.owner.replica, missing)
+        return Waiting(f"copy to {names} under session {change.session}", (job,))
+    return verify(view, record, targets) if verified else None
+
+
+def copied(view: View, record: Partition, replica: Replica) -> bool:
+    known = view.of(record, replica)
+    assert record.transition is not None
+    return known is not None and known.copied == record.transition.session
+
+
+def verify(view: View, record: Partition, targets: tuple[Replica, ...]) -> Progress:
+    assert record.transition is not None and record.owner is not None
+    session = record.transition.session
+    source = view.owner_status(record)
+    assert source is not None and session is not None
+    for replica in targets:
+        known = view.of(record, replica)
+        theirs = None if known is None else known.digest
+        ours = source.digest
+        if ours is None or theirs is None or ours[:2] != theirs[:2] or ours[0] != session:
+            ask = Send(record.owner.replica.node, Verify(record.id, session))
+            return Waiting(f"verification: digests of {replica.node} and the owner", (ask,))
+        if ours[2] != theirs[2]:
+            return GivenUp(f"verification: {replica.node} differs from the owner")
+    return None
+
+
+def seal(view: View, record: Partition, held_since: float) -> Progress:
+    """Every commit that names another owner needs the present one's seal for this revision."""
+    assert record.owner is not None
+    if record.owner.replica in routing.side(record, _side_after(record)):
+        return None
+    revision = view.agreed.topology.revision_of(record.id)
+    source = view.owner_status(record)
+    if source is not None and source.sealed is not None and source.sealed[0] == revision:
+        return None
+    ask = Send(record.owner.replica.node, Seal(record.id, revision))
+    return Waiting(f"hand-over: {record.owner.replica.node} finishes what is in flight", (ask,))
+
+
+def _side_after(record: Partition) -> Side:
+    stage = routing.stage_of(record)
+    assert stage is not None
+    return Side.OLD if stage.name == READ_NEW else Side.NEW
+
+
+def open_(view: View, record: Partition, held_since: float) -> Progress:
+    owner = view.owner_status(record)
+    if owner is None or owner.open_epoch != record.epoch:
+        assert record.owner is not None
+        return Waiting(f"{record.owner.replica.node} makes all replicas equal before it serves")
+    return None
+
+
+def hold(view: View, record: Partition, held_since: float) -> Progress:
+    change = record.transition
+    assert change is not None
+    left = held_since + change.hold_seconds - view.now
+    if change.released or left <= 0:
+        return None
+    return Waiting(f"held for another {left:.0f} s; `complete` ends the hold, `reverse` goes back")
+
+
+def drop_old(view: View, record: Partition, held_since: float) -> Progress:
+    return drop(view, record, routing.old_only(record))
+
+
+def drop_new(view: View, record: Partition, held_since: float) -> Progress:
+    return drop(view, record, routing.new_only(record))
+
+
+def drop(view: View, record: Partition, replicas: tuple[Replica, ...]) -> Progress:
+    """A dead node drops what the topology does not name before it counts as live again."""
+    revision = view.agreed.topology.revision_of(record.id)
+    for replica in replicas:
+        if not view.is_live(replica.node):
+            continue
+        status = view.status(replica.node)
+        if status is None or status.generation < revision:
+            return Waiting(f"{replica.node} has not applied generation {revision}")
+        if view.of(record, replica) is not None or record.id in status.busy:
+            call = Send(replica.node, DropReplica(record.id, replica.incarnation, revision))
+            return Waiting(f"{replica.node} drops its replica", (call,))
+    return None
+
+
+DO: dict[Work, Callable[[View, Partition, float], Progress]] = {
+    Work.PREPARE: prepare,
+    Work.BARRIER: barrier,
+    Work.COPY: copy,
+    Work.REPAIR: repair,
+    Work.SEAL: seal,
+    Work.OPEN: open_,
+    Work.HOLD: hold,
+    Work.DROP_OLD: drop_old,
+    Work.DROP_NEW: drop_new,
+}

@@ -1,0 +1,106 @@
+"""What does the coordinator know? The agreed state, and what live nodes last said of themselves.
+
+Nothing here is needed by a successor: the agreed state is read again, and nodes are asked again.
+"""
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.messages import ReplicaStatus, Status
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    Agreed,
+    Change,
+    Commit,
+    Put,
+    intent_key,
+    lease_key,
+    partition_key,
+)
+from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.topology import Partition, Replica
+
+
+class View:
+    """One look at everything."""
+
+    def __init__(
+        self, agreed: Agreed, statuses: dict[NodeId, Status], coordinator: Revision, now: float
+    ) -> None:
+        self.agreed = agreed
+        self.statuses = statuses
+        self.coordinator = coordinator
+        self.now = now
+
+    def is_live(self, node: NodeId) -> bool:
+        return node in self.agreed.leases
+
+    def lease_of(self, node: NodeId) -> int:
+        return self.agreed.leases[node].lease
+
+    def status(self, node: NodeId) -> Status | None:
+        """What a live node said in its present run; what it said in an earlier one is void."""
+        lease = self.agreed.leases.get(node)
+        status = self.statuses.get(node)
+        if lease is None or status is None or status.lease != lease.lease:
+            return None
+        return status if status.generation else None
+
+    def of(self, record: Partition, replica: Replica) -> ReplicaStatus | None:
+        status = self.status(replica.node)
+        if status is None:
+            return None
+        for known in status.replicas.get(record.id, ()):
+            if known.replica == replica:
+                return known
+        return None
+
+    def is_lost(self, record: Partition, replica: Replica) -> bool:
+        """Its node lives, has applied the record, and does not hold it."""
+        status = self.status(replica.node)
+        revision = self.agreed.topology.revision_of(record.id)
+        return (
+            status is not None
+            and status.generation >= revision
+            and self.of(record, replica) is None
+        )
+
+    def owner_lives(self, record: Partition) -> bool:
+        """An epoch is one lease's: if the lease is gone or is another, the owner is."""
+        grant = record.owner
+        lease = None if grant is None else self.agreed.leases.get(grant.replica.node)
+        return grant is not None and lease is not None and lease.lease == grant.lease
+
+    def owner_status(self, record: Partition) -> ReplicaStatus | None:
+        return None if record.owner is None else self.of(record, record.owner.replica)
+
+    def barrier(self, partition: PartitionId) -> str:
+        """Why the barrier is not passed, or nothing: every live node has applied the record, ended what it
+        began before it, and released the permits of closed sessions. A dead node must register anew."""
+        revision = self.agreed.topology.revision_of(partition)
+        for node in sorted(self.agreed.leases):
+            status = self.status(node)
+            if status is None or status.generation < revision:
+                return f"barrier: {node} has not applied generation {revision}"
+            if status.busy.get(partition, revision) < revision:
+                return f"barrier: {node} still works on requests from before generation {revision}"
+        return ""
+
+    def commit(
+        self, before: Partition, after: Partition, why: str, more: tuple[Change, ...] = ()
+    ) -> Commit:
+        """A change of one partition's record, guarded by all that it was computed from."""
+        return Commit(self.guards(before), (Put(after), *more), f"{before.id}: {why}")
+
+    def guards(self, record: Partition) -> dict[str, Revision]:
+        keys = [partition_key(record.id), intent_key(record.id)]
+        keys += sorted({lease_key(replica.node) for replica in routing.everywhere(record)})
+        guards = {key: self.agreed.revision_of(key) for key in keys}
+        guards[COORDINATOR_KEY] = self.coordinator
+        return guards
+
+
+def with_stage(record: Partition, stage: str, **changes: object) -> Partition:
+    """The record with its transition in another stage."""
+    assert record.transition is not None
+    return replace(record, transition=replace(record.transition, stage=stage, **changes))

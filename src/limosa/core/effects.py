@@ -1,0 +1,143 @@
+"""What can a brain ask for? Effects are imperative; drivers carry them out, in their order.
+
+Whatever changes a volume carries a ticket: `Stored` with that ticket, or a later one, means durable.
+"""
+
+from msgspec import Struct
+
+from limosa.core.messages import Message
+from limosa.core.model.changes import Commit
+from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, SessionId
+from limosa.core.model.rows import Entry, Rows
+from limosa.core.model.topology import Replica
+from limosa.core.producers import ProducersValue
+
+
+class Effect(Struct, frozen=True, gc=False):
+    """Something to do."""
+
+
+class Send(Effect, frozen=True, gc=False):
+    to: str
+    message: Message
+
+
+class AcquireLease(Effect, frozen=True, gc=False):
+    """Register this run: a new lease, and the node's key under it."""
+
+
+class RenewLease(Effect, frozen=True, gc=False):
+    lease: LeaseId
+
+
+class ReadTopology(Effect, frozen=True, gc=False):
+    """Read the newest topology; a watch may be late or lost."""
+
+
+class MakeCommit(Effect, frozen=True, gc=False):
+    commit: Commit
+
+
+class Surprise(Effect, frozen=True, gc=False):
+    """Something happened that the protocol excludes. Nodes count it; the simulator fails."""
+
+    partition: PartitionId
+    what: str
+
+
+class VolumeEffect(Effect, frozen=True, gc=False):
+    """A change of what a volume holds of one replica."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    ticket: int
+
+
+class CreateReplica(VolumeEffect, frozen=True, gc=False):
+    """Make an empty one."""
+
+    volume: str
+
+
+class DiscardReplica(VolumeEffect, frozen=True, gc=False):
+    """Forget all of it."""
+
+
+class StoreEpoch(VolumeEffect, frozen=True, gc=False):
+    """Promise to accept nothing older."""
+
+    epoch: int
+
+
+class BeginLog(VolumeEffect, frozen=True, gc=False):
+    """Forget rows and log, and start the log behind this position."""
+
+    base: Position
+    epoch: int
+
+
+class AppendEntries(VolumeEffect, frozen=True, gc=False):
+    entries: tuple[Entry, ...]
+
+
+class TruncateLog(VolumeEffect, frozen=True, gc=False):
+    """Forget every entry behind this position."""
+
+    to: Position
+
+
+class TrimLog(VolumeEffect, frozen=True, gc=False):
+    """Let go of committed entries up to here; their rows stay."""
+
+    to: Position
+
+
+class AdvanceWatermark(VolumeEffect, frozen=True, gc=False):
+    """Everything up to here is committed; take a digest of the rows there if asked to."""
+
+    to: Position
+    digest: bool = False
+
+
+class ApplySlice(VolumeEffect, frozen=True, gc=False):
+    """Copied rows: each counts only if its version is newer than what is there."""
+
+    rows: tuple[Rows, ...]
+    producers: ProducersValue
+
+
+class LookUp(Effect, frozen=True, gc=False):
+    """Committed rows by their keys."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    ticket: int
+    keys: tuple[str, ...]
+
+
+class ReadSlice(Effect, frozen=True, gc=False):
+    """Committed rows, tombstones too, of one of so many slices of the range."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    ticket: int
+    slice: int
+    slices: int
+
+
+class StartCopy(Effect, frozen=True, gc=False):
+    """Carry the rows of a partition from its owner to other replicas; asking twice changes nothing."""
+
+    partition: PartitionId
+    session: SessionId
+    epoch: int
+    source: Replica
+    targets: tuple[Replica, ...]
+
+
+class Explain(Effect, frozen=True, gc=False):
+    """What a partition waits for, in words."""
+
+    partition: PartitionId
+    stage: str
+    why: str

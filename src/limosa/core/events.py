@@ -1,0 +1,146 @@
+"""What can happen to a brain? Events are in the past tense."""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from limosa.core.messages import Message
+from limosa.core.model.changes import Agreed, Topology
+from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, Revision
+from limosa.core.model.rows import Entry, Rows
+from limosa.core.model.topology import Replica
+from limosa.core.producers import ProducersValue
+
+
+class Received(Struct, frozen=True, gc=False):
+    """A message arrived. For a compare-and-set the driver looked the row's latest version up, in order."""
+
+    sender: str
+    message: Message
+    found: Position = 0
+
+
+class Ticked(Struct, frozen=True, gc=False):
+    """Some time went by."""
+
+
+class HeldReplica(Struct, frozen=True):
+    """What a volume had of one replica when the process started."""
+
+    partition: PartitionId
+    replica: Replica
+    epoch: int
+    begun: int
+    first: Position
+    watermark: Position
+    entries: tuple[Entry, ...]
+    producers: ProducersValue
+
+
+class Started(Struct, frozen=True):
+    """The process began to run, with what its volumes hold."""
+
+    held: tuple[HeldReplica, ...] = ()
+
+
+class TopologyRead(Struct, frozen=True, gc=False):
+    """The topology, as it was at a revision of the metastore."""
+
+    topology: Topology
+    revision: Revision
+
+
+class LeaseGranted(Struct, frozen=True, gc=False):
+    """This run of this process is alive from now on; its key was written at this revision."""
+
+    lease: LeaseId
+    revision: Revision
+    sent_at: float
+
+
+class LeaseRenewed(Struct, frozen=True, gc=False):
+    """The renewal that was sent then succeeded."""
+
+    lease: LeaseId
+    sent_at: float
+
+
+class LeaseEnded(Struct, frozen=True, gc=False):
+    """The metastore does not know this lease any more."""
+
+    lease: LeaseId
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """Everything that was stored up to this ticket is durable."""
+
+    ticket: int
+
+
+class RowsRead(Struct, frozen=True, gc=False):
+    """The rows of a look-up, as they were when it ran."""
+
+    ticket: int
+    rows: tuple[tuple[Position, object], ...]
+
+
+class SliceRead(Struct, frozen=True, gc=False):
+    """The committed rows of a slice, and up to where they were committed."""
+
+    ticket: int
+    rows: Rows
+    through: Position
+
+
+class DigestTaken(Struct, frozen=True, gc=False):
+    """The digest of the committed rows at exactly this position."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    at: Position
+    digest: int
+
+
+class CollectionDue(Struct, frozen=True, gc=False):
+    """Tombstones of this partition have piled up."""
+
+    partition: PartitionId
+
+
+class AgreedRead(Struct, frozen=True, gc=False):
+    """The whole agreed state (for the coordinator)."""
+
+    agreed: Agreed
+
+
+class CommitAnswered(Struct, frozen=True, gc=False):
+    """A commit was made, or its guard was stale."""
+
+    made: bool
+
+
+class Elected(Struct, frozen=True, gc=False):
+    """This process is the coordinator; its key has this revision."""
+
+    revision: Revision
+
+
+class Deposed(Struct, frozen=True, gc=False):
+    """Its coordinator's lease has ended."""
+
+
+NodeEvent: TypeAlias = (
+    Started
+    | Received
+    | Ticked
+    | TopologyRead
+    | LeaseGranted
+    | LeaseRenewed
+    | LeaseEnded
+    | Stored
+    | RowsRead
+    | SliceRead
+    | DigestTaken
+    | CollectionDue
+)
+CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | CommitAnswered | Elected | Deposed

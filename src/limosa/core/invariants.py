@@ -1,0 +1,152 @@
+"""What is always true? One named function for each invariant of the agreed state.
+
+Each looks at one commit, the state before and after it, and yields what is wrong, in words. They are
+checked after every commit of a simulation, and by tests.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from limosa.core import routing
+from limosa.core.machines.machine import END, REVERT
+from limosa.core.model.changes import Agreed
+from limosa.core.model.intent import Assignment
+from limosa.core.model.keys import PartitionId
+from limosa.core.model.topology import Partition
+
+
+def _changed(before: Agreed, after: Agreed) -> Iterator[tuple[Partition | None, Partition]]:
+    old = before.topology.partitions
+    for name, record in after.topology.partitions.items():
+        if old.get(name) is not record:
+            yield old.get(name), record
+
+
+def layouts_name_existing_partitions(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Every layout tiles the token space (it can't be built otherwise) with partitions that exist."""
+    for layout in after.topology.layouts.values():
+        for index, name in enumerate(layout.partitions):
+            record = after.topology.partitions.get(name)
+            if record is None or record.range != layout.range_of(index):
+                yield f"the layout of {layout.zone} names {name}, which does not hold that range"
+
+
+def counters_never_go_back(before: Agreed, after: Agreed) -> Iterator[str]:
+    if after.topology.generation < before.topology.generation:
+        yield "the generation went back"
+    for zone, layout in before.topology.layouts.items():
+        now = after.topology.layouts.get(zone)
+        if now is not None and now.version < layout.version:
+            yield f"the version of {zone} went back"
+    for old, new in _changed(before, after):
+        if old is not None and (new.epoch < old.epoch or new.fence < old.fence):
+            yield f"epoch or fence of {new.id} went back"
+
+
+def one_owner_per_epoch(before: Agreed, after: Agreed) -> Iterator[str]:
+    for old, new in _changed(before, after):
+        if old is None or old.owner is None or new.epoch != old.epoch:
+            continue
+        if new.owner != old.owner:
+            yield f"{new.id} has two owners in epoch {new.epoch}"
+
+
+def the_owner_can_own(before: Agreed, after: Agreed) -> Iterator[str]:
+    """It is in sync, and on the side that is read."""
+    for _, new in _changed(before, after):
+        if new.owner is not None and new.owner.replica not in routing.electable(new):
+            yield f"{new.id} is owned by {new.owner.replica.node}, which is not in sync or not read"
+
+
+def another_owner_needs_seal_or_end(before: Agreed, after: Agreed) -> Iterator[str]:
+    """A new epoch while the owner's lease lives is a hand-over, so it names the next owner at once."""
+    for old, new in _changed(before, after):
+        if old is None or old.owner is None or new.epoch == old.epoch:
+            continue
+        lease = before.leases.get(old.owner.replica.node)
+        lives = lease is not None and lease.lease == old.owner.lease
+        if lives and new.owner is None:
+            yield f"{new.id} took the epoch from an owner that lives"
+
+
+def in_sync_replicas_are_written(before: Agreed, after: Agreed) -> Iterator[str]:
+    for _, new in _changed(before, after):
+        if any(replica not in routing.everywhere(new) for replica in new.in_sync):
+            yield f"{new.id} counts on a replica that the record does not name"
+
+
+def replicas_are_on_distinct_nodes(before: Agreed, after: Agreed) -> Iterator[str]:
+    for _, new in _changed(before, after):
+        for side in (new.replicas, () if new.transition is None else new.transition.targets):
+            if len({replica.node for replica in side}) != len(side):
+                yield f"{new.id} has two replicas on one node"
+
+
+def stages_follow_the_table(before: Agreed, after: Agreed) -> Iterator[str]:
+    """At most one transition; it starts at its first stage, and every step is an edge that is drawn."""
+    for old, new in _changed(before, after):
+        was = None if old is None else old.transition
+        now = new.transition
+        if was is None:
+            if now is not None and now.stage != routing.machine_of(now).first.name:
+                yield f"{new.id} started in {now.stage}"
+            continue
+        stage = routing.machine_of(was)[was.stage]
+        edges = {stage.next, *stage.given_up}
+        if now is None:
+            if not edges & {END, REVERT}:
+                yield f"{new.id} ended its transition in {was.stage}"
+        elif now.id != was.id:
+            yield f"{new.id} has a second transition"
+        elif now.stage != was.stage and now.stage not in edges:
+            yield f"{new.id} went from {was.stage} to {now.stage}"
+
+
+def sessions_are_open_where_the_table_says(before: Agreed, after: Agreed) -> Iterator[str]:
+    for _, new in _changed(before, after):
+        stage = routing.stage_of(new)
+        if new.transition is not None and stage is not None:
+            if (new.transition.session is not None) != stage.session:
+                yield f"{new.id}: the session is wrong for {stage.name}"
+
+
+def transitions_come_from_intent(before: Agreed, after: Agreed) -> Iterator[str]:
+    for old, new in _changed(before, after):
+        if new.transition is not None and (old is None or old.transition is None):
+            pending = _pending(before, new.id)
+            if pending is None or f"t{pending.trigger}" != new.transition.id:
+                yield f"{new.id} started a transition that nobody asked for"
+
+
+def _pending(agreed: Agreed, partition: PartitionId) -> Assignment | None:
+    intent = agreed.intents.get(partition)
+    return None if intent is None else intent.pending
+
+
+def intent_matches_the_replicas(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Outside a transition the replicas are where `stable` says."""
+    for name, intent in after.intents.items():
+        record = after.topology.partitions.get(name)
+        if record is None or record.transition is not None:
+            continue
+        here = sorted((replica.node, replica.volume) for replica in record.replicas)
+        if here != sorted((place.node, place.volume) for place in intent.stable):
+            yield f"{name} is not where its intent says"
+
+
+INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
+    layouts_name_existing_partitions,
+    counters_never_go_back,
+    one_owner_per_epoch,
+    the_owner_can_own,
+    another_owner_needs_seal_or_end,
+    in_sync_replicas_are_written,
+    replicas_are_on_distinct_nodes,
+    stages_follow_the_table,
+    sessions_are_open_where_the_table_says,
+    transitions_come_from_intent,
+    intent_matches_the_replicas,
+)
+
+
+def broken(before: Agreed, after: Agreed) -> list[str]:
+    return [problem for invariant in INVARIANTS for problem in invariant(before, after)]

@@ -1,0 +1,293 @@
+"""What do processes say to each other?
+
+Every message of a partition names the incarnation that it is for, the epoch, and the revision of the
+record that its sender acted on, so that a late one can be told from a live one.
+"""
+
+from msgspec import Struct
+
+from limosa.core.model.keys import (
+    Incarnation,
+    LeaseId,
+    NodeId,
+    PartitionId,
+    Position,
+    Revision,
+    SessionId,
+    TokenRange,
+)
+from limosa.core.model.rows import Entry, Rows
+from limosa.core.model.topology import Replica
+from limosa.core.producers import ProducersValue
+
+
+class Message(Struct, frozen=True, gc=False):
+    """Something said."""
+
+
+# --- a client and an owner
+
+
+class Write(Message, frozen=True, gc=False):
+    """One part of a batch: rows of one partition. All of them become visible, or none."""
+
+    id: str
+    partition: PartitionId
+    version: int
+    epoch: int
+    producer: str
+    sequence: int
+    after: int
+    """The producer's previous unacknowledged sequence for this range; 0: there is none."""
+    floor: int
+    range: TokenRange
+    rows: Rows
+    expected: Position | None = None
+    """Compare and set: the version of the one row as the caller saw it; 0: absent."""
+
+
+class Read(Message, frozen=True, gc=False):
+    """Rows by their keys; `eventual` reads are answered by any replica."""
+
+    id: str
+    partition: PartitionId
+    version: int
+    epoch: int
+    revision: Revision
+    keys: tuple[str, ...]
+    eventual: bool = False
+
+
+class Answer(Message, frozen=True, gc=False):
+    """To a client's request."""
+
+    id: str
+
+
+class Written(Answer, frozen=True, gc=False):
+    """The rows are committed at this version."""
+
+    at: Position
+
+
+class Mismatched(Answer, frozen=True, gc=False):
+    """The comparison failed; nothing was written."""
+
+    found: Position
+
+
+class Found(Answer, frozen=True, gc=False):
+    """(version, value) for each key; version 0: no such row."""
+
+    rows: tuple[tuple[Position, object], ...]
+
+
+class Redirect(Answer, frozen=True, gc=False):
+    """Not here, or routed by another layout: refresh and route again."""
+
+    owner: NodeId | None
+    version: int
+    generation: Revision
+    definite: bool = True
+    """False: the rows are in the log of this former owner, and may come to be committed."""
+
+
+class Wait(Answer, frozen=True, gc=False):
+    """Here, but not now: ask again."""
+
+    why: str
+
+
+class Refuse(Answer, frozen=True, gc=False):
+    """It did not happen and will not: say why."""
+
+    why: str
+
+
+# --- an owner and the other replicas
+
+
+class ReplicaMessage(Message, frozen=True, gc=False):
+    """For one incarnation of a partition, from its owner at an epoch."""
+
+    partition: PartitionId
+    to: Incarnation
+    epoch: int
+    revision: Revision
+
+
+class Probe(ReplicaMessage, frozen=True, gc=False):
+    """Where does your log end?"""
+
+
+class Replicate(ReplicaMessage, frozen=True, gc=False):
+    """Entries that follow `previous`, and how far everything is committed."""
+
+    previous: Position
+    entries: tuple[Entry, ...]
+    watermark: Position
+    how: str = "append"
+    """`append`; `match`: cut your log to `previous` first; `begin`: forget all, start at `previous`."""
+    check: tuple[SessionId, Position] | None = None
+    """Take a digest at exactly this position, for this session's verification."""
+
+
+class Probed(Message, frozen=True, gc=False):
+    """My log ends here (or: it has nothing between `previous` and here)."""
+
+    partition: PartitionId
+    replica: Replica
+    epoch: int
+    last: Position
+    begun: int
+    """The epoch in which this replica was last begun from nothing."""
+
+
+class Acked(Message, frozen=True, gc=False):
+    """Everything up to here is durable here."""
+
+    partition: PartitionId
+    replica: Replica
+    epoch: int
+    position: Position
+
+
+class Unheld(Message, frozen=True, gc=False):
+    """I can't take this: why."""
+
+    partition: PartitionId
+    replica: Replica
+    epoch: int
+    why: str
+    """`stale epoch`, `fenced`, `dropped`, `lost` or `unmatched`."""
+
+
+# --- a mover (a task that carries rows from source to target) and replicas
+
+
+class Fetch(Message, frozen=True, gc=False):
+    """Give me one slice of the committed rows."""
+
+    partition: PartitionId
+    to: Incarnation
+    session: SessionId
+    epoch: int
+    slice: int
+    slices: int
+
+
+class Fetched(Message, frozen=True, gc=False):
+    """The rows of a slice, as they were committed at `through`."""
+
+    partition: PartitionId
+    session: SessionId
+    slice: int
+    rows: Rows
+    through: Position
+    producers: ProducersValue
+
+
+class Chunk(Message, frozen=True, gc=False):
+    """Some rows of a slice; they count only after the `End` of the same attempt."""
+
+    partition: PartitionId
+    to: Incarnation
+    session: SessionId
+    epoch: int
+    slice: int
+    attempt: str
+    rows: Rows
+
+
+class End(Message, frozen=True, gc=False):
+    """That was the slice: so many rows, with this digest."""
+
+    partition: PartitionId
+    to: Incarnation
+    session: SessionId
+    epoch: int
+    slice: int
+    slices: int
+    attempt: str
+    count: int
+    digest: int
+    through: Position
+    producers: ProducersValue
+
+
+class Landed(Message, frozen=True, gc=False):
+    """The slice is durable here."""
+
+    partition: PartitionId
+    session: SessionId
+    slice: int
+
+
+class Denied(Message, frozen=True, gc=False):
+    """The session is closed here, or not open yet: stop."""
+
+    partition: PartitionId
+    session: SessionId
+    slice: int
+    why: str
+
+
+# --- the coordinator and nodes
+
+
+class Look(Message, frozen=True, gc=False):
+    """Look at the topology, and tell me where you are."""
+
+    generation: Revision
+
+
+class Seal(Message, frozen=True, gc=False):
+    """Stop serving for this one revision of the record, and say when you have finished."""
+
+    partition: PartitionId
+    revision: Revision
+
+
+class Verify(Message, frozen=True, gc=False):
+    """Take digests, yours and the targets', at one position."""
+
+    partition: PartitionId
+    session: SessionId
+
+
+class DropReplica(Message, frozen=True, gc=False):
+    """The record at this revision leaves this incarnation behind: drop it."""
+
+    partition: PartitionId
+    to: Incarnation
+    revision: Revision
+
+
+class ReplicaStatus(Struct, frozen=True, gc=False):
+    """Where one replica is."""
+
+    replica: Replica
+    epoch: int
+    """Durably promised: nothing older is accepted any more."""
+    last: Position
+    watermark: Position
+    open_epoch: int = 0
+    sealed: tuple[Revision, Position] | None = None
+    copied: SessionId | None = None
+    digest: tuple[SessionId, Position, int] | None = None
+    silent: tuple[Replica, ...] = ()
+    caught_up: tuple[tuple[Replica, Revision], ...] = ()
+    unreachable: tuple[Replica, ...] = ()
+    """Replicas that this owner's log no longer reaches back to."""
+
+
+class Status(Message, frozen=True, gc=False):
+    """Where a node is. Facts in it stay true while its lease lasts."""
+
+    node: NodeId
+    lease: LeaseId
+    sequence: int
+    generation: Revision
+    busy: dict[PartitionId, Revision]
+    """The oldest revision under which something of this partition still runs here."""
+    replicas: dict[PartitionId, tuple[ReplicaStatus, ...]]

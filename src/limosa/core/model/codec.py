@@ -1,0 +1,49 @@
+"""How is a record written down? One codec, readable JSON, for the metastore and for messages about it."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from limosa.core.model.intent import Intent, Request
+from limosa.core.model.topology import (
+    CoordinatorLease,
+    Layout,
+    Mark,
+    Node,
+    NodeLease,
+    Partition,
+    Record,
+    Table,
+    Zone,
+)
+from limosa.errors import BadInput
+
+AnyRecord: TypeAlias = (
+    Node
+    | Zone
+    | Table
+    | Layout
+    | Partition
+    | Intent
+    | Request
+    | NodeLease
+    | CoordinatorLease
+    | Mark
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(AnyRecord)
+
+
+def encode(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode(data: bytes) -> Record:
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise BadInput(
+            f"this is no record of Limosa: {error}",
+            "the key was written by something else, or by a newer version",
+        ) from error

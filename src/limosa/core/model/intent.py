@@ -1,0 +1,126 @@
+"""What should each partition be? `stable`, `pending`, `planned`, `cancel` and the last `change`.
+
+Every request of an operator, of the balancer or of the coordinator itself is a row; its revision is the
+trigger. What a trigger does to the intent is one table (BRANCHES): the seed of this protocol forgot two
+of its cells, and both were real bugs.
+"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.topology import Record, TransitionKind
+from limosa.errors import IllegalRequest
+
+RequestKind: TypeAlias = Literal[
+    "move", "rebuild", "volume_move", "repair", "cancel", "reverse", "complete"
+]
+
+
+class Placement(Struct, frozen=True, order=True):
+    """A place for a replica."""
+
+    node: NodeId
+    volume: str = ""
+
+
+class Assignment(Struct, frozen=True):
+    """What a partition should become, and since which trigger."""
+
+    kind: TransitionKind
+    placements: tuple[Placement, ...]
+    renewed: tuple[NodeId, ...] = ()
+    """Nodes whose replica is made anew although its place stays."""
+    hold_seconds: float = 0.0
+    trigger: Revision = 0
+
+    def same_goal(self, other: "Assignment") -> bool:
+        return replace(self, trigger=0) == replace(other, trigger=0)
+
+
+class Intent(Record, frozen=True):
+    """What one partition is meant to be."""
+
+    partition: PartitionId
+    stable: tuple[Placement, ...]
+    pending: Assignment | None = None
+    planned: Assignment | None = None
+    cancel: Revision | None = None
+    """The trigger of the pending assignment that is to be cancelled."""
+    change: Revision = 0
+
+
+class Request(Record, frozen=True):
+    """What somebody asks for; its key's revision is its trigger."""
+
+    id: str
+    kind: RequestKind
+    partition: PartitionId
+    placements: tuple[Placement, ...] = ()
+    renewed: tuple[NodeId, ...] = ()
+    hold_seconds: float = 0.0
+    cancels: Revision = 0
+    """For `cancel`: the trigger of the pending assignment that the caller saw."""
+    state: Literal["waiting", "done", "refused"] = "waiting"
+    answer: str = ""
+
+
+PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"
+
+# fmt: off
+BRANCHES: dict[tuple[str, bool], str] = {
+    # (pending is, stable is the new one) → what the new assignment becomes
+    ("empty", False): PENDING,
+    ("empty", True):  DROP_PLAN,     # nothing to do; an older plan must not outlive it
+    ("other", False): PLANNED,       # the latest wins
+    ("other", True):  PLANNED,       # back to where we were: after the pending one has ended
+    ("same",  False): DROP_PLAN,
+    ("same",  True):  DROP_PLAN,
+}
+# fmt: on
+
+
+def assign(intent: Intent, new: Assignment) -> Intent:
+    """Take one trigger into account; one that is not newer than the last changes nothing."""
+    if new.trigger <= intent.change:
+        return intent
+    if intent.pending is None:
+        pending_is = "empty"
+    else:
+        pending_is = "same" if intent.pending.same_goal(new) else "other"
+    branch = BRANCHES[pending_is, is_reached(intent, new)]
+    after = replace(intent, planned=None, change=new.trigger)
+    if branch == PENDING:
+        return replace(after, pending=new)
+    if branch == PLANNED:
+        return replace(after, planned=new)
+    return after
+
+
+def is_reached(intent: Intent, new: Assignment) -> bool:
+    """A repair or a renewed replica changes no place, so it is never reached already."""
+    return (
+        not new.renewed and new.kind != "repair" and sorted(intent.stable) == sorted(new.placements)
+    )
+
+
+def completed(intent: Intent, placements: tuple[Placement, ...]) -> Intent:
+    """The pending assignment holds: it is stable now, and the planned one is next."""
+    return replace(intent, stable=placements, cancel=None, pending=intent.planned, planned=None)
+
+
+def cancelled(intent: Intent) -> Intent:
+    """The pending assignment was given up: stable stays, and the planned one is next."""
+    return replace(intent, cancel=None, pending=intent.planned, planned=None)
+
+
+def with_cancel(intent: Intent, seen: Revision) -> Intent:
+    """Store the wish to cancel, but only for the assignment that the caller saw."""
+    if intent.pending is None or intent.pending.trigger != seen:
+        raise IllegalRequest(
+            f"{intent.partition} has no pending change of trigger {seen}",
+            "look again: it has ended, or another one runs by now",
+        )
+    return replace(intent, cancel=seen)

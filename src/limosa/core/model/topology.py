@@ -1,0 +1,174 @@
+"""Which nodes, zones, tables, layouts and partitions are there, and who holds what?"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from limosa.core.model.keys import (
+    TOKEN_END,
+    TOKEN_MIN,
+    Incarnation,
+    LeaseId,
+    NodeId,
+    PartitionId,
+    Revision,
+    SessionId,
+    TokenRange,
+    ZoneId,
+)
+from limosa.errors import InvalidLayout
+
+TransitionKind: TypeAlias = Literal["move", "rebuild", "volume_move", "repair"]
+
+
+class Record(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Something agreed upon; it lives under one key of the metastore."""
+
+
+class Node(Record, frozen=True):
+    """A member: a process that holds replicas on its volumes (`tokens=False`: it holds none)."""
+
+    id: NodeId
+    address: str = ""
+    rack: str = ""
+    datacenter: str = ""
+    state: str = "normal"
+    volumes: tuple[str, ...] = ("",)
+    tokens: bool = True
+
+
+class Zone(Record, frozen=True):
+    """Tables and streams that share one layout, a replica count and a filter on nodes."""
+
+    id: ZoneId
+    replica_count: int = 3
+    min_in_sync: int = 0
+    """0: a majority of the replicas."""
+    datacenters: tuple[str, ...] = ()
+
+    def needed_in_sync(self) -> int:
+        return self.min_in_sync or self.replica_count // 2 + 1
+
+
+class Table(Record, frozen=True):
+    """Keyed rows in a zone."""
+
+    name: str
+    zone: ZoneId
+    key: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...] = ()
+
+
+class Layout(Record, frozen=True):
+    """How one zone's partitions tile the token space; one with a gap or overlap can't be built."""
+
+    zone: ZoneId
+    version: int
+    starts: tuple[int, ...]
+    partitions: tuple[PartitionId, ...]
+
+    def __post_init__(self) -> None:
+        advice = "a layout's ranges must tile the token space exactly: mend the starts"
+        if not self.starts or len(self.starts) != len(self.partitions):
+            raise InvalidLayout(
+                f"{len(self.starts)} starts for {len(self.partitions)} partitions", advice
+            )
+        if self.starts[0] != TOKEN_MIN:
+            raise InvalidLayout(f"no partition holds the tokens below {self.starts[0]}", advice)
+        pairs = zip(self.starts, (*self.starts[1:], TOKEN_END), strict=True)
+        for (low, high), name in zip(pairs, self.partitions, strict=True):
+            if low >= high:
+                raise InvalidLayout(f"{name} overlaps its neighbour at token {high}", advice)
+        if len(set(self.partitions)) != len(self.partitions):
+            raise InvalidLayout("a partition is named twice", advice)
+
+    @classmethod
+    def of_ranges(
+        cls, zone: ZoneId, version: int, ranges: dict[PartitionId, TokenRange]
+    ) -> "Layout":
+        """Build a layout from ranges that somebody wrote down, and refuse a gap by its place."""
+        ordered = sorted(ranges.items(), key=lambda item: item[1].start)
+        for (left, held), (right, next_held) in zip(ordered, ordered[1:], strict=False):
+            if held.end != next_held.start:
+                what = "a gap" if held.end < next_held.start else "an overlap"
+                raise InvalidLayout(
+                    f"{what} between {left} (to {held.end}) and {right} (from {next_held.start})",
+                    "a layout's ranges must tile the token space exactly: mend the bounds",
+                )
+        if ordered and ordered[-1][1].end != TOKEN_END:
+            raise InvalidLayout(
+                f"no partition holds the tokens from {ordered[-1][1].end}",
+                f"extend {ordered[-1][0]} to the end of the token space",
+            )
+        return cls(zone, version, tuple(r.start for _, r in ordered), tuple(p for p, _ in ordered))
+
+    def range_of(self, index: int) -> TokenRange:
+        ends = (*self.starts[1:], TOKEN_END)
+        return TokenRange(self.starts[index], ends[index])
+
+
+class Replica(Struct, frozen=True, order=True):
+    """One copy of a partition on one volume of one node, under the id of what made it."""
+
+    node: NodeId
+    incarnation: Incarnation
+    volume: str = ""
+
+
+class Grant(Struct, frozen=True):
+    """Ownership at one epoch, given to one replica in one run (one lease) of its process."""
+
+    replica: Replica
+    lease: LeaseId
+
+
+class Transition(Struct, frozen=True):
+    """One recorded change of one partition."""
+
+    id: str
+    kind: TransitionKind
+    stage: str
+    targets: tuple[Replica, ...]
+    session: SessionId | None = None
+    hold_seconds: float = 0.0
+    released: bool = False
+    giving_up: str = ""
+    """Why it is being given up, in words; empty while it goes forward."""
+
+
+class Partition(Record, frozen=True):
+    """A token range of a zone, its replicas, who orders its writes, and what is changing."""
+
+    id: PartitionId
+    zone: ZoneId
+    range: TokenRange
+    replicas: tuple[Replica, ...]
+    in_sync: tuple[Replica, ...]
+    """Replicas without which nothing is acknowledged."""
+    epoch: int = 0
+    """0: never owned, so its replicas may still be made from nothing."""
+    owner: Grant | None = None
+    """None: an election at this epoch is under way."""
+    fence: Revision = 0
+    """Requests that were started under an older generation are refused."""
+    transition: Transition | None = None
+
+
+class NodeLease(Record, frozen=True):
+    """A node is alive, in this run; the key goes with the lease."""
+
+    node: NodeId
+    lease: LeaseId
+
+
+class CoordinatorLease(Record, frozen=True):
+    """Who advances transitions; the key goes with the lease."""
+
+    holder: str
+    lease: LeaseId
+
+
+class Mark(Record, frozen=True):
+    """Written with every change of the topology: its revision is the generation."""
+
+    why: str = ""

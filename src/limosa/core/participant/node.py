@@ -1,0 +1,808 @@
+"""What does a node do now? It keeps its lease, follows the topology, and serves what is its own.
+
+A node acts on its *applied* topology only. Calls say "look" or name the revision, session or incarnation
+that they are about; one that is about the past changes nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+from limosa.core import routing
+from limosa.core.effects import (
+    AcquireLease,
+    AppendEntries,
+    ApplySlice,
+    BeginLog,
+    CreateReplica,
+    DiscardReplica,
+    Effect,
+    LookUp,
+    ReadSlice,
+    ReadTopology,
+    RenewLease,
+    Send,
+    StoreEpoch,
+    Surprise,
+    TruncateLog,
+)
+from limosa.core.events import (
+    CollectionDue,
+    DigestTaken,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    NodeEvent,
+    Received,
+    RowsRead,
+    SliceRead,
+    Started,
+    Stored,
+    Ticked,
+    TopologyRead,
+)
+from limosa.core.machines.catalogue import ALLOW
+from limosa.core.machines.machine import Work
+from limosa.core.messages import (
+    Acked,
+    Answer,
+    Chunk,
+    Denied,
+    DropReplica,
+    End,
+    Fetch,
+    Fetched,
+    Found,
+    Landed,
+    Look,
+    Message,
+    Probe,
+    Probed,
+    Read,
+    Redirect,
+    Refuse,
+    ReplicaMessage,
+    ReplicaStatus,
+    Replicate,
+    Seal,
+    Status,
+    Unheld,
+    Verify,
+    Wait,
+    Write,
+)
+from limosa.core.model.changes import Topology
+from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position, Revision
+from limosa.core.model.topology import Partition, Replica
+from limosa.core.participant.held import Held
+from limosa.core.participant.owner import Lease, Owner
+from limosa.core.participant.settings import Settings
+
+_STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
+
+
+class Participant:
+    """The brain of one node, in one run of its process."""
+
+    def __init__(self, node: NodeId, settings: Settings) -> None:
+        self.node = node
+        self.settings = settings
+        self.topology = Topology()
+        self.lease: Lease | None = None
+        self.held: dict[tuple[PartitionId, Incarnation], Held] = {}
+        self.owners: dict[PartitionId, Owner] = {}
+        self.out: list[Effect] = []
+        self._tickets = count(1)
+        self._stored: deque[tuple[int, Callable[[float], None]]] = deque()
+        self._slices: dict[int, tuple[Held, Fetch, str]] = {}
+        self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
+        self._ahead: list[Received] = []
+        """Requests by senders that know a newer topology: they wait until it is applied."""
+        self._coordinator: str | None = None
+        self._asked_at = -1e9
+        self._renewed_at = -1e9
+        self._refreshed_at = -1e9
+        self._ticked_at = -1e9
+        self._sequence = 0
+        self._changed = False
+        self._on_event: dict[type, Callable[..., None]] = {
+            Received: self._received,
+            Ticked: self._tick,
+            TopologyRead: self._topology_read,
+            LeaseGranted: self._lease_granted,
+            LeaseRenewed: self._lease_renewed,
+            LeaseEnded: self._lease_ended,
+            Stored: self._stored_up_to,
+            RowsRead: self._rows_read,
+            SliceRead: self._slice_read,
+            DigestTaken: self._digest_taken,
+            CollectionDue: self._collection_due,
+            Started: self._started,
+        }
+        self._on_message: dict[type, Callable[..., None]] = {
+            Read: self._read,
+            Probe: self._replica_message,
+            Replicate: self._replica_message,
+            Probed: self._peer_message,
+            Acked: self._peer_message,
+            Unheld: self._peer_message,
+            Fetch: self._fetch,
+            Chunk: self._chunk,
+            End: self._end,
+            Look: self._look,
+            Seal: self._seal,
+            Verify: self._verify,
+            DropReplica: self._drop_replica,
+        }
+
+    def handle(self, now: float, event: NodeEvent) -> list[Effect]:
+        self.out = []
+        self._on_event[type(event)](now, event)
+        if self._changed and self._coordinator is not None and self.lease is not None:
+            self._changed = False
+            self._send(self._coordinator, self._status(now))
+        return self.out
+
+    # --- the process and its lease
+
+    def _started(self, now: float, event: Started) -> None:
+        for stored in event.held:
+            self.held[stored.partition, stored.replica.incarnation] = Held.restored(stored)
+
+    def _tick(self, now: float, event: Ticked) -> None:
+        if self.lease is None:
+            if now - self._asked_at > self.settings.lease_seconds:
+                self._asked_at = now
+                self.out.append(AcquireLease())
+        elif now - self._renewed_at >= self.settings.heartbeat_seconds:
+            self._renewed_at = now
+            self.out.append(RenewLease(self.lease.id))
+        if now - self._refreshed_at >= self.settings.refresh_seconds:
+            self._refresh(now)
+        if now - self._ticked_at >= self.settings.resend_seconds:
+            self._ticked_at = now
+            for owner in self.owners.values():
+                owner.tick(now)
+                self._collect_from(owner)
+                self._changed |= bool(owner.proposed or owner.silent(now))
+
+    def _refresh(self, now: float) -> None:
+        self._refreshed_at = now
+        self.out.append(ReadTopology())
+
+    def _lease_granted(self, now: float, event: LeaseGranted) -> None:
+        self._forget_run()
+        self.lease = Lease(event.lease, event.revision)
+        self.lease.extend(event.sent_at, self.settings)
+        self._renewed_at = event.sent_at
+        self._refresh(now)
+
+    def _lease_renewed(self, now: float, event: LeaseRenewed) -> None:
+        if self.lease is not None and self.lease.id == event.lease:
+            self.lease.extend(event.sent_at, self.settings)
+            for owner in self.owners.values():
+                owner.commit(now)
+                self._collect_from(owner)
+
+    def _lease_ended(self, now: float, event: LeaseEnded) -> None:
+        if self.lease is not None and self.lease.id == event.lease:
+            self._forget_run()
+            self._asked_at = -1e9
+
+    def _forget_run(self) -> None:
+        """Requests, permits and ownership end with the lease that they were begun under."""
+        self.lease = None
+        self._ahead.clear()
+        self.owners.clear()
+        for held in self.held.values():
+            held.reads.clear()
+            held.forget_copy()
+
+    def _holds(self, now: float) -> bool:
+        return self.lease is not None and self.lease.holds(now)
+
+    # --- the topology
+
+    def _topology_read(self, now: float, event: TopologyRead) -> None:
+        if self._is_newer(event.topology):
+            before = self.topology
+            self.topology = event.topology
+            self._changed = True
+            for partition in event.topology.partitions:
+                if event.topology.revision_of(partition) != before.revision_of(partition):
+                    self._apply(now, partition)
+        if self.lease is not None and not self.lease.registered and self._is_fresh(event.revision):
+            self._register(now)
+        waiting, self._ahead = self._ahead, []
+        for received in waiting:
+            self._received(now, received)
+
+    def _is_newer(self, topology: Topology) -> bool:
+        return topology.generation > self.topology.generation
+
+    def _is_fresh(self, revision: Revision) -> bool:
+        """Only a topology from after the new lease shows what happened while there was none."""
+        return self.lease is not None and revision >= self.lease.revision
+
+    def _register(self, now: float) -> None:
+        """Apply everything as if for the first time, and drop what the topology does not name."""
+        assert self.lease is not None
+        self.lease.registered = True
+        self._changed = True
+        for partition in {partition: None for partition, _ in self.held} | dict.fromkeys(
+            self.topology.partitions
+        ):
+            self._apply(now, partition)
+
+    def _apply(self, now: float, partition: PartitionId) -> None:
+        record = self.topology.partitions.get(partition)
+        named = (
+            [] if record is None else [r for r in routing.everywhere(record) if r.node == self.node]
+        )
+        mine = [held for (of, _), held in self.held.items() if of == partition]
+        for held in mine:
+            if held.replica not in named:
+                self._discard(held)
+        if record is None:
+            return
+        revision = self.topology.revision_of(partition)
+        for replica in named:
+            here = self.held.get((partition, replica.incarnation))
+            if here is not None:
+                self._adopt(now, here, record, revision)
+            elif self._may_create(record, replica):
+                self._create(record, replica)
+
+    def _may_create(self, record: Partition, replica: Replica) -> bool:
+        """Only what was never used is made from nothing; anything else that is missing is lost."""
+        if record.transition is None:
+            return record.epoch == 0
+        return record.transition.stage == ALLOW and replica in routing.new_only(record)
+
+    def _create(self, record: Partition, replica: Replica) -> None:
+        key = (record.id, replica.incarnation)
+        for (partition, _), held in list(self.held.items()):
+            if partition == record.id and held.replica not in record.in_sync:
+                self._discard(held)
+        held = self._empty(record, replica)
+        self.held[key] = held
+        ticket = next(self._tickets)
+        held.appending[ticket] = (held.revision, held.last)
+        self.out.append(CreateReplica(record.id, replica.incarnation, ticket, replica.volume))
+        self._promise(held, record.epoch)
+
+    def _empty(self, record: Partition, replica: Replica) -> Held:
+        held = Held(record.id, replica)
+        held.revision = self.topology.revision_of(record.id)
+        return held
+
+    def _discard(self, held: Held) -> None:
+        key = (held.partition, held.replica.incarnation)
+        self._disown(held)
+        self.held.pop(key)
+        self._discarding[key] = held.replica
+        ticket = self._when_stored(lambda now: self._discarded(key))
+        self.out.append(DiscardReplica(*key, ticket))
+
+    def _discarded(self, key: tuple[PartitionId, Incarnation]) -> None:
+        self._discarding.pop(key, None)
+        self._changed = True
+
+    def _adopt(self, now: float, held: Held, record: Partition, revision: Revision) -> None:
+        held.revision = revision
+        self._promise(held, record.epoch)
+        session = None if record.transition is None else record.transition.session
+        if held.session != session:
+            held.session = session
+            held.forget_copy()
+        if self._is_mine(record, held.replica):
+            self._own(now, held, record, revision)
+        else:
+            self._disown(held)
+
+    def _promise(self, held: Held, epoch: int) -> None:
+        """Nothing of an older epoch is accepted from now on; the promise counts when it is durable."""
+        if epoch > held.epoch:
+            held.epoch = epoch
+            ticket = self._when_stored(lambda now: self._promised(held, epoch))
+            self.out.append(StoreEpoch(held.partition, held.replica.incarnation, ticket, epoch))
+
+    def _promised(self, held: Held, epoch: int) -> None:
+        held.epoch_durable = max(held.epoch_durable, epoch)
+        self._changed = True
+
+    def _is_mine(self, record: Partition, replica: Replica) -> bool:
+        """An epoch is granted to one run of one process: another lease is another run."""
+        grant = record.owner
+        return (
+            grant is not None
+            and grant.replica == replica
+            and self.lease is not None
+            and grant.lease == self.lease.id
+        )
+
+    def _own(self, now: float, held: Held, record: Partition, revision: Revision) -> None:
+        assert self.lease is not None
+        owner = self.owners.get(held.partition)
+        if owner is None or owner.epoch != record.epoch or owner.held is not held:
+            owner = Owner(held, record, self.lease, self._tickets, self.settings)
+            self.owners[held.partition] = owner
+        owner.adopt(now, record, revision)
+        self._collect_from(owner)
+
+    def _disown(self, held: Held) -> None:
+        owner = self.owners.get(held.partition)
+        if owner is None or owner.held is not held:
+            return
+        del self.owners[held.partition]
+        for pending in owner.pending:
+            self._send(pending.client, self._redirect(held.partition, pending.answer.id, False))
+        for _, read, client in held.reads.values():
+            self._send(client, self._redirect(held.partition, read.id))
+        held.reads.clear()
+
+    # --- messages
+
+    def _received(self, now: float, event: Received) -> None:
+        message = event.message
+        if type(message) is Write:
+            self._write(now, event.sender, message, event.found)
+        elif self._knows_more(message):
+            self._ahead.append(event)
+            self._refresh(now)
+        else:
+            self._on_message[type(message)](now, event.sender, message)
+
+    def _knows_more(self, message: Message) -> bool:
+        """Its sender acted on a newer record than ours: we must catch up before we judge it."""
+        if type(message) not in _STAMPED:
+            return False
+        newer: bool = message.revision > self.topology.revision_of(message.partition)  # type: ignore[attr-defined]
+        return newer
+
+    def _send(self, to: str, message: Message) -> None:
+        self.out.append(Send(to, message))
+
+    def _collect_from(self, owner: Owner) -> None:
+        """What the owner wants done; and whether the coordinator should hear of it."""
+        if owner.out:
+            self.out += owner.out
+            owner.out = []
+        held = owner.held
+        if (owner.open, owner.seal_report()) != owner.told:
+            owner.told = (owner.open, owner.seal_report())
+            self._changed = True
+        self.out += held.trim(self.settings.entries_kept)
+
+    def _serving(self, now: float, partition: PartitionId) -> Owner | None:
+        """The owner here, if it may serve: granted, open, not sealed, and its lease holds."""
+        owner = self.owners.get(partition)
+        if owner is None or not owner.open or owner.sealed is not None or not self._holds(now):
+            return None
+        return owner
+
+    # --- clients
+
+    def _write(self, now: float, sender: str, message: Write, found: Position) -> None:
+        answer: Answer | None = self._misrouted(now, message)
+        if answer is None:
+            owner = self._serving(now, message.partition)
+            assert owner is not None
+            zone = self.topology.zones[owner.record.zone]
+            there = len(routing.electable(owner.record))
+            if there < zone.needed_in_sync():
+                answer = Refuse(
+                    message.id, f"{there} replicas in sync, {zone.needed_in_sync()} needed"
+                )
+            else:
+                answer = owner.write(now, sender, message, found)
+            self._collect_from(owner)
+        if answer is not None:
+            self._send(sender, answer)
+
+    def _version(self, partition: PartitionId) -> int:
+        record = self.topology.partitions.get(partition)
+        layout = None if record is None else self.topology.layouts.get(record.zone)
+        return 0 if layout is None else layout.version
+
+    def _misrouted(self, now: float, message: Write | Read) -> Answer | None:
+        version = self._version(message.partition)
+        if message.version > version:
+            self._refresh(now)
+            return Wait(message.id, "routed by a layout that this node has not applied yet")
+        if self._is_stale(message, version):
+            return self._redirect(message.partition, message.id)
+        owner = self._serving(now, message.partition)
+        if owner is not None and message.epoch <= owner.epoch:
+            return None
+        record = self.topology.partitions.get(message.partition)
+        if record is not None and (record.owner is None or record.owner.replica.node == self.node):
+            return Wait(message.id, "its owner is not open yet")
+        return self._redirect(message.partition, message.id)
+
+    def _is_stale(self, message: Write | Read, version: int) -> bool:
+        return message.version < version
+
+    def _redirect(self, partition: PartitionId, request: str, definite: bool = True) -> Redirect:
+        record = self.topology.partitions.get(partition)
+        owner = None if record is None or record.owner is None else record.owner.replica.node
+        version = self._version(partition)
+        return Redirect(request, owner, version, self.topology.generation, definite)
+
+    def _read(self, now: float, sender: str, message: Read) -> None:
+        if message.eventual:
+            held = self._readable(message)
+            if held is None:
+                self._send(sender, self._redirect(message.partition, message.id))
+                return
+        else:
+            answer = self._misrouted(now, message)
+            if answer is not None:
+                self._send(sender, answer)
+                return
+            owner = self._serving(now, message.partition)
+            assert owner is not None
+            held = owner.held
+        ticket = next(self._tickets)
+        held.reads[ticket] = (held.revision, message, sender)
+        self.out.append(LookUp(held.partition, held.replica.incarnation, ticket, message.keys))
+
+    def _readable(self, message: Read) -> Held | None:
+        """An eventual read is served by either side, unless it was begun before the fence."""
+        record = self.topology.partitions.get(message.partition)
+        if record is None or message.revision < record.fence:
+            return None
+        complete = [r for r in routing.everywhere(record) if r in self._complete(record)]
+        for replica in complete:
+            held = self.held.get((message.partition, replica.incarnation))
+            if replica.node == self.node and held is not None and held.epoch_durable:
+                return held
+        return None
+
+    def _complete(self, record: Partition) -> tuple[Replica, ...]:
+        """Replicas that hold everything: the side that is read, and the one that was until now."""
+        stage = routing.stage_of(record)
+        if stage is not None and stage.session:
+            return record.replicas
+        return routing.written(record) if stage is None or stage.name != ALLOW else record.replicas
+
+    def _rows_read(self, now: float, event: RowsRead) -> None:
+        for held in self.held.values():
+            running = held.reads.pop(event.ticket, None)
+            if running is None:
+                continue
+            _, message, client = running
+            if message.eventual or self._may_answer(now, held):
+                self._send(client, Found(message.id, event.rows))
+            else:
+                self._send(client, self._redirect(held.partition, message.id))
+            owner = self.owners.get(held.partition)
+            if owner is not None:
+                self._collect_from(owner)
+            self._changed |= self._in_transition(held.partition)
+            return
+
+    def _may_answer(self, now: float, held: Held) -> bool:
+        """Checked after the value was taken: then it was the newest when it was taken."""
+        owner = self.owners.get(held.partition)
+        return self._holds(now) and owner is not None and owner.held is held
+
+    def _in_transition(self, partition: PartitionId) -> bool:
+        """Then the coordinator may wait for what runs here."""
+        record = self.topology.partitions.get(partition)
+        return record is not None and record.transition is not None
+
+    # --- replicas
+
+    def _replica_message(self, now: float, sender: str, message: ReplicaMessage) -> None:
+        held = self.held.get((message.partition, message.to))
+        why = self._objection(held, message)
+        if held is None or why:
+            replica = Replica(self.node, message.to) if held is None else held.replica
+            named = self._named(message.partition, message.to) or replica
+            self._send(sender, Unheld(message.partition, named, message.epoch, why))
+        elif isinstance(message, Probe):
+            self._send(sender, self._probed(held, message, held.last))
+        else:
+            assert isinstance(message, Replicate)
+            self._replicate(now, sender, held, message)
+
+    def _named(self, partition: PartitionId, incarnation: Incarnation) -> Replica | None:
+        record = self.topology.partitions.get(partition)
+        for replica in () if record is None else routing.everywhere(record):
+            if replica.incarnation == incarnation and replica.node == self.node:
+                return replica
+        return None
+
+    def _objection(self, held: Held | None, message: ReplicaMessage) -> str:
+        if held is None:
+            dropped = self._named(message.partition, message.to) is None
+            dropped |= (message.partition, message.to) in self._discarding
+            record = self.topology.partitions.get(message.partition)
+            stage = None if record is None else routing.stage_of(record)
+            dropped |= stage is not None and (
+                Work.DROP_OLD in stage.work or Work.DROP_NEW in stage.work
+            )
+            return "dropped" if dropped else "lost"
+        if not self._is_current(held, message):
+            return "stale epoch"
+        if message.revision < self.topology.partitions[message.partition].fence:
+            return "fenced"
+        return ""
+
+    def _is_current(self, held: Held, message: ReplicaMessage) -> bool:
+        return message.epoch >= held.epoch
+
+    def _probed(self, held: Held, message: ReplicaMessage, last: Position) -> Probed:
+        return Probed(held.partition, held.replica, message.epoch, last, held.begun)
+
+    def _replicate(self, now: float, sender: str, held: Held, message: Replicate) -> None:
+        incarnation = held.replica.incarnation
+        if message.how == "begin":
+            if held.begun != message.epoch:
+                held.begin(message.previous, message.epoch)
+                self.out.append(
+                    BeginLog(
+                        held.partition,
+                        incarnation,
+                        next(self._tickets),
+                        message.previous,
+                        message.epoch,
+                    )
+                )
+            held.matched = message.epoch
+        elif message.how == "match" and held.matched != message.epoch:
+            common = held.nearest(message.previous)
+            if common != message.previous:
+                self._send(sender, self._probed(held, message, -1 if common is None else common))
+                return
+            self._cut(held, common)
+            held.matched = message.epoch
+        elif held.matched != message.epoch:
+            self._send(sender, Unheld(held.partition, held.replica, message.epoch, "unmatched"))
+            return
+        if message.previous > held.last:
+            self._send(sender, self._probed(held, message, held.last))
+            return
+        self._take(now, sender, held, message)
+
+    def _cut(self, held: Held, to: Position) -> None:
+        if to == held.last:
+            return
+        if to < held.watermark:
+            self.out.append(Surprise(held.partition, "an owner without committed rows"))
+        held.truncate(to)
+        self.out.append(
+            TruncateLog(held.partition, held.replica.incarnation, next(self._tickets), to)
+        )
+
+    def _take(self, now: float, sender: str, held: Held, message: Replicate) -> None:
+        new = tuple(entry for entry in message.entries if self._is_new(held, entry.at))
+        if new:
+            for entry in new:
+                held.append(entry)
+            ticket = self._when_stored(lambda now: self._appended(held, sender, message.epoch))
+            held.appending[ticket] = (message.revision, held.last)
+            self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
+        else:
+            self._send(sender, Acked(held.partition, held.replica, message.epoch, held.durable))
+        if message.check is not None and message.check[0] == held.copied:
+            held.check = message.check
+        self.out += held.advance(max(held.watermark, min(message.watermark, held.last)))
+        self.out += held.trim(self.settings.entries_kept)
+
+    def _is_new(self, held: Held, at: Position) -> bool:
+        return at > held.last
+
+    def _appended(self, held: Held, sender: str, epoch: int) -> None:
+        if held.matched == epoch:
+            self._send(sender, Acked(held.partition, held.replica, epoch, held.durable))
+
+    def _peer_message(self, now: float, sender: str, message: Probed | Acked | Unheld) -> None:
+        owner = self.owners.get(message.partition)
+        if owner is None:
+            return
+        if isinstance(message, Acked):
+            owner.acked(now, message)
+        elif isinstance(message, Probed):
+            owner.probed(now, message)
+        else:
+            owner.unheld(now, message)
+        self._collect_from(owner)
+
+    # --- volumes
+
+    def _when_stored(self, then: Callable[[float], None]) -> int:
+        ticket = next(self._tickets)
+        self._stored.append((ticket, then))
+        return ticket
+
+    def _stored_up_to(self, now: float, event: Stored) -> None:
+        for held in self.held.values():
+            if held.appending and held.stored(event.ticket):
+                self._changed |= held.epoch == 0 or self._in_transition(held.partition)
+        while self._stored and self._stored[0][0] <= event.ticket:
+            self._stored.popleft()[1](now)
+        for owner in self.owners.values():
+            owner.commit(now)
+            self._collect_from(owner)
+
+    def _digest_taken(self, now: float, event: DigestTaken) -> None:
+        held = self.held.get((event.partition, event.incarnation))
+        if held is not None and held.check is not None and held.check[1] == event.at:
+            held.digest = (held.check[0], event.at, event.digest)
+            held.check = None
+            self._changed = True
+
+    def _collection_due(self, now: float, event: CollectionDue) -> None:
+        owner = self._serving(now, event.partition)
+        if owner is not None:
+            owner.collect()
+            self._collect_from(owner)
+
+    # --- copying
+
+    def _permit(self, partition: PartitionId, session: str, epoch: int) -> bool:
+        """The session is open, at this epoch, and its stage is one that moves data."""
+        record = self.topology.partitions.get(partition)
+        stage = None if record is None else routing.stage_of(record)
+        if record is None or record.transition is None or stage is None:
+            return False
+        moves_data = Work.COPY in stage.work or Work.REPAIR in stage.work
+        return moves_data and record.transition.session == session and record.epoch == epoch
+
+    def _fetch(self, now: float, sender: str, message: Fetch) -> None:
+        owner = self._serving(now, message.partition)
+        if owner is None or not self._permit(message.partition, message.session, message.epoch):
+            self._deny(sender, message, "the source does not own this partition in this session")
+            return
+        ticket = next(self._tickets)
+        self._slices[ticket] = (owner.held, message, sender)
+        self.out.append(
+            ReadSlice(
+                message.partition,
+                owner.held.replica.incarnation,
+                ticket,
+                message.slice,
+                message.slices,
+            )
+        )
+
+    def _slice_read(self, now: float, event: SliceRead) -> None:
+        held, message, sender = self._slices.pop(event.ticket)
+        fetched = Fetched(
+            message.partition,
+            message.session,
+            message.slice,
+            event.rows,
+            event.through,
+            held.producers.value(event.through),
+        )
+        self._send(sender, fetched)
+
+    def _chunk(self, now: float, sender: str, message: Chunk) -> None:
+        held = self.held.get((message.partition, message.to))
+        if held is None or not self._permit(message.partition, message.session, message.epoch):
+            self._deny(sender, message, "no open session")
+            return
+        held.chunks.setdefault((message.session, message.slice, message.attempt), []).append(
+            message
+        )
+
+    def _end(self, now: float, sender: str, message: End) -> None:
+        held = self.held.get((message.partition, message.to))
+        if held is None or not self._permit(message.partition, message.session, message.epoch):
+            self._deny(sender, message, "no open session")
+            return
+        parts = held.chunks.pop((message.session, message.slice, message.attempt), [])
+        problem = self._incomplete(held, message, parts)
+        if problem:
+            self._deny(sender, message, problem)
+            return
+        held.producers.unite(message.producers)
+        ticket = self._when_stored(lambda now: self._landed(held, sender, message, ticket))
+        held.permits[ticket] = message.session
+        rows = tuple(part.rows for part in parts)
+        self.out.append(
+            ApplySlice(held.partition, held.replica.incarnation, ticket, rows, message.producers)
+        )
+
+    def _incomplete(self, held: Held, message: End, parts: list[Chunk]) -> str:
+        if not parts or sum(len(part.rows) for part in parts) != message.count:
+            return "rows are missing"
+        if sum(part.rows.digest() for part in parts) != message.digest:
+            return "the digest differs"
+        if message.through < held.first and held.begun == message.epoch:
+            return "the copy is older than where this replica begins"
+        return ""
+
+    def _landed(self, held: Held, sender: str, message: End, ticket: int) -> None:
+        """Durable. It counts only if the session is still open."""
+        del held.permits[ticket]
+        self._changed = True
+        if not self._permit(message.partition, message.session, message.epoch):
+            return
+        held.landed.add((message.session, message.slice))
+        self._send(sender, Landed(message.partition, message.session, message.slice))
+        if all((message.session, number) in held.landed for number in range(message.slices)):
+            held.copied = message.session
+
+    def _deny(self, sender: str, message: Fetch | Chunk | End, why: str) -> None:
+        self._send(sender, Denied(message.partition, message.session, message.slice, why))
+
+    # --- the coordinator
+
+    def _look(self, now: float, sender: str, message: Look) -> None:
+        self._coordinator = sender
+        if message.generation > self.topology.generation:
+            self._refresh(now)
+        if self.lease is not None:
+            self._send(sender, self._status(now))
+
+    def _seal(self, now: float, sender: str, message: Seal) -> None:
+        owner = self._serving(now, message.partition)
+        if owner is not None:
+            owner.seal(now, message.revision)
+            self._collect_from(owner)
+
+    def _verify(self, now: float, sender: str, message: Verify) -> None:
+        owner = self._serving(now, message.partition)
+        if owner is not None:
+            owner.verify(message.session)
+            self._collect_from(owner)
+
+    def _drop_replica(self, now: float, sender: str, message: DropReplica) -> None:
+        held = self.held.get((message.partition, message.to))
+        if held is not None and message.revision == self.topology.revision_of(message.partition):
+            record = self.topology.partitions[message.partition]
+            if held.replica not in routing.written(record):
+                self._discard(held)
+
+    def _status(self, now: float) -> Status:
+        assert self.lease is not None
+        self._sequence += 1
+        replicas: dict[PartitionId, list[ReplicaStatus]] = {}
+        busy: dict[PartitionId, Revision] = {}
+        for (partition, _), held in self.held.items():
+            record = self.topology.partitions.get(partition)
+            change = None if record is None else record.transition
+            oldest = held.oldest_work(None if change is None else change.session)
+            if oldest is not None:
+                busy[partition] = min(oldest, busy.get(partition, oldest))
+            if held.epoch_durable or not held.appending:
+                replicas.setdefault(partition, []).append(self._replica_status(now, held))
+        for partition, _ in self._discarding:
+            busy[partition] = 0
+        return Status(
+            self.node,
+            self.lease.id,
+            self._sequence,
+            self.topology.generation if self.lease.registered else 0,
+            busy,
+            {partition: tuple(all_of) for partition, all_of in replicas.items()},
+        )
+
+    def _replica_status(self, now: float, held: Held) -> ReplicaStatus:
+        owner = self.owners.get(held.partition)
+        if owner is None or owner.held is not held:
+            return ReplicaStatus(
+                held.replica,
+                held.epoch_durable,
+                held.last,
+                held.watermark,
+                copied=held.copied,
+                digest=held.digest,
+            )
+        return ReplicaStatus(
+            held.replica,
+            held.epoch_durable,
+            held.last,
+            held.watermark,
+            owner.epoch if owner.open and self._holds(now) else 0,
+            owner.seal_report(),
+            held.copied,
+            held.digest,
+            owner.silent(now),
+            tuple((replica, owner.revision) for replica in owner.proposed),
+            tuple(peer.replica for peer in owner.peers.values() if not peer.reachable),
+        )

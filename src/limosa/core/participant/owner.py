@@ -1,0 +1,406 @@
+"""What does an owner do? It orders writes, makes every replica of the write set hold them, and commits.
+
+One rule covers an ordinary write, a stage that moved on in the middle of one, and a failover: the
+watermark is what *today's* write set holds durably. A row is acknowledged when the watermark has passed
+it, and read from then on.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from limosa.core import routing
+from limosa.core.effects import AppendEntries, Effect, MakeCommit, Send, Surprise
+from limosa.core.messages import (
+    Acked,
+    Answer,
+    Mismatched,
+    Probe,
+    Probed,
+    Refuse,
+    Replicate,
+    Unheld,
+    Wait,
+    Write,
+    Written,
+)
+from limosa.core.model.changes import Commit, Put, lease_key, partition_key
+from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, position
+from limosa.core.model.rows import Entry, Rows
+from limosa.core.model.topology import Partition, Replica
+from limosa.core.participant.held import Held
+from limosa.core.participant.settings import Settings
+
+
+class Lease:
+    """This run of this process is alive, as long as renewals succeed."""
+
+    __slots__ = ("id", "registered", "revision", "valid_until")
+
+    def __init__(self, id: LeaseId, revision: Revision) -> None:
+        self.id = id
+        self.revision = revision
+        self.valid_until = 0.0
+        self.registered = False
+        """A topology at or after the lease's revision was applied."""
+
+    def extend(self, sent_at: float, settings: Settings) -> None:
+        """Time runs from the *sending* of the renewal, and ends a margin before the metastore's."""
+        until = sent_at + settings.lease_seconds * (1 - settings.lease_margin)
+        self.valid_until = max(self.valid_until, until)
+
+    def holds(self, now: float) -> bool:
+        return self.registered and now < self.valid_until
+
+
+class Peer:
+    """What the owner knows of another replica, in this epoch."""
+
+    __slots__ = ("acked", "matched", "reachable", "replica", "sent", "since", "told")
+
+    def __init__(self, replica: Replica, now: float) -> None:
+        self.replica = replica
+        self.matched = False
+        self.reachable = True
+        """False: it needs entries that this log no longer has."""
+        self.sent: Position = 0
+        self.acked: Position = 0
+        self.told: Position = 0
+        """The watermark that it was last sent."""
+        self.since = now
+        """When it last owed nothing, or made progress."""
+
+
+class Pending(Struct, gc=False):
+    """A client that waits for the watermark."""
+
+    at: Position
+    client: str
+    answer: Answer
+
+
+class Owner:
+    """One replica's ownership: one epoch, one run of one process."""
+
+    def __init__(
+        self,
+        held: Held,
+        record: Partition,
+        lease: Lease,
+        tickets: Iterator[int],
+        settings: Settings,
+    ) -> None:
+        self.held = held
+        self.record = record
+        self.revision: Revision = 0
+        self.lease = lease
+        self.tickets = tickets
+        self.settings = settings
+        self.epoch = record.epoch
+        self.open = False
+        self.counter = 0
+        self.peers: dict[Replica, Peer] = {}
+        self.pending: deque[Pending] = deque()
+        self.sealed: Revision | None = None
+        self.sealed_at = 0.0
+        self.proposed: dict[Replica, float] = {}
+        """Replicas that the next commit may put in sync again: acks wait for them already."""
+        self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
+        """What the coordinator was last told of."""
+        self.out: list[Effect] = []
+
+    # --- the record
+
+    def adopt(self, now: float, record: Partition, revision: Revision) -> None:
+        """Another revision of the record: other peers perhaps, and every seal and proposal is void."""
+        self.record = record
+        self.revision = revision
+        self.sealed = self.unsealed()
+        self.proposed.clear()
+        wanted = [r for r in routing.written(record) if r != self.held.replica]
+        self.peers = {r: self.peers.get(r) or Peer(r, now) for r in wanted}
+        for peer in self.peers.values():
+            peer.since = now
+            if not peer.matched:
+                self.probe(peer)
+        self.commit(now)
+
+    def unsealed(self) -> Revision | None:
+        """A seal is for one revision of the record: any commit lifts it."""
+        return None
+
+    def required(self) -> list[Replica]:
+        """Today's write set, and those whom a commit may add to it without us knowing yet."""
+        return [*routing.writers(self.record), *self.proposed]
+
+    # --- making replicas equal
+
+    def probe(self, peer: Peer) -> None:
+        self._send(
+            peer, Probe(self.held.partition, peer.replica.incarnation, self.epoch, self.revision)
+        )
+
+    def probed(self, now: float, message: Probed) -> None:
+        peer = self.peers.get(message.replica)
+        if peer is None or message.epoch != self.epoch:
+            return
+        if self.must_begin(peer.replica, message.begun):
+            base = self.held.watermark
+            self.replicate(peer, base, "begin")
+            return
+        common = self.held.nearest(message.last)
+        if common is None:
+            peer.reachable = False
+            return
+        if not (peer.matched and message.last >= peer.acked):
+            peer.matched = False
+            self.replicate(peer, common, "match")
+        else:
+            self.replicate(peer, message.last)
+
+    def must_begin(self, replica: Replica, begun: int) -> bool:
+        """A replica that is still being filled starts from nothing in every epoch."""
+        stage = routing.stage_of(self.record)
+        filling = stage is not None and stage.session
+        return filling and begun != self.epoch and replica in routing.new_only(self.record)
+
+    def replicate(self, peer: Peer, previous: Position, how: str = "append") -> None:
+        held = self.held
+        check = held.check if how == "append" else None
+        message = Replicate(
+            held.partition,
+            peer.replica.incarnation,
+            self.epoch,
+            self.revision,
+            previous,
+            held.after(previous),
+            held.watermark,
+            how,
+            check,
+        )
+        peer.sent = held.last
+        peer.told = held.watermark
+        self._send(peer, message)
+
+    def acked(self, now: float, message: Acked) -> None:
+        peer = self.peers.get(message.replica)
+        if peer is None or message.epoch != self.epoch:
+            return
+        peer.matched = True
+        if message.position > peer.acked:
+            peer.acked = message.position
+            peer.since = now
+        self.commit(now)
+
+    def unheld(self, now: float, message: Unheld) -> None:
+        peer = self.peers.get(message.replica)
+        if peer is None or message.epoch != self.epoch:
+            return
+        if message.why == "unmatched":
+            peer.matched = False
+            self.probe(peer)
+        elif message.why in ("fenced", "dropped") and message.replica in self.required():
+            # Every process is at most one stage away, so nobody refuses what we still have to send.
+            self.out.append(
+                Surprise(
+                    self.held.partition, f"{message.replica.node} refused its owner: {message.why}"
+                )
+            )
+
+    # --- writing
+
+    def write(self, now: float, client: str, message: Write, found: Position) -> Answer | None:
+        """Order one part; the answer comes when it is committed, unless it is known at once."""
+        held = self.held
+        if held.producers.is_past(message.producer, message.sequence):
+            return Refuse(
+                message.id, f"sequence {message.sequence} is past: it was given up or acknowledged"
+            )
+        applied = held.producers.applied(message.producer, message.sequence)
+        rows = message.rows.outside([part.range for part in applied])
+        if applied and not len(rows):
+            last = max(applied, key=lambda part: part.at)
+            self.wait_for(now, client, self.answer_to(message, last.at, last.found))
+            return None
+        if message.after and not self.is_known(message):
+            return Wait(message.id, f"sequence {message.after} of this producer comes first")
+        if message.expected is not None and message.expected != found:
+            self.order(message, None, found)
+            self.wait_for(now, client, self.answer_to(message, held.last, found))
+        else:
+            self.order(message, rows, None)
+            self.wait_for(now, client, self.answer_to(message, held.last, None))
+        return None
+
+    def is_known(self, message: Write) -> bool:
+        producers = self.held.producers
+        return bool(
+            producers.applied(message.producer, message.after)
+            or producers.is_past(message.producer, message.after)
+            or message.after < message.floor
+        )
+
+    def answer_to(self, message: Write, at: Position, found: Position | None) -> Pending:
+        answer = Written(message.id, at) if found is None else Mismatched(message.id, found)
+        return Pending(at, "", answer)
+
+    def wait_for(self, now: float, client: str, pending: Pending) -> None:
+        pending.client = client
+        self.pending.append(pending)
+        self.commit(now)
+
+    def order(self, message: Write, rows: Rows | None, found: Position | None) -> None:
+        self.append(
+            Entry(
+                self.next_position(),
+                self.held.last,
+                rows,
+                message.producer,
+                message.sequence,
+                message.floor,
+                message.range,
+                found,
+            )
+        )
+
+    def collect(self) -> None:
+        """Tombstones go when no transition runs and every replica of the set, in sync or not, has them."""
+        point = self.held.watermark
+        for replica in self.record.replicas:
+            if replica != self.held.replica:
+                peer = self.peers.get(replica)
+                point = min(point, peer.acked if peer is not None and peer.matched else 0)
+        if point and self.may_collect():
+            self.append(Entry(self.next_position(), self.held.last, None, collects=point))
+
+    def may_collect(self) -> bool:
+        return self.record.transition is None
+
+    def next_position(self) -> Position:
+        self.counter += 1
+        return position(self.epoch, self.counter)
+
+    def append(self, entry: Entry) -> None:
+        held = self.held
+        held.append(entry)
+        ticket = next(self.tickets)
+        held.appending[ticket] = (self.revision, entry.at)
+        self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, (entry,)))
+        for peer in self.peers.values():
+            if peer.matched and peer.sent == entry.previous:
+                self.replicate(peer, entry.previous)
+
+    # --- committing
+
+    def commit_point(self) -> Position:
+        point = self.held.durable
+        for replica in self.required():
+            if replica == self.held.replica:
+                continue
+            peer = self.peers.get(replica)
+            if peer is None or not peer.matched:
+                return self.held.watermark
+            point = min(point, peer.acked)
+        return point
+
+    def commit(self, now: float) -> None:
+        """Move the watermark, open when everything that this log holds is committed, answer clients."""
+        if not self.lease.holds(now):
+            return
+        point = self.commit_point()
+        if not self.open:
+            if point < self.held.last or not self.all_matched():
+                return
+            self.open = True
+        self.out += self.held.advance(point)
+        while self.pending and self.pending[0].at <= self.held.watermark:
+            ready = self.pending.popleft()
+            self.out.append(Send(ready.client, ready.answer))
+
+    def all_matched(self) -> bool:
+        return all(
+            replica == self.held.replica
+            or ((peer := self.peers.get(replica)) is not None and peer.matched)
+            for replica in self.required()
+        )
+
+    # --- time
+
+    def tick(self, now: float) -> None:
+        held = self.held
+        for peer in self.peers.values():
+            if not peer.matched:
+                self.probe(peer)
+            elif peer.acked < held.last:
+                self.replicate(peer, peer.acked)
+            elif peer.told < held.watermark or held.check is not None:
+                peer.since = now
+                self.replicate(peer, held.last)
+            else:
+                peer.since = now
+            self.propose(now, peer)
+        stale = [
+            r for r, at in self.proposed.items() if now - at > self.settings.silence_seconds_max
+        ]
+        waited = self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max
+        if stale or waited:
+            self.sealed_at = now
+            self.proposed = dict.fromkeys(self.proposed, now)
+            self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
+
+    def propose(self, now: float, peer: Peer) -> None:
+        """A replica that has everything may come back: from now on nothing is acknowledged without it."""
+        if (
+            self.open
+            and peer.matched
+            and peer.acked == self.held.last
+            and peer.replica not in self.record.in_sync
+            and peer.replica in routing.readers(self.record)
+            and peer.replica not in self.proposed
+        ):
+            self.proposed[peer.replica] = now
+
+    def silent(self, now: float) -> tuple[Replica, ...]:
+        """Who has owed an answer for too long."""
+        return tuple(
+            peer.replica
+            for peer in self.peers.values()
+            if peer.replica in self.required()
+            and (not peer.matched or peer.acked < self.held.last)
+            and now - peer.since > self.settings.silence_seconds_max
+        )
+
+    def touch(self, why: str) -> None:
+        """An empty change of the record: it voids every seal and proposal that rests on its revision."""
+        guards = {
+            partition_key(self.record.id): self.revision,
+            lease_key(self.held.replica.node): self.lease.revision,
+        }
+        self.out.append(MakeCommit(Commit(guards, (Put(self.record),), why)))
+
+    # --- hand-over
+
+    def seal(self, now: float, revision: Revision) -> None:
+        if self.open and self.sealed is None and revision == self.revision:
+            self.sealed = revision
+            self.sealed_at = now
+
+    def seal_report(self) -> tuple[Revision, Position] | None:
+        """Sealed, and everything that was begun has ended on the whole write set."""
+        held = self.held
+        if self.sealed is None or self.pending or held.reads or held.watermark < held.last:
+            return None
+        return self.sealed, held.last
+
+    def verify(self, session: SessionId) -> None:
+        """Choose the position at which digests are compared: where the log ends now."""
+        if self.open:
+            self.held.check = (session, self.held.last)
+            for peer in self.peers.values():
+                if peer.matched:
+                    self.replicate(peer, peer.sent)
+            self.out += self.held.advance(self.held.watermark)
+
+    def _send(self, peer: Peer, message: Probe | Replicate) -> None:
+        self.out.append(Send(peer.replica.node, message))

@@ -1,0 +1,18 @@
+"""How long does a node wait for what? Read once, passed in."""
+
+from msgspec import Struct
+
+
+class Settings(Struct, frozen=True):
+    lease_seconds: float = 3.0
+    lease_margin: float = 0.1
+    """Clock rates differ by less than this; the holder of a lease stops so much earlier."""
+    heartbeat_seconds: float = 0.5
+    resend_seconds: float = 0.3
+    silence_seconds_max: float = 1.2
+    """A replica that owes an answer for so long is reported as silent."""
+    seal_seconds_max: float = 2.0
+    """A sealed owner that hears nothing for so long asks to be unsealed, by a commit."""
+    refresh_seconds: float = 1.0
+    entries_kept: int = 10_000
+    """How much of the log behind the watermark is kept for replicas that catch up."""

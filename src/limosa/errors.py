@@ -1,0 +1,116 @@
+"""What can go wrong?
+
+Every error says what happened and what to do, and whether the operation *surely did not happen*
+(`definite`), so that a caller knows when a retry needs its producer sequence.
+
+    LimosaError
+    ├── BadInput                definite; the caller can mend it
+    │   ├── InvalidLayout       ranges with a gap, an overlap or nothing at all
+    │   ├── InvalidKey          null, NaN, or a type that has no token
+    │   ├── UnknownStage        a stage that the machine does not have
+    │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
+    │   ├── IllegalTransition   an edge that the machine does not draw
+    │   ├── IllegalRequest      a request that contradicts the agreed state
+    │   └── UnusableFile        a path that can't be used, a damaged file, or another program's
+    ├── Refused                 definite; right, but not here or not now
+    │   ├── Redirected          another owner or another layout version: refresh and route again
+    │   ├── Fenced              an epoch, generation, session or incarnation of the past
+    │   ├── SessionClosed       the transition that this work belongs to is over
+    │   ├── NotEnoughReplicas   fewer replicas in sync than the zone asks for
+    │   ├── HistoryTrimmed      changes that the metastore no longer keeps: read again
+    │   └── MetastoreUnavailable  the metastore is busy, full, failing or closed: try again
+    ├── StaleGuard              definite; the agreed state moved on since it was read
+    ├── LeaseLost               definite; the holder must register anew
+    └── OutcomeUnknown          not definite; it may have happened: retry with the same sequence
+"""
+
+from typing import ClassVar
+
+
+class LimosaError(Exception):
+    """The root: a message, and advice on what to do about it."""
+
+    definite: ClassVar[bool] = True
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(f"{message} ({advice})" if advice else message)
+        self.message = message
+        self.advice = advice
+
+
+class BadInput(LimosaError):
+    """The caller's input is wrong; nothing changed."""
+
+
+class InvalidLayout(BadInput):
+    """Partitions that do not tile the token space exactly."""
+
+
+class InvalidKey(BadInput):
+    """A key that has no token."""
+
+
+class UnknownStage(BadInput):
+    """A stage that the machine does not have."""
+
+
+class UnsafeMachine(BadInput):
+    """A stage table that could lose or show wrong rows."""
+
+
+class IllegalTransition(BadInput):
+    """An edge that the machine does not draw."""
+
+
+class IllegalRequest(BadInput):
+    """A request that contradicts the agreed state."""
+
+
+class UnusableFile(BadInput):
+    """A path that can't be used, a damaged file, or one of another program or version."""
+
+
+class Refused(LimosaError):
+    """A sound request that can't be served here or now; nothing changed."""
+
+
+class Redirected(Refused):
+    """The owner or the layout version is another one by now."""
+
+
+class Fenced(Refused):
+    """Work of an epoch, generation, session or incarnation that is over."""
+
+
+class SessionClosed(Refused):
+    """The transition that this work belongs to is over."""
+
+
+class NotEnoughReplicas(Refused):
+    """Fewer replicas are in sync than the zone asks for."""
+
+
+class HistoryTrimmed(Refused):
+    """The metastore no longer keeps the changes that were asked for; read, then watch again."""
+
+
+class MetastoreUnavailable(Refused):
+    """The metastore does not answer now; nothing changed."""
+
+
+class StaleGuard(LimosaError):
+    """The agreed state has changed since the commit was computed; `keys` says where."""
+
+    def __init__(self, message: str, advice: str = "", keys: tuple[str, ...] = ()) -> None:
+        super().__init__(message, advice)
+        self.keys = keys
+
+
+class LeaseLost(LimosaError):
+    """The lease has ended; its holder must register anew."""
+
+
+class OutcomeUnknown(LimosaError):
+    """No answer: the operation may have happened."""
+
+    definite = False

@@ -1,0 +1,534 @@
+"""Where does the agreed state of one machine live?
+
+In one SQLite file that all its processes open: the `Metastore` port without a server. Every change
+is one transaction (write-ahead log, `synchronous=FULL`), so a process that is killed leaves all of
+it or nothing, and a commit that returned survives a power cut.
+
+Who writes holds SQLite's write lock from the first read on (`BEGIN IMMEDIATE`), so guards are
+checked against what is there when the changes are made. Watchers in this process are woken; those
+in other processes look at the revision every few hundredths of a second.
+
+The file is for one machine: SQLite's log needs shared memory, and leases need one clock. A
+connection does not survive `fork`; open the store in the process that uses it.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from limosa.errors import (
+    HistoryTrimmed,
+    IllegalRequest,
+    LeaseLost,
+    LimosaError,
+    MetastoreUnavailable,
+    OutcomeUnknown,
+    StaleGuard,
+    UnusableFile,
+)
+from limosa.ports import (
+    LAST,
+    Change,
+    Clock,
+    Entry,
+    check_commit,
+    check_key,
+    check_prefix,
+    check_ttl,
+)
+
+Result = TypeVar("Result")
+
+# "limo" in ASCII; SQLite keeps it in the file's header to tell whose file it is.
+APPLICATION_ID = 0x6C696D6F
+FORMAT = 1
+
+SCHEMA = (
+    """CREATE TABLE store (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        revision INTEGER NOT NULL,
+        history_start INTEGER NOT NULL,
+        last_lease INTEGER NOT NULL
+    )""",
+    "INSERT INTO store VALUES (1, 0, 1, 0)",
+    """CREATE TABLE entries (
+        key TEXT PRIMARY KEY,
+        value BLOB NOT NULL,
+        revision INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        lease INTEGER
+    ) WITHOUT ROWID""",
+    "CREATE INDEX entries_by_lease ON entries (lease) WHERE lease IS NOT NULL",
+    """CREATE TABLE changes (
+        revision INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        value BLOB,
+        PRIMARY KEY (revision, key)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE leases (
+        lease INTEGER PRIMARY KEY,
+        ttl_seconds REAL NOT NULL,
+        ends REAL NOT NULL,
+        boot TEXT NOT NULL
+    )""",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {FORMAT}",
+)
+
+# What SQLite says about a file that waiting does not mend.
+UNUSABLE = {
+    sqlite3.SQLITE_PERM: "may not be used by this user",
+    sqlite3.SQLITE_READONLY: "is read-only",
+    sqlite3.SQLITE_CORRUPT: "is damaged",
+    sqlite3.SQLITE_CANTOPEN: "can't be opened",
+    sqlite3.SQLITE_NOTADB: "is not a Limosa metastore",
+}
+ADVICE_ON_FILE = "give a path that this user may write, with its directory, or restore the file"
+
+
+class SqliteMetastore:
+    """The `Metastore` port over one file. Each process opens its own; threads may share one."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Clock,
+        *,
+        busy_seconds: float = 10.0,
+        poll_seconds: float = 0.02,
+    ) -> None:
+        # An absolute path, because SQLite gives ":memory:" and "" a meaning of their own.
+        self._path = Path(path).absolute()
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._poll_seconds = poll_seconds
+        self._closed = False
+        self._db = _open(self._path, busy_seconds)
+        self._file = _identity(self._path)
+
+    def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
+        check_prefix(prefix)
+
+        def work(db: sqlite3.Connection) -> tuple[int, dict[str, Entry]]:
+            rows = db.execute(
+                "SELECT key, value, revision, created, lease FROM entries"
+                " WHERE key >= ? AND key < ? ORDER BY key",
+                (prefix, prefix + LAST),
+            )
+            return _revision(db), {key: Entry(*rest) for key, *rest in rows}
+
+        return self._look(work)
+
+    def get(self, key: str) -> Entry | None:
+        check_key(key)
+
+        def work(db: sqlite3.Connection) -> Entry | None:
+            row = db.execute(
+                "SELECT value, revision, created, lease FROM entries WHERE key = ?", (key,)
+            ).fetchone()
+            return Entry(*row) if row else None
+
+        return self._look(work)
+
+    def commit(
+        self,
+        guards: Mapping[str, int],
+        puts: Mapping[str, bytes],
+        deletes: Collection[str] = (),
+        lease: int | None = None,
+    ) -> int:
+        check_commit(guards, puts, deletes)
+
+        def work(db: sqlite3.Connection) -> int:
+            if lease is not None:
+                _live(db, lease)
+            _check_guards(db, guards)
+            return _apply(db, puts, deletes, lease)
+
+        return self._change(work)
+
+    def watch(self, prefix: str, after_revision: int) -> "SqliteWatch":
+        check_prefix(prefix)
+
+        def work(db: sqlite3.Connection) -> None:
+            revision = _revision(db)
+            if not 0 <= after_revision <= revision:
+                raise IllegalRequest(
+                    f"a watch after {after_revision}, but the store is at {revision}",
+                    "watch after a revision that was read from this store",
+                )
+            _check_kept(db, after_revision)
+
+        self._look(work)
+        return SqliteWatch(self, prefix, after_revision)
+
+    def grant(self, ttl_seconds: float) -> int:
+        check_ttl(ttl_seconds)
+
+        def work(db: sqlite3.Connection) -> int:
+            db.execute("UPDATE store SET last_lease = last_lease + 1")
+            (lease,) = db.execute("SELECT last_lease FROM store").fetchone()
+            ends = self._clock.now() + ttl_seconds
+            db.execute(
+                "INSERT INTO leases VALUES (?, ?, ?, ?)",
+                (lease, ttl_seconds, ends, self._clock.boot_id()),
+            )
+            return int(lease)
+
+        return self._change(work)
+
+    def renew(self, lease: int) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            ttl_seconds, _ = _live(db, lease)
+            ends = self._clock.now() + ttl_seconds
+            db.execute("UPDATE leases SET ends = ? WHERE lease = ?", (ends, lease))
+
+        self._change(work)
+
+    def revoke(self, lease: int) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            if _find_lease(db, lease):
+                _end(db, lease)
+
+        self._change(work)
+
+    def lease_left(self, lease: int) -> float:
+        def work(db: sqlite3.Connection) -> float:
+            found = _find_lease(db, lease)
+            # The clock went on since the due leases were ended, so this may just have passed.
+            return max(0.0, found[1] - self._clock.now()) if found else 0.0
+
+        return self._look(work)
+
+    def trim(self, before_revision: int) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            revision = _revision(db)
+            if before_revision > revision + 1:
+                raise IllegalRequest(
+                    f"trim before {before_revision}, but the store is at {revision}",
+                    "trim what has happened",
+                )
+            if before_revision > _history_start(db):
+                db.execute("DELETE FROM changes WHERE revision < ?", (before_revision,))
+                db.execute("UPDATE store SET history_start = ?", (before_revision,))
+
+        self._change(work)
+
+    def close(self) -> None:
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._db.close()
+                self._changed.notify_all()
+
+    def _look(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Reads one consistent state; takes the write lock only if a lease is due."""
+        with self._changed:
+            with self._transaction("BEGIN") as db:
+                if not self._is_due(db):
+                    return work(db)
+            return self._change(work)
+
+    def _change(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Ends the leases that are due and does the work, in one transaction.
+
+        If the work refuses, their end is undone with it, and happens in the next operation: to
+        whoever looks through this port it is the same.
+        """
+        with self._changed:
+            with self._transaction("BEGIN IMMEDIATE") as db:
+                self._end_due(db)
+                result = work(db)
+            self._changed.notify_all()
+            return result
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        if self._closed:
+            raise MetastoreUnavailable("the metastore is closed", "open it again")
+        if _identity(self._path) != self._file:
+            # Others may open the new file while we go on with the old: two agreed states.
+            raise UnusableFile(f"{self._path} was removed or replaced while in use", "restart")
+        db = self._db
+        try:
+            db.execute(begin)
+            yield db
+        except BaseException as error:
+            _roll_back(db)
+            if isinstance(error, sqlite3.Error):
+                raise _explain(error, self._path) from error
+            raise
+        try:
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(db)
+            if begin == "BEGIN" or _code(error) == sqlite3.SQLITE_BUSY:
+                raise _explain(error, self._path) from error
+            # The log's last frame may or may not have reached the disk.
+            raise OutcomeUnknown(
+                f"{self._path} failed while it committed: {error}", "read what holds now"
+            ) from error
+
+    def _is_due(self, db: sqlite3.Connection) -> bool:
+        end, *boots = db.execute("SELECT min(ends), min(boot), max(boot) FROM leases").fetchone()
+        # The clock is read after the state, so that a state is never shown longer than its leases.
+        boot = self._clock.boot_id()
+        return end is not None and (end <= self._clock.now() or boots != [boot, boot])
+
+    def _end_due(self, db: sqlite3.Connection) -> None:
+        boot = self._clock.boot_id()
+        due = db.execute(
+            "SELECT lease FROM leases WHERE boot <> ? OR ends <= ? ORDER BY boot = ?, ends, lease",
+            (boot, self._clock.now(), boot),
+        ).fetchall()
+        for (lease,) in due:
+            _end(db, lease)
+
+    def _advance(self, watch: "SqliteWatch") -> list[Change]:
+        def work(db: sqlite3.Connection) -> tuple[int, list[Change]]:
+            after = watch._revision
+            revision = _revision(db)
+            if revision == after:
+                return revision, []
+            _check_kept(db, after)
+            rows = db.execute(
+                "SELECT key, value, revision FROM changes"
+                " WHERE revision > ? AND key >= ? AND key < ? ORDER BY revision, key",
+                (after, watch._prefix, watch._prefix + LAST),
+            )
+            return revision, [Change(*row) for row in rows]
+
+        watch._revision, changes = self._look(work)
+        return changes
+
+
+class SqliteWatch:
+    """The `Watch` port over a `SqliteMetastore`."""
+
+    def __init__(self, store: SqliteMetastore, prefix: str, after_revision: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._revision = after_revision
+        self._closed = False
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def poll(self, timeout: float = 0.0) -> list[Change]:
+        deadline = time.monotonic() + timeout
+        store = self._store
+        with store._changed:
+            while True:
+                if self._closed:
+                    raise MetastoreUnavailable("the watch is closed", "open another")
+                changes = store._advance(self)
+                left = deadline - time.monotonic()
+                if changes or left <= 0:
+                    return changes
+                store._changed.wait(min(left, store._poll_seconds))
+
+    def close(self) -> None:
+        with self._store._changed:
+            self._closed = True
+            self._store._changed.notify_all()
+
+
+# Opening
+
+
+def _open(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    if not path.parent.is_dir():
+        raise UnusableFile(f"{path.parent} is not a directory", "create it first")
+    if path.is_dir():
+        raise UnusableFile(f"{path} is a directory", "give the path of a file in it")
+    try:
+        db = sqlite3.connect(
+            path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+        )
+    except sqlite3.Error as error:
+        raise _explain(error, path) from error
+    try:
+        _prepare(db, path, time.monotonic() + busy_seconds)
+    except BaseException as error:
+        db.close()
+        if isinstance(error, sqlite3.Error):
+            raise _explain(error, path) from error
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path, deadline: float) -> None:
+    """Makes sure that the file is ours and whole, before anything in it is changed."""
+    # One transaction, because another process may be creating the file at this moment.
+    db.execute("BEGIN")
+    _is_new(db, path)
+    (finding,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if finding != "ok":
+        raise UnusableFile(f"{path} is damaged: {finding}", ADVICE_ON_FILE)
+    db.execute("COMMIT")
+    _use_log(db, path, deadline)
+    db.execute("PRAGMA synchronous = FULL")
+    # Also for a file that exists: it fails now, not at the first commit, if we may not write.
+    db.execute("BEGIN IMMEDIATE")
+    if _is_new(db, path):
+        for statement in SCHEMA:
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _is_new(db: sqlite3.Connection, path: Path) -> bool:
+    """True for an empty file, False for a metastore of our format; refuses all else."""
+    (owner,) = db.execute("PRAGMA application_id").fetchone()
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if (owner, found, tables) == (0, 0, 0):
+        return True
+    if owner != APPLICATION_ID:
+        raise UnusableFile(f"{path} is a database of another program", "give another path")
+    if found != FORMAT:
+        raise UnusableFile(
+            f"{path} has metastore format {found}, this Limosa reads {FORMAT}",
+            "use the Limosa version that wrote it" if found > FORMAT else "export and import it",
+        )
+    return False
+
+
+def _use_log(db: sqlite3.Connection, path: Path, deadline: float) -> None:
+    # SQLite does not wait here when another process does the same at this moment, so we do.
+    while True:
+        try:
+            (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+            continue
+        if mode != "wal":
+            raise UnusableFile(
+                f"{path} is on a file system without shared memory", "use a local disk, or etcd"
+            )
+        return
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# Inside a transaction
+
+
+def _revision(db: sqlite3.Connection) -> int:
+    (revision,) = db.execute("SELECT revision FROM store").fetchone()
+    return int(revision)
+
+
+def _history_start(db: sqlite3.Connection) -> int:
+    (start,) = db.execute("SELECT history_start FROM store").fetchone()
+    return int(start)
+
+
+def _check_kept(db: sqlite3.Connection, after_revision: int) -> None:
+    start = _history_start(db)
+    if after_revision < start - 1:
+        raise HistoryTrimmed(
+            f"changes after {after_revision} are asked for, but the history starts at {start}",
+            "read, then watch from there",
+        )
+
+
+def _check_guards(db: sqlite3.Connection, guards: Mapping[str, int]) -> None:
+    stale = []
+    for key, expected in guards.items():
+        row = db.execute("SELECT revision FROM entries WHERE key = ?", (key,)).fetchone()
+        if (row[0] if row else 0) != expected:
+            stale.append(key)
+    if stale:
+        stale.sort()
+        raise StaleGuard(
+            f"{', '.join(stale)} changed since they were read",
+            "read again, decide again",
+            keys=tuple(stale),
+        )
+
+
+def _apply(
+    db: sqlite3.Connection, puts: Mapping[str, bytes], deletes: Collection[str], lease: int | None
+) -> int:
+    """Makes the changes in one revision and returns it; without any the revision stays."""
+    revision = _revision(db)
+    new = revision + 1
+    present = [
+        key
+        for key in deletes
+        if db.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount
+    ]
+    if not puts and not present:
+        return revision
+    db.executemany(
+        "INSERT INTO entries VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+        " SET value = excluded.value, revision = excluded.revision, lease = excluded.lease",
+        [(key, value, new, new, lease) for key, value in puts.items()],
+    )
+    db.executemany(
+        "INSERT INTO changes VALUES (?, ?, ?)",
+        [(new, key, value) for key, value in puts.items()] + [(new, key, None) for key in present],
+    )
+    db.execute("UPDATE store SET revision = ?", (new,))
+    return new
+
+
+def _find_lease(db: sqlite3.Connection, lease: int) -> tuple[float, float] | None:
+    """Time to live and end of a lease that has not ended."""
+    if not 0 < lease < 2**63:
+        return None
+    row: tuple[float, float] | None = db.execute(
+        "SELECT ttl_seconds, ends FROM leases WHERE lease = ?", (lease,)
+    ).fetchone()
+    return row
+
+
+def _live(db: sqlite3.Connection, lease: int) -> tuple[float, float]:
+    if (found := _find_lease(db, lease)) is None:
+        raise LeaseLost(f"lease {lease} has ended", "register anew")
+    return found
+
+
+def _end(db: sqlite3.Connection, lease: int) -> None:
+    rows = db.execute("SELECT key FROM entries WHERE lease = ?", (lease,)).fetchall()
+    _apply(db, {}, [key for (key,) in rows], None)
+    db.execute("DELETE FROM leases WHERE lease = ?", (lease,))
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    # SQLite may have rolled back by itself, and a failing disk may refuse even this.
+    with suppress(sqlite3.Error):
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+# Errors
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; 0 for what Python's module found itself."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _explain(error: sqlite3.Error, path: Path) -> LimosaError:
+    """What happened, for an error before which nothing was committed."""
+    code = _code(error)
+    if code in UNUSABLE:
+        return UnusableFile(f"{path} {UNUSABLE[code]}: {error}", ADVICE_ON_FILE)
+    if code == sqlite3.SQLITE_BUSY:
+        return MetastoreUnavailable(f"{path} is busy: other processes write", "try again")
+    return MetastoreUnavailable(f"{path} does not answer: {error}", "look at the disk, try again")

@@ -1,0 +1,225 @@
+"""What does a disk do to you? It keeps what was synced, in order, and tears or loses the rest.
+
+Every change is made twice: on the live state at once, and on the durable one when a sync has covered
+it. A crash keeps the durable state and some prefix of what was not synced yet.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from limosa.core.effects import (
+    AdvanceWatermark,
+    AppendEntries,
+    ApplySlice,
+    BeginLog,
+    CreateReplica,
+    DiscardReplica,
+    StoreEpoch,
+    TrimLog,
+    TruncateLog,
+    VolumeEffect,
+)
+from limosa.core.events import HeldReplica
+from limosa.core.model.keys import Incarnation, PartitionId, Position
+from limosa.core.model.rows import Entry
+from limosa.core.model.topology import Replica
+from limosa.core.producers import Producers
+from limosa.simulation.rows import Row, SimulatedRows
+
+FOREVER: Position = 2**62
+
+
+class StoredReplica:
+    """One replica's rows (committed or copied), and its log above the watermark."""
+
+    __slots__ = (
+        "begun",
+        "entries",
+        "epoch",
+        "first",
+        "on_commit",
+        "partition",
+        "producers",
+        "replica",
+        "rows",
+        "watermark",
+    )
+
+    def __init__(
+        self, partition: PartitionId, replica: Replica, on_commit: Callable[[str, Entry], None]
+    ) -> None:
+        self.partition = partition
+        self.replica = replica
+        self.on_commit = on_commit
+        self.epoch = 0
+        self.begun = 0
+        self.first: Position = 0
+        self.watermark: Position = 0
+        self.entries: list[Entry] = []
+        self.producers = Producers()
+        self.rows: dict[str, Row] = {}
+
+    def copy(self) -> "StoredReplica":
+        other = StoredReplica(self.partition, self.replica, self.on_commit)
+        other.epoch, other.begun = self.epoch, self.begun
+        other.first, other.watermark = self.first, self.watermark
+        other.entries = list(self.entries)
+        other.producers.unite(self.producers.value(FOREVER))
+        other.rows = dict(self.rows)
+        return other
+
+    def restored(self) -> HeldReplica:
+        return HeldReplica(
+            self.partition,
+            self.replica,
+            self.epoch,
+            self.begun,
+            self.first,
+            self.watermark,
+            tuple(self.entries),
+            self.producers.value(FOREVER),
+        )
+
+    # --- changes
+
+    def apply(self, change: VolumeEffect) -> None:
+        match change:
+            case AppendEntries(entries=entries):
+                for entry in entries:
+                    self.entries.append(entry)
+                    self.producers.record(entry)
+            case AdvanceWatermark(to=to):
+                self.commit(to)
+            case StoreEpoch(epoch=epoch):
+                self.epoch = max(self.epoch, epoch)
+            case TrimLog(to=to):
+                self.entries = [entry for entry in self.entries if entry.at > to]
+                self.first = to
+            case TruncateLog(to=to):
+                self.entries = [entry for entry in self.entries if entry.at <= to]
+                self.producers.forget_after(to)
+            case BeginLog(base=base, epoch=epoch):
+                self.entries.clear()
+                self.rows.clear()
+                self.producers = Producers()
+                self.first = self.watermark = base
+                self.begun = epoch
+            case ApplySlice(rows=all_rows, producers=producers):
+                for rows in all_rows:
+                    assert isinstance(rows, SimulatedRows)
+                    for row in rows.rows:
+                        self.put_copied(row)
+                self.producers.unite(producers)
+            case _:
+                raise AssertionError(change)
+
+    def put_copied(self, row: Row) -> None:
+        """By row version: a copied old row never overwrites a newer one."""
+        there = self.rows.get(row.key)
+        if there is None or there.version < row.version:
+            self.rows[row.key] = row
+
+    def commit(self, to: Position) -> None:
+        start = len(self.entries)
+        while start and self.entries[start - 1].at > self.watermark:
+            start -= 1
+        for entry in self.entries[start:]:
+            if entry.at > to:
+                break
+            self.on_commit(self.partition, entry)
+            if entry.collects:
+                self.collect(entry.collects)
+            if entry.rows is not None:
+                assert isinstance(entry.rows, SimulatedRows)
+                for row in entry.rows.rows:
+                    self.put_logged(Row(row.key, row.token, row.value, entry.at))
+        self.watermark = max(self.watermark, to)
+
+    def put_logged(self, row: Row) -> None:
+        self.put_copied(row)
+
+    def collect(self, up_to: Position) -> None:
+        for key, row in list(self.rows.items()):
+            if row.value is None and row.version <= up_to:
+                del self.rows[key]
+
+    # --- reading
+
+    def committed(self, key: str) -> tuple[Position, object]:
+        row = self.rows.get(key)
+        return (0, None) if row is None or row.value is None else (row.version, row.value)
+
+    def newest(self, key: str) -> Position:
+        """The version that a compare-and-set compares with: also of rows that are not committed yet."""
+        for entry in reversed(self.entries):
+            if entry.at <= self.watermark:
+                break
+            if entry.rows is not None:
+                assert isinstance(entry.rows, SimulatedRows)
+                for row in entry.rows.rows:
+                    if row.key == key:
+                        return 0 if row.value is None else entry.at
+        return self.committed(key)[0]
+
+    def slice(self, number: int, slices: int) -> SimulatedRows:
+        """Committed rows and tombstones, each with its version."""
+        return SimulatedRows(
+            tuple(row for row in self.rows.values() if (row.token >> 7) % slices == number)
+        )
+
+    def digest(self) -> int:
+        return sum(row.fingerprint() for row in self.rows.values())
+
+
+class Disk:
+    """One node's volumes."""
+
+    def __init__(self, on_commit: Callable[[str, Entry], None]) -> None:
+        self._on_commit = on_commit
+        self.live: dict[tuple[PartitionId, Incarnation], StoredReplica] = {}
+        self._durable: dict[tuple[PartitionId, Incarnation], StoredReplica] = {}
+        self._journal: deque[VolumeEffect] = deque()
+
+    def write(self, change: VolumeEffect, node: str) -> None:
+        _apply(self.live, change, node, self._on_commit)
+        self._journal.append(change)
+
+    def sync(self, ticket: int, node: str) -> None:
+        """Everything up to this ticket is durable from now on."""
+        while self._journal and self._journal[0].ticket <= ticket:
+            _apply(self._durable, self._journal.popleft(), node, _ignore)
+
+    def crash(self, dice: Random, node: str) -> None:
+        """Some of what was not synced survives, in order; the last write is torn and does not count."""
+        for _ in range(dice.randint(0, len(self._journal))):
+            _apply(self._durable, self._journal.popleft(), node, _ignore)
+        self._journal.clear()
+        self.live = {key: stored.copy() for key, stored in self._durable.items()}
+        for stored in self.live.values():
+            stored.on_commit = self._on_commit
+
+    def wipe(self) -> None:
+        self.live.clear()
+        self._durable.clear()
+        self._journal.clear()
+
+
+def _ignore(partition: str, entry: Entry) -> None:
+    """The live state has told already."""
+
+
+def _apply(
+    volumes: dict[tuple[PartitionId, Incarnation], StoredReplica],
+    change: VolumeEffect,
+    node: str,
+    on_commit: Callable[[str, Entry], None],
+) -> None:
+    key = (change.partition, change.incarnation)
+    if isinstance(change, CreateReplica):
+        replica = Replica(node, change.incarnation, change.volume)
+        volumes[key] = StoredReplica(change.partition, replica, on_commit)
+    elif isinstance(change, DiscardReplica):
+        volumes.pop(key, None)
+    elif key in volumes:
+        volumes[key].apply(change)

@@ -1,0 +1,500 @@
+"""Who lives in the fake world? Processes that run the real brains, and carry their effects out.
+
+A process can crash, be paused and be started again. Its clock has any offset, and a rate within the
+margin that leases allow for. Whatever an earlier run of a process asked for never reaches a later one.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from limosa.core.client import Asked, Client, Finished
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.effects import (
+    AcquireLease,
+    AdvanceWatermark,
+    Effect,
+    Explain,
+    LookUp,
+    MakeCommit,
+    ReadSlice,
+    ReadTopology,
+    RenewLease,
+    Send,
+    StartCopy,
+    Surprise,
+    VolumeEffect,
+)
+from limosa.core.events import (
+    AgreedRead,
+    CommitAnswered,
+    Deposed,
+    DigestTaken,
+    Elected,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    Received,
+    RowsRead,
+    SliceRead,
+    Started,
+    Stored,
+    Ticked,
+    TopologyRead,
+)
+from limosa.core.messages import (
+    Chunk,
+    Denied,
+    End,
+    Fetch,
+    Fetched,
+    Landed,
+    Message,
+    Write,
+)
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, lease_key
+from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
+from limosa.core.participant.node import Participant
+from limosa.core.participant.settings import Settings
+from limosa.errors import LeaseLost, StaleGuard
+from limosa.simulation.disk import Disk
+from limosa.simulation.rows import SimulatedRows
+
+if TYPE_CHECKING:
+    from limosa.simulation.world import World
+
+METASTORE = "metastore"
+
+
+class Process:
+    """Something that runs, stops and runs again, by a clock of its own."""
+
+    tick_seconds = 0.15
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.run = 0
+        """Which start of the process this is; 0: it does not run."""
+        self.starts = 0
+        self.paused = False
+        self._inbox: list[tuple[int, Any]] = []
+        self.offset = world.dice.uniform(-1e4, 1e4)
+        self.rate = 1 + world.dice.uniform(-0.04, 0.04)
+
+    @property
+    def now(self) -> float:
+        return self.offset + self.world.now * self.rate
+
+    def start(self) -> None:
+        self.starts += 1
+        self.run = self.starts
+        self.paused = False
+        self._inbox.clear()
+        self.boot()
+        self.tick(self.run)
+
+    def boot(self) -> None:
+        raise NotImplementedError
+
+    def crash(self) -> None:
+        self.run = 0
+        self.paused = False
+        self._inbox.clear()
+
+    def pause(self) -> None:
+        self.paused = bool(self.run)
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            waiting, self._inbox = self._inbox, []
+            for run, event in waiting:
+                self.deliver(run, event)
+
+    def tick(self, run: int) -> None:
+        if run == self.run:
+            if not self.paused:
+                self.deliver(run, Ticked())
+            jitter = 0.8 + 0.4 * self.world.dice.random()
+            self.world.schedule(self.tick_seconds * jitter, self.tick, run)
+
+    def receive(self, sender: str, message: Message) -> None:
+        if self.run:
+            self.deliver(self.run, Received(sender, message))
+
+    def deliver(self, run: int, event: Any) -> None:
+        if run != self.run or not run:
+            return
+        if self.paused:
+            if not isinstance(event, Ticked):
+                self._inbox.append((run, event))
+            return
+        self.on_event(event)
+
+    def on_event(self, event: Any) -> None:
+        raise NotImplementedError
+
+    def send(self, to: str, message: Message) -> None:
+        target = self.world.processes.get(to)
+        if target is not None:
+            self.world.network.send(self.name, to, message, target.receive, self.name, message)
+
+    def call(self, what: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Ask the metastore: the question or its answer may be lost, so it may happen unheard."""
+        run, network = self.run, self.world.network
+
+        def ask() -> None:
+            answer = what()
+            network.send(METASTORE, self.name, None, reply, answer)
+
+        def reply(answer: Any) -> None:
+            if run == self.run and run:
+                if self.paused:
+                    self._inbox.append((run, _Later(then, answer)))
+                else:
+                    then(answer)
+
+        network.send(self.name, METASTORE, None, ask)
+
+
+class _Later:
+    """An answer that arrived while the process was paused."""
+
+    def __init__(self, then: Callable[[Any], None], answer: Any) -> None:
+        self.then = then
+        self.answer = answer
+
+
+class NodeProcess(Process):
+    """A node: a participant, a disk, and a lease."""
+
+    def __init__(self, world: "World", name: str, settings: Settings) -> None:
+        super().__init__(world, name)
+        self.settings = settings
+        self.disk = Disk(world.on_row_commit)
+        self.brain = Participant(name, settings)
+        self._syncing = False
+        self._wanted = 0
+
+    def boot(self) -> None:
+        self.brain = self.world.make_participant(self.name, self.settings)
+        self._syncing = False
+        self._wanted = 0
+        held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
+        self.on_event(Started(held))
+
+    def crash(self) -> None:
+        if self.run:
+            super().crash()
+            self.disk.crash(self.world.dice, self.name)
+
+    def on_event(self, event: Any) -> None:
+        if isinstance(event, _Later):
+            event.then(event.answer)
+            return
+        if isinstance(event, Received) and type(event.message) is Write:
+            event = self._looked_up(event, event.message)
+        for effect in self.brain.handle(self.now, event):
+            self.carry_out(effect)
+
+    def _looked_up(self, event: Received, message: Write) -> Received:
+        """A compare-and-set is told what is there, in the order of this partition's writes."""
+        if message.expected is None:
+            return event
+        owner = self.brain.owners.get(message.partition)
+        if owner is None:
+            return event
+        stored = self.disk.live.get((message.partition, owner.held.replica.incarnation))
+        rows = message.rows
+        assert isinstance(rows, SimulatedRows)
+        found = 0 if stored is None else stored.newest(rows.rows[0].key)
+        return Received(event.sender, message, found)
+
+    def carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                self.send(to, message)
+            case VolumeEffect():
+                self._store(effect)
+            case LookUp():
+                self._look_up(effect)
+            case RenewLease(lease=lease):
+                sent_at = self.now
+                self.call(
+                    lambda: self.world.metastore.renew(lease),
+                    lambda alive: self.on_event(
+                        LeaseRenewed(lease, sent_at) if alive else LeaseEnded(lease)
+                    ),
+                )
+            case ReadTopology():
+                self.call(
+                    lambda: self.world.agreed,
+                    lambda agreed: self.on_event(TopologyRead(agreed.topology, agreed.revision)),
+                )
+            case AcquireLease():
+                sent_at = self.now
+                self.call(
+                    lambda: self.world.metastore.register(self.name),
+                    lambda answer: self.on_event(LeaseGranted(*answer, sent_at)),
+                )
+            case ReadSlice():
+                self._read_slice(effect)
+            case MakeCommit(commit=commit):
+                self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
+            case Surprise(partition=partition, what=what):
+                self.world.violate(f"{self.name}: {what}", partition)
+            case _:
+                raise AssertionError(effect)
+
+    def _store(self, change: VolumeEffect) -> None:
+        self.disk.write(change, self.name)
+        if isinstance(change, AdvanceWatermark) and change.digest:
+            stored = self.disk.live.get((change.partition, change.incarnation))
+            if stored is not None:
+                taken = DigestTaken(
+                    change.partition, change.incarnation, change.to, stored.digest()
+                )
+                self.world.schedule(0.0001, self.deliver, self.run, taken)
+        if change.ticket:
+            self._wanted = change.ticket
+            if not self._syncing:
+                self._sync()
+
+    def _sync(self) -> None:
+        self._syncing = True
+        dice = self.world.dice
+        stall = 0.2 * dice.random() if dice.random() < 0.01 else 0.0
+        self.world.schedule(0.0002 + 0.001 * dice.random() + stall, self._synced, self.run, self._wanted)
+
+    def _synced(self, run: int, ticket: int) -> None:
+        """The disk finishes what it was asked to sync also while the process is paused."""
+        if run != self.run:
+            return
+        self.disk.sync(ticket, self.name)
+        self._syncing = False
+        if self._wanted > ticket:
+            self._sync()
+        self.deliver(run, Stored(ticket))
+
+    def _look_up(self, effect: LookUp) -> None:
+        stored = self.disk.live.get((effect.partition, effect.incarnation))
+        rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
+        rows = self.world.seen(stored, effect.keys, rows)
+        answer = RowsRead(effect.ticket, rows)
+        dice = self.world.dice
+        slow = 0.4 * dice.random() if dice.random() < 0.02 else 0.0003 * dice.random()
+        self.world.schedule(slow, self.deliver, self.run, answer)
+
+    def _read_slice(self, effect: ReadSlice) -> None:
+        stored = self.disk.live[effect.partition, effect.incarnation]
+        rows = stored.slice(effect.slice, effect.slices)
+        self.world.schedule(
+            0.001, self.deliver, self.run, SliceRead(effect.ticket, rows, stored.watermark)
+        )
+
+
+class CoordinatorProcess(Process):
+    """One of several that want the office."""
+
+    tick_seconds = 0.3
+
+    def __init__(self, world: "World", name: str) -> None:
+        super().__init__(world, name)
+        self.brain = world.make_coordinator(name)
+        self._lease: int | None = None
+        self._renewed_at = 0.0
+
+    def boot(self) -> None:
+        self.brain = self.world.make_coordinator(self.name)
+        self._lease = None
+
+    def on_event(self, event: Any) -> None:
+        if isinstance(event, _Later):
+            event.then(event.answer)
+            return
+        if isinstance(event, Ticked):
+            self._keep_office()
+        self._handle(event)
+
+    def _handle(self, event: Any) -> None:
+        for effect in self.brain.handle(self.now, event):
+            match effect:
+                case Send(to=to, message=message):
+                    self.send(to, message)
+                case MakeCommit(commit=commit):
+                    self.call(lambda c=commit: self.world.commit(c, self.name), self._committed)
+                case StartCopy():
+                    self.world.mover.begin(effect)
+                case Explain(partition=partition, stage=stage, why=why):
+                    self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
+
+    def _committed(self, answer: tuple[bool, Agreed]) -> None:
+        made, agreed = answer
+        self._handle(AgreedRead(agreed))
+        self._handle(CommitAnswered(made))
+
+    def _keep_office(self) -> None:
+        if self._lease is None:
+            self.call(lambda: self.world.metastore.take_office(self.name), self._office_answered)
+        elif self.now - self._renewed_at > 0.5:
+            self._renewed_at = self.now
+            lease = self._lease
+            self.call(lambda: self.world.metastore.renew(lease), self._renewed)
+            self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
+
+    def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:
+        if answer is not None and self._lease is None:
+            self._lease, revision, agreed = answer
+            self._renewed_at = self.now
+            self._handle(AgreedRead(agreed))
+            self._handle(Elected(revision))
+
+    def _renewed(self, alive: bool) -> None:
+        if not alive:
+            self._lease = None
+            self._handle(Deposed())
+
+
+class ClientProcess(Process):
+    """An application's client; the workload asks, and hears how it ended."""
+
+    def __init__(self, world: "World", name: str, on_finish: Callable[[Finished], None]) -> None:
+        super().__init__(world, name)
+        self.on_finish = on_finish
+        self.brain = world.make_client(name)
+
+    def boot(self) -> None:
+        self.brain = self.world.make_client(self.name)
+        self.on_event(TopologyRead(self.world.agreed.topology, self.world.agreed.revision))
+
+    def ask(self, asked: Asked) -> None:
+        self.on_event(asked)
+
+    def on_event(self, event: Any) -> None:
+        for effect in self.brain.handle(self.now, event):
+            match effect:
+                case Send(to=to, message=message):
+                    self.send(to, message)
+                case ReadTopology():
+                    self.call(
+                        lambda: self.world.agreed,
+                        lambda agreed: self.on_event(TopologyRead(agreed.topology, agreed.revision)),
+                    )
+                case Finished():
+                    self.on_finish(effect)
+
+
+class _Task:
+    """One slice of one copy to one target: fetch, send, end; again until it has landed or is denied."""
+
+    __slots__ = ("attempt", "job", "slice", "target")
+
+    def __init__(self, job: StartCopy, target: Replica, slice: int) -> None:
+        self.job = job
+        self.target = target
+        self.slice = slice
+        self.attempt = 0
+
+
+class Mover(Process):
+    """Carries rows from sources to targets, as Spark's tasks will: at least once, and never in order."""
+
+    SLICES = 2
+
+    def __init__(self, world: "World", name: str) -> None:
+        super().__init__(world, name)
+        self.tasks: dict[tuple[str, Replica, int], _Task] = {}
+
+    def boot(self) -> None:
+        self.tasks.clear()
+
+    def crash(self) -> None:
+        super().crash()
+        self.tasks.clear()
+
+    def begin(self, job: StartCopy) -> None:
+        if not self.run:
+            return
+        for target in job.targets:
+            for number in range(self.SLICES):
+                key = (job.session, target, number)
+                if key not in self.tasks:
+                    self.tasks[key] = _Task(job, target, number)
+                    self._attempt(key, self.run, self.tasks[key])
+
+    def _attempt(self, key: tuple[str, Replica, int], run: int, task: _Task) -> None:
+        if run != self.run or self.tasks.get(key) is not task:
+            return
+        task.attempt += 1
+        if task.attempt > 8:
+            del self.tasks[key]
+            return
+        job = task.job
+        self.send(
+            job.source.node,
+            Fetch(
+                job.partition, job.source.incarnation, job.session, job.epoch, task.slice, self.SLICES
+            ),
+        )
+        self.world.schedule(0.5, self._attempt, key, run, task)
+
+    def on_event(self, event: Any) -> None:
+        if not isinstance(event, Received):
+            return
+        message = event.message
+        match message:
+            case Fetched():
+                for task in list(self.tasks.values()):
+                    if task.job.session == message.session and task.slice == message.slice:
+                        self._pass_on(task, message)
+            case Landed() | Denied():
+                for key, task in list(self.tasks.items()):
+                    same = task.job.session == message.session and task.slice == message.slice
+                    if same and task.target.node in (event.sender, *self._source_of(message, task)):
+                        del self.tasks[key]
+
+    def _source_of(self, message: Message, task: _Task) -> tuple[str, ...]:
+        return (task.target.node,) if isinstance(message, Denied) else ()
+
+    def _pass_on(self, task: _Task, fetched: Fetched) -> None:
+        rows = fetched.rows
+        assert isinstance(rows, SimulatedRows)
+        job, target = task.job, task.target
+        attempt = f"{self.starts}.{task.attempt}.{self.world.dice.random():.6f}"
+        middle = len(rows.rows) // 2
+        parts = [SimulatedRows(rows.rows[:middle]), SimulatedRows(rows.rows[middle:])]
+        head = (job.partition, target.incarnation, job.session, job.epoch, task.slice)
+        for part in parts:
+            self.send(target.node, Chunk(*head, attempt, part))
+        digest = sum(part.digest() for part in parts)
+        end = End(
+            *head, self.SLICES, attempt, len(rows), digest, fetched.through, fetched.producers
+        )
+        # The end goes a little later: chunks and end may still overtake each other.
+        self.world.schedule(0.004, self._end, self.run, target.node, end)
+
+    def _end(self, run: int, node: str, end: End) -> None:
+        if run == self.run:
+            self.send(node, end)
+
+
+def node_registration(name: str, lease: int) -> Commit:
+    return Commit({}, (Put(NodeLease(name, lease)),), f"{name} lives")
+
+
+def office(name: str, lease: int) -> Commit:
+    return Commit({COORDINATOR_KEY: 0}, (Put(CoordinatorLease(name, lease)),), f"{name} coordinates")
+
+
+__all__ = [
+    "ClientProcess",
+    "CoordinatorProcess",
+    "LeaseLost",
+    "Mover",
+    "NodeProcess",
+    "Process",
+    "StaleGuard",
+    "lease_key",
+    "node_registration",
+    "office",
+]

@@ -1,0 +1,83 @@
+"""Where does the fake world agree? In the real in-memory metastore, through the real codec."""
+
+from collections.abc import Callable
+
+from limosa.core.model.changes import Agreed, Commit
+from limosa.errors import LeaseLost, StaleGuard
+from limosa.metastore.agreed import AgreedStore
+from limosa.metastore.memory import MemoryMetastore
+from limosa.simulation.hosts import node_registration, office
+
+
+class _WorldClock:
+    """The metastore's machine keeps the world's own time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now()
+
+    def boot_id(self) -> str:
+        return "world"
+
+
+class SimulatedMetastore:
+    """Answers calls; the network between it and its callers is the world's."""
+
+    def __init__(
+        self, now: Callable[[], float], schedule: Callable[..., None], lease_seconds: float
+    ) -> None:
+        self._store = MemoryMetastore(_WorldClock(now))
+        self._agreed = AgreedStore(self._store)
+        self._schedule = schedule
+        self._lease_seconds = lease_seconds
+        self.on_change: Callable[[], None] = lambda: None
+
+    def read(self) -> Agreed:
+        return self._agreed.read()
+
+    def commit(self, commit: Commit) -> bool:
+        try:
+            self._agreed.commit(commit)
+        except StaleGuard:
+            return False
+        self.on_change()
+        return True
+
+    def register(self, node: str) -> tuple[int, int]:
+        lease = self._grant()
+        revision = self._agreed.commit(node_registration(node, lease), lease)
+        self.on_change()
+        return lease, revision
+
+    def take_office(self, name: str) -> tuple[int, int, Agreed] | None:
+        lease = self._store.grant(self._lease_seconds)
+        try:
+            revision = self._agreed.commit(office(name, lease), lease)
+        except StaleGuard:
+            self._store.revoke(lease)
+            return None
+        self._watch_end(lease)
+        self.on_change()
+        return lease, revision, self.read()
+
+    def renew(self, lease: int) -> bool:
+        try:
+            self._store.renew(lease)
+        except LeaseLost:
+            return False
+        return True
+
+    def _grant(self) -> int:
+        lease = self._store.grant(self._lease_seconds)
+        self._watch_end(lease)
+        return lease
+
+    def _watch_end(self, lease: int) -> None:
+        """Leases end inside the next operation, so there must be one when a lease is due."""
+        left = self._store.lease_left(lease)
+        if left > 0:
+            self._schedule(left + 0.001, self._watch_end, lease)
+        else:
+            self.on_change()

@@ -1,0 +1,69 @@
+"""What does a network do to you? It delays, drops, duplicates, reorders and cuts: both ways or one."""
+
+from collections.abc import Callable
+from random import Random
+
+from msgspec import Struct
+
+from limosa.core.messages import Answer, Message, Read, Write
+
+
+class Weather(Struct, frozen=True):
+    """How bad it is; a seed draws one."""
+
+    latency_seconds: float = 0.002
+    dropped: float = 0.0
+    doubled: float = 0.0
+    slow: float = 0.0
+    """Messages that take up to half a second."""
+    stuck: float = 0.0
+    """Messages that take several seconds, and arrive when nobody expects them."""
+
+
+FAIR = Weather()
+
+_ONCE = (Write, Read, Answer)
+"""A client's request and its answer go over one stream: lost with it, but never doubled by it."""
+
+
+class Network:
+    """Carries messages between processes, or does not."""
+
+    def __init__(self, dice: Random, schedule: Callable[..., None], weather: Weather) -> None:
+        self._dice = dice
+        self._schedule = schedule
+        self.weather = weather
+        self._cut: set[tuple[str, str]] = set()
+
+    def cut(self, one: str, other: str, both_ways: bool = True) -> None:
+        self._cut.add((one, other))
+        if both_ways:
+            self._cut.add((other, one))
+
+    def heal(self) -> None:
+        self._cut.clear()
+        self.weather = FAIR
+
+    def is_cut(self, one: str, other: str) -> bool:
+        return (one, other) in self._cut
+
+    def send(
+        self, sender: str, to: str, message: Message | None, arrive: Callable[..., None], *arguments: object
+    ) -> None:
+        if (sender, to) in self._cut:
+            return
+        weather, dice = self.weather, self._dice
+        if weather.dropped and dice.random() < weather.dropped:
+            return
+        self._schedule(self._latency(), arrive, *arguments)
+        if weather.doubled and dice.random() < weather.doubled and not isinstance(message, _ONCE):
+            self._schedule(self._latency(), arrive, *arguments)
+
+    def _latency(self) -> float:
+        weather, dice = self.weather, self._dice
+        chance = dice.random()
+        if chance < weather.stuck:
+            return 0.5 + dice.random() * 6
+        if chance < weather.stuck + weather.slow:
+            return dice.random() * 0.5
+        return weather.latency_seconds * (0.2 + 2 * dice.random())

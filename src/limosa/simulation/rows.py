@@ -1,0 +1,50 @@
+"""What are rows in the simulator? Small tuples: (key, token, value), and a version once they have one."""
+
+from collections.abc import Iterable
+from zlib import crc32
+
+from msgspec import Struct
+
+from limosa.core.model.keys import Position, TokenRange
+
+
+def token_of(key: str) -> int:
+    """Any fixed function will do: spread keys over the token space, the same in every run."""
+    return (crc32(key.encode()) << 32) - 2**63 + crc32(key[::-1].encode())
+
+
+class Row(Struct, frozen=True, gc=False):
+    """A row; the value None is a tombstone."""
+
+    key: str
+    token: int
+    value: object
+    version: Position = 0
+
+    def fingerprint(self) -> int:
+        return crc32(f"{self.key} {self.value!r} {self.version}".encode())
+
+
+class SimulatedRows(Struct, frozen=True, gc=False):
+    """The simulator's `Rows`."""
+
+    rows: tuple[Row, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def digest(self) -> int:
+        return sum(row.fingerprint() for row in self.rows)
+
+    def outside(self, ranges: Iterable[TokenRange]) -> "SimulatedRows":
+        ranges = list(ranges)
+        if not ranges:
+            return self
+        return SimulatedRows(
+            tuple(row for row in self.rows if not any(held.holds(row.token) for held in ranges))
+        )
+
+    def within(self, held: TokenRange) -> "SimulatedRows":
+        if all(held.holds(row.token) for row in self.rows):
+            return self
+        return SimulatedRows(tuple(row for row in self.rows if held.holds(row.token)))

@@ -1,0 +1,223 @@
+"""What happens? A world of processes, with one queue of events and one die, all drawn from a seed."""
+
+import heapq
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from limosa.core import routing
+from limosa.core.client import Client, Finished
+from limosa.core.client import Settings as ClientSettings
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.brain import Settings as CoordinatorSettings
+from limosa.core.events import AgreedRead, TopologyRead
+from limosa.core.invariants import broken
+from limosa.core.model.changes import Agreed, Commit, Put
+from limosa.core.model.intent import Intent, Placement
+from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, PartitionId, Position
+from limosa.core.model.rows import Entry
+from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
+from limosa.core.participant.node import Participant
+from limosa.core.participant.settings import Settings
+from limosa.simulation.disk import StoredReplica
+from limosa.simulation.hosts import (
+    METASTORE,
+    ClientProcess,
+    CoordinatorProcess,
+    Mover,
+    NodeProcess,
+    Process,
+)
+from limosa.simulation.metastore import SimulatedMetastore
+from limosa.simulation.network import Network, Weather
+
+ZONE = "zone"
+
+
+class Shape(Struct, frozen=True):
+    """How large the world is, and how bad its weather; a seed draws one."""
+
+    nodes: int = 4
+    partitions: int = 2
+    replicas: int = 3
+    clients: int = 3
+    entries_kept: int = 12
+    weather: Weather = Weather()
+
+
+class Violated(Exception):
+    """The run has shown something that must never be."""
+
+
+class World:
+    """Everything that exists in one run."""
+
+    def __init__(self, seed: int, shape: Shape, telling: bool = False) -> None:
+        self.seed = seed
+        self.shape = shape
+        self.dice = Random(seed)
+        self.now = 0.0
+        self.violations: list[tuple[str, PartitionId]] = []
+        self.story: list[tuple[float, PartitionId, str]] = []
+        self.telling = telling
+        self.moves = 0
+        self.faults = 0
+        self.cells: set[tuple[str, str]] = set()
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._events = 0
+        self._placed: dict[tuple[PartitionId, str, int], Position] = {}
+        self.on_stage: Callable[[Partition], None] = lambda record: None
+        settings = Settings(entries_kept=shape.entries_kept)
+        self.settings = settings
+        self.network = Network(self.dice, self.schedule, shape.weather)
+        self.metastore = SimulatedMetastore(
+            lambda: self.now, self.schedule, settings.lease_seconds
+        )
+        self.agreed = Agreed()
+        self.processes: dict[str, Process] = {}
+        self.nodes = {f"n{i + 1}": NodeProcess(self, f"n{i + 1}", settings) for i in range(shape.nodes)}
+        self.coordinators = [CoordinatorProcess(self, f"k{i + 1}") for i in range(2)]
+        self.clients = [
+            ClientProcess(self, f"c{i + 1}", self._finished) for i in range(shape.clients)
+        ]
+        self.mover = Mover(self, "mover")
+        self.finished: Callable[[Finished], None] = lambda effect: None
+        for process in (*self.nodes.values(), *self.coordinators, *self.clients, self.mover):
+            self.processes[process.name] = process
+        self.metastore.on_change = self._changed
+        self.metastore.commit(self._first_commit())
+        for process in self.processes.values():
+            process.start()
+
+    def _first_commit(self) -> Commit:
+        shape = self.shape
+        step = 2**64 // shape.partitions
+        names = tuple(f"p{i}" for i in range(shape.partitions))
+        starts = tuple(TOKEN_MIN + i * step for i in range(shape.partitions))
+        layout = Layout(ZONE, 1, starts, names)
+        records: list[Any] = [Zone(ZONE, shape.replicas), layout]
+        records += [Node(name, volumes=("", "v2")) for name in self.nodes]
+        for index, name in enumerate(names):
+            nodes = [f"n{(index + i) % shape.nodes + 1}" for i in range(shape.replicas)]
+            replicas = tuple(Replica(node, "made") for node in nodes)
+            records.append(Partition(name, ZONE, layout.range_of(index), replicas, replicas))
+            records.append(Intent(name, tuple(Placement(node) for node in nodes)))
+        return Commit({}, tuple(Put(record) for record in records), "a world")
+
+    # --- brains, made here so that a mutant can be planted
+
+    def make_participant(self, name: str, settings: Settings) -> Participant:
+        return Participant(name, settings)
+
+    def make_coordinator(self, name: str) -> Coordinator:
+        return Coordinator(name, CoordinatorSettings())
+
+    def make_client(self, name: str) -> Client:
+        return Client(name, ClientSettings())
+
+    # --- time
+
+    def schedule(self, delay: float, what: Callable[..., None], *arguments: Any) -> None:
+        self._events += 1
+        heapq.heappush(self._queue, (self.now + delay, self._events, what, arguments))
+
+    def run_until(self, end: float, enough: Callable[[], bool] | None = None) -> None:
+        queue = self._queue
+        checked = self.now
+        while queue and queue[0][0] <= end and not self.violations:
+            self.now, _, what, arguments = heapq.heappop(queue)
+            what(*arguments)
+            if enough is not None and self.now - checked > 0.2:
+                checked = self.now
+                if enough():
+                    return
+        self.now = max(self.now, end) if not self.violations else self.now
+
+    # --- the agreed state
+
+    def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
+        made = self.metastore.commit(commit)
+        if self.telling:
+            partition = commit.why.split(":", 1)[0]
+            self.tell(f"{by} {'commits' if made else 'fails to commit'}: {commit.why}", partition)
+        return made, self.agreed
+
+    def _changed(self) -> None:
+        before, after = self.agreed, self.metastore.read()
+        if after.revision == before.revision:
+            return
+        self.agreed = after
+        for problem in broken(before, after):
+            self.violate(problem, "")
+        if after.topology.generation != before.topology.generation:
+            self._notice_stages(before, after)
+        self._push(after, after.topology.generation != before.topology.generation)
+
+    def _notice_stages(self, before: Agreed, after: Agreed) -> None:
+        for name, record in after.topology.partitions.items():
+            old = before.topology.partitions.get(name)
+            if old is record:
+                continue
+            was = None if old is None or old.transition is None else old.transition.stage
+            now = None if record.transition is None else record.transition.stage
+            if was != now:
+                self.moves += now is None
+                self.on_stage(record)
+
+    def _push(self, agreed: Agreed, topology: bool) -> None:
+        """The watch: late, out of order, or lost."""
+        network = self.network
+        for coordinator in self.coordinators:
+            network.send(
+                METASTORE, coordinator.name, None, self._pushed, coordinator, AgreedRead(agreed)
+            )
+        if topology:
+            event = TopologyRead(agreed.topology, agreed.revision)
+            for node in self.nodes.values():
+                network.send(METASTORE, node.name, None, self._pushed, node, event)
+
+    def _pushed(self, process: Process, event: Any) -> None:
+        process.deliver(process.run, event)
+
+    # --- what the checkers look at
+
+    def violate(self, what: str, partition: PartitionId) -> None:
+        self.violations.append((what, partition))
+        self.tell(f"VIOLATION: {what}", partition)
+
+    def tell(self, what: str, partition: PartitionId = "") -> None:
+        if self.telling:
+            self.story.append((self.now, partition, what))
+
+    def on_row_commit(self, partition: PartitionId, entry: Entry) -> None:
+        """A producer's sequence is committed at one position only."""
+        if not entry.producer:
+            return
+        key = (partition, entry.producer, entry.sequence)
+        if self._placed.setdefault(key, entry.at) != entry.at:
+            self.violate(
+                f"applied twice: sequence {entry.sequence} of {entry.producer} at two positions",
+                partition,
+            )
+
+    def seen(
+        self,
+        stored: StoredReplica | None,
+        keys: tuple[str, ...],
+        rows: tuple[tuple[Position, object], ...],
+    ) -> tuple[tuple[Position, object], ...]:
+        """What a look-up returns: committed rows only (a mutant shows more)."""
+        return rows
+
+    def _finished(self, effect: Finished) -> None:
+        self.finished(effect)
+
+    def stage_name(self, partition: PartitionId) -> str:
+        record = self.agreed.topology.partitions[partition]
+        stage = routing.stage_of(record)
+        return "stable" if stage is None else stage.name
+
+    def token_bounds(self) -> tuple[int, int]:
+        return TOKEN_MIN, TOKEN_END

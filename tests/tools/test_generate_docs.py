@@ -1,0 +1,87 @@
+"""Generated parts of the docs are written from the code, and drift is noticed."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tools.generate_docs import NotYet, diagrams, main, stage_tables
+
+OLD = "# Page\n\n<!-- generated:part -->\nold\n<!-- /generated:part -->\n\nend\n"
+NEW = "# Page\n\n<!-- generated:part -->\n\nnew\n\n<!-- /generated:part -->\n\nend\n"
+
+GENERATORS = {"part": lambda: "new\n"}
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/page.md"
+    page.write_text(OLD, encoding="utf-8")
+    return page
+
+
+def run(page: Path, *arguments: str) -> int:
+    return main(list(arguments), page.parents[1], GENERATORS)
+
+
+def test_a_part_is_replaced_and_the_rest_kept(page: Path) -> None:
+    assert run(page) == 0
+    assert page.read_text(encoding="utf-8") == NEW
+    assert run(page, "--check") == 0
+
+
+def test_a_check_fails_on_drift_and_changes_nothing(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(page, "--check") == 1
+    assert page.read_text(encoding="utf-8") == OLD
+    assert "docs/page.md; run 'make docs'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("<!-- generated:other -->\n<!-- /generated:other -->\n", "no generator 'other'"),
+        ("<!-- generated:part -->\n", "not closed"),
+        (
+            "<!-- generated:part -->\n<!-- generated:part -->\n<!-- /generated:part -->\n",
+            "not closed",
+        ),
+    ],
+)
+def test_a_broken_page_is_refused(
+    page: Path, capsys: pytest.CaptureFixture[str], text: str, error: str
+) -> None:
+    page.write_text(text, encoding="utf-8")
+    assert run(page) == 2
+    assert error in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_a_part_whose_source_is_missing_is_skipped_aloud(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> str:
+        raise NotYet("no such module")
+
+    assert main(["--check"], page.parents[1], {"part": missing}) == 0
+    assert "skipped part (no such module)" in capsys.readouterr().out
+
+
+def test_machines_are_drawn_from_their_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = ModuleType("limosa.core.machines.drawing")
+    catalogue = ModuleType("limosa.core.machines.catalogue")
+    drawing.__dict__.update(markdown_table=lambda m: f"| {m} |\n", mermaid=lambda m: f"graph {m}\n")
+    catalogue.__dict__["MACHINES"] = {"move": "a", "repair": "b"}
+    for module in (drawing, catalogue):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert stage_tables() == "### move\n\n| a |\n\n### repair\n\n| b |"
+    assert diagrams().startswith("### move\n\n```mermaid\ngraph a\n```\n\n### repair")
+
+
+def test_a_missing_catalogue_is_not_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "limosa.core.machines.drawing", None)
+    with pytest.raises(NotYet):
+        stage_tables()

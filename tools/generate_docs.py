@@ -1,0 +1,117 @@
+"""Which parts of the docs are printed from the code?
+
+Text between `<!-- generated:NAME -->` and `<!-- /generated:NAME -->` in docs/ is what the generator
+NAME returns. Without arguments the text is replaced; `--check` changes nothing and fails on drift.
+"""
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Generator = Callable[[], str]
+
+OPENING = re.compile(r"<!-- generated:(\w+) -->")
+PART = re.compile(
+    r"(?P<open><!-- generated:(?P<name>\w+) -->).*?(?P<close><!-- /generated:(?P=name) -->)",
+    re.DOTALL,
+)
+
+
+class NotYet(Exception):
+    """What a generator prints from does not exist; the present text stays."""
+
+
+def _machines() -> tuple[Any, dict[str, Any]]:
+    names = ("limosa.core.machines.drawing", "limosa.core.machines.catalogue")
+    try:
+        drawing, catalogue = (importlib.import_module(name) for name in names)
+    except ModuleNotFoundError as error:
+        if error.name not in names:
+            raise
+        raise NotYet(f"there is no module {error.name}") from error
+    return drawing, catalogue.MACHINES
+
+
+def stage_tables() -> str:
+    """Every machine as a table."""
+    drawing, machines = _machines()
+    return _sections({name: drawing.markdown_table(machine) for name, machine in machines.items()})
+
+
+def diagrams() -> str:
+    """Every machine as a diagram."""
+    drawing, machines = _machines()
+    return _sections(
+        {name: _fenced(drawing.mermaid(machine)) for name, machine in machines.items()}
+    )
+
+
+def _fenced(diagram: str) -> str:
+    return diagram if diagram.startswith("```") else f"```mermaid\n{diagram.strip()}\n```"
+
+
+def _sections(texts: Mapping[str, str]) -> str:
+    return "\n\n".join(f"### {title}\n\n{text.strip()}" for title, text in texts.items())
+
+
+GENERATORS: Mapping[str, Generator] = {"stage_tables": stage_tables, "diagrams": diagrams}
+
+
+def regenerate(text: str, generators: Mapping[str, Generator], skipped: list[str]) -> str:
+    """The text with its generated parts written anew; what can't be yet is noted in `skipped`."""
+    opened = OPENING.findall(text)
+    closed = [match["name"] for match in PART.finditer(text)]
+    if opened != closed:
+        raise ValueError(f"generated parts {opened} are not closed one by one")
+
+    def replace(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in generators:
+            raise ValueError(f"there is no generator '{name}'; there are: {', '.join(generators)}")
+        try:
+            return f"{match['open']}\n\n{generators[name]().strip()}\n\n{match['close']}"
+        except NotYet as reason:
+            skipped.append(f"{name} ({reason})")
+            return match[0]
+
+    return PART.sub(replace, text)
+
+
+def main(
+    arguments: list[str] | None = None,
+    root: Path = ROOT,
+    generators: Mapping[str, Generator] = GENERATORS,
+) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, fail on drift")
+    check = parser.parse_args(arguments).check
+    drifted: list[str] = []
+    for file in sorted((root / "docs").rglob("*.md")):
+        path = file.relative_to(root).as_posix()
+        old = file.read_text(encoding="utf-8")
+        skipped: list[str] = []
+        try:
+            new = regenerate(old, generators, skipped)
+        except ValueError as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 2
+        for part in skipped:
+            print(f"{path}: skipped {part}")
+        if new != old and check:
+            drifted.append(path)
+        elif new != old:
+            file.write_text(new, encoding="utf-8")
+            print(f"{path}: written")
+    if drifted:
+        print(f"out of date: {', '.join(drifted)}; run 'make docs'", file=sys.stderr)
+    return 1 if drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
