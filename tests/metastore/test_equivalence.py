@@ -52,9 +52,11 @@ class TwoStores(RuleBasedStateMachine):
         return SqliteMetastore(Path(self.directory.name, "metastore.db"), self.clock)
 
     def teardown(self) -> None:
-        self.look()
-        self.sqlite.close()
-        self.directory.cleanup()
+        try:
+            self.look()
+        finally:
+            self.sqlite.close()
+            self.directory.cleanup()
 
     def both(self, operation: Callable[[Metastore], Any]) -> Any:
         expected = outcome(lambda: operation(self.memory))
@@ -82,15 +84,16 @@ class TwoStores(RuleBasedStateMachine):
         lease = None if lease_back is None else self.last_lease - lease_back
         self.both(lambda store: store.commit(guards, puts, deletes, lease))
 
-    @rule(ttl_seconds=st.sampled_from([1.0, 2.5, 10.0]))
-    def grant(self, ttl_seconds: float) -> None:
-        self.last_lease = self.both(lambda store: store.grant(ttl_seconds))
+    @rule(ttl_seconds=st.sampled_from([1.0, 2.5, 10.0]), keys=st.lists(KEYS, max_size=3))
+    def register(self, ttl_seconds: float, keys: list[str]) -> None:
+        lease = self.last_lease = self.both(lambda store: store.grant(ttl_seconds))
+        self.both(lambda store: store.commit({}, dict.fromkeys(keys, b"mine"), lease=lease))
 
     @rule(back=BACK, use=st.sampled_from(["renew", "renew", "revoke", "lease_left"]))
     def use_lease(self, back: int, use: str) -> None:
         self.both(lambda store: getattr(store, use)(self.last_lease - back))
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]), reboot=st.sampled_from([False] * 5 + [True]))
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]), reboot=st.sampled_from([False, False, True]))
     def time_passes(self, seconds: float, reboot: bool) -> None:
         if reboot:
             self.boots += 1
@@ -130,6 +133,8 @@ class TwoStores(RuleBasedStateMachine):
             assert list(entries) == list(self.sqlite.read(prefix)[1]) == sorted(entries)
             for key, entry in entries.items():
                 assert self.sqlite.get(key) == self.memory.get(key) == entry
+        for after in range(max(0, self.revision - 5), self.revision + 1):
+            self.both(lambda store: store.watch("", after).poll())  # noqa: B023
 
 
 TwoStores.TestCase.settings = settings(max_examples=100, stateful_step_count=50)

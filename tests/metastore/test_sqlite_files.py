@@ -6,11 +6,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from limosa.errors import HistoryTrimmed, LeaseLost, MetastoreUnavailable, UnusableFile
+from limosa.errors import (
+    HistoryTrimmed,
+    LeaseLost,
+    LimosaError,
+    MetastoreUnavailable,
+    OutcomeUnknown,
+    UnusableFile,
+)
 from limosa.metastore.sqlite import FORMAT, SqliteMetastore
 from limosa.ports import Change, Entry
 from tests.metastore.clocks import FakeClock
@@ -222,3 +229,82 @@ def test_a_commit_is_on_disk_before_it_is_acknowledged(
         full = 2
         assert opened[0].execute("PRAGMA synchronous").fetchone() == (full,)
         assert opened[0].execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+# What SQLite may answer on a bad day
+
+
+class MoodyConnection(sqlite3.Connection):
+    """Fails once at each of the given statements, before or after it really did the work."""
+
+    moods: ClassVar[dict[str, tuple[int, bool]]] = {}
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        code, really_done = self.moods.pop(args[0], (0, True))
+        cursor = super().execute(*args) if really_done else None
+        if code:
+            error = sqlite3.OperationalError("a bad day")
+            error.sqlite_errorcode = code
+            raise error
+        assert cursor is not None
+        return cursor
+
+
+@pytest.fixture
+def moods(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, bool]]:
+    connect = sqlite3.connect
+
+    def connect_moody(*args: Any, **options: Any) -> sqlite3.Connection:
+        return connect(*args, **options, factory=MoodyConnection)
+
+    monkeypatch.setattr(sqlite3, "connect", connect_moody)
+    monkeypatch.setattr(MoodyConnection, "moods", {})
+    return MoodyConnection.moods
+
+
+@pytest.mark.parametrize("really_done", [True, False])
+def test_a_failure_while_committing_leaves_the_outcome_unknown(
+    path: Path, moods: dict[str, tuple[int, bool]], really_done: bool
+) -> None:
+    with closing(open_file(path)) as store:
+        moods["COMMIT"] = (sqlite3.SQLITE_IOERR_FSYNC, really_done)
+        with pytest.raises(OutcomeUnknown) as raised:
+            store.commit({}, {"a": b""})
+        assert not raised.value.definite
+        assert store.read("")[0] == int(really_done)
+        assert store.commit({}, {"b": b""}) == int(really_done) + 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "refusal"),
+    [
+        ("COMMIT", sqlite3.SQLITE_BUSY, MetastoreUnavailable),
+        ("BEGIN IMMEDIATE", sqlite3.SQLITE_IOERR, MetastoreUnavailable),
+        ("UPDATE store SET revision = ?", sqlite3.SQLITE_FULL, MetastoreUnavailable),
+        ("UPDATE store SET revision = ?", sqlite3.SQLITE_CORRUPT, UnusableFile),
+    ],
+)
+def test_a_failure_before_the_commit_changes_nothing(
+    path: Path,
+    moods: dict[str, tuple[int, bool]],
+    statement: str,
+    code: int,
+    refusal: type[LimosaError],
+) -> None:
+    with closing(open_file(path)) as store:
+        moods[statement] = (code, False)
+        with pytest.raises(refusal) as raised:
+            store.commit({}, {"a": b""})
+        assert raised.value.definite
+        assert store.read("") == (0, {})
+        assert store.commit({}, {"b": b""}) == 1
+
+
+def test_opening_waits_for_another_process_that_opens(
+    path: Path, moods: dict[str, tuple[int, bool]]
+) -> None:
+    moods["PRAGMA journal_mode = WAL"] = (sqlite3.SQLITE_BUSY, False)
+    make(path)
+    moods["PRAGMA journal_mode = WAL"] = (sqlite3.SQLITE_BUSY, False)
+    with pytest.raises(MetastoreUnavailable, match="busy"):
+        open_file(path, busy_seconds=-1.0)

@@ -280,8 +280,8 @@ class Client:
             case Wait():
                 self._later(now, part)
             case Refuse(why=why):
-                several = any(each.done for each in operation.parts)
-                unknown = operation.maybe or several
+                others = any(each.done or each.id for each in operation.parts if each is not part)
+                unknown = operation.maybe or others
                 self._finish(operation, "unknown" if unknown else "failed", why)
 
     def _later(self, now: float, part: Part) -> None:

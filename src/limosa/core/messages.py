@@ -130,6 +130,8 @@ class Replicate(ReplicaMessage, frozen=True, gc=False):
     """`append`; `match`: cut your log to `previous` first; `begin`: forget all, start at `previous`."""
     check: tuple[SessionId, Position] | None = None
     """Take a digest at exactly this position, for this session's verification."""
+    probed: LeaseId = 0
+    """For `match`: the run that was probed. A late one must not cut the log of a later run."""
 
 
 class Probed(Message, frozen=True, gc=False):
@@ -141,15 +143,17 @@ class Probed(Message, frozen=True, gc=False):
     last: Position
     begun: int
     """The epoch in which this replica was last begun from nothing."""
+    run: LeaseId
 
 
 class Acked(Message, frozen=True, gc=False):
-    """Everything up to here is durable here."""
+    """Everything up to here is durable here, and so far I know it committed."""
 
     partition: PartitionId
     replica: Replica
     epoch: int
     position: Position
+    watermark: Position
 
 
 class Unheld(Message, frozen=True, gc=False):
@@ -158,6 +162,8 @@ class Unheld(Message, frozen=True, gc=False):
     partition: PartitionId
     replica: Replica
     epoch: int
+    revision: Revision
+    """That the refused message was sent under."""
     why: str
     """`stale epoch`, `fenced`, `dropped`, `lost` or `unmatched`."""
 

@@ -65,3 +65,9 @@ def writers(partition: Partition) -> tuple[Replica, ...]:
 def electable(partition: Partition) -> tuple[Replica, ...]:
     """Who may become owner: in sync, and on the side that is read."""
     return tuple(r for r in readers(partition) if r in partition.in_sync)
+
+
+def may_return(partition: Partition) -> tuple[Replica, ...]:
+    """Who may come back in sync by catching up: not one that a transition is about to leave behind."""
+    out = (r for r in readers(partition) if r not in partition.in_sync)
+    return tuple(r for r in out if r not in old_only(partition))

@@ -468,9 +468,7 @@ def _apply(
     revision = _revision(db)
     new = revision + 1
     present = [
-        key
-        for key in deletes
-        if db.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount
+        key for key in deletes if db.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount
     ]
     if not puts and not present:
         return revision

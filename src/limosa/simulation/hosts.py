@@ -221,7 +221,7 @@ class NodeProcess(Process):
             case RenewLease(lease=lease):
                 sent_at = self.now
                 self.call(
-                    lambda: self.world.metastore.renew(lease),
+                    lambda: self.world.metastore.renew(lease_key(self.name), lease),
                     lambda alive: self.on_event(
                         LeaseRenewed(lease, sent_at) if alive else LeaseEnded(lease)
                     ),
@@ -339,7 +339,9 @@ class CoordinatorProcess(Process):
         elif self.now - self._renewed_at > 0.5:
             self._renewed_at = self.now
             lease = self._lease
-            self.call(lambda: self.world.metastore.renew(lease), self._renewed)
+            self.call(
+                lambda: self.world.metastore.renew(COORDINATOR_KEY, lease), self._renewed
+            )
             self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
 
     def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:

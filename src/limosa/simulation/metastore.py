@@ -62,12 +62,14 @@ class SimulatedMetastore:
         self.on_change()
         return lease, revision, self.read()
 
-    def renew(self, lease: int) -> bool:
+    def renew(self, key: str, lease: int) -> bool:
+        """A lease whose key belongs to another one by now is as good as ended."""
         try:
             self._store.renew(lease)
         except LeaseLost:
             return False
-        return True
+        entry = self._store.get(key)
+        return entry is not None and entry.lease == lease
 
     def _grant(self) -> int:
         lease = self._store.grant(self._lease_seconds)

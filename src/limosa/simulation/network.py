@@ -40,6 +40,10 @@ class Network:
         if both_ways:
             self._cut.add((other, one))
 
+    def mend(self, one: str, other: str) -> None:
+        self._cut.discard((one, other))
+        self._cut.discard((other, one))
+
     def heal(self) -> None:
         self._cut.clear()
         self.weather = FAIR

@@ -1,6 +1,7 @@
 """What happens? A world of processes, with one queue of events and one die, all drawn from a seed."""
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.client import Client, Finished
+from limosa.core.client import Asked, Client, Finished
 from limosa.core.client import Settings as ClientSettings
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.brain import Settings as CoordinatorSettings
@@ -16,7 +17,7 @@ from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
 from limosa.core.model.changes import Agreed, Commit, Put
 from limosa.core.model.intent import Intent, Placement
-from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, PartitionId, Position
+from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
 from limosa.core.participant.node import Participant
@@ -62,6 +63,9 @@ class World:
         self.violations: list[tuple[str, PartitionId]] = []
         self.story: list[tuple[float, PartitionId, str]] = []
         self.telling = telling
+        self.healed = False
+        self.wiped: set[str] = set()
+        """A node is wiped once a run: two at a time could take every copy of a row."""
         self.moves = 0
         self.faults = 0
         self.cells: set[tuple[str, str]] = set()
@@ -219,5 +223,7 @@ class World:
         stage = routing.stage_of(record)
         return "stable" if stage is None else stage.name
 
-    def token_bounds(self) -> tuple[int, int]:
-        return TOKEN_MIN, TOKEN_END
+    def partition_of(self, asked: Asked) -> PartitionId:
+        token = asked.token if asked.rows is None else asked.rows.rows[0].token  # type: ignore[attr-defined]
+        layout = self.agreed.topology.layouts[ZONE]
+        return layout.partitions[bisect_right(layout.starts, token) - 1]

@@ -23,7 +23,7 @@ from limosa.core.events import (
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.messages import Look, Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, request_key
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision
 from limosa.core.model.topology import Partition, Replica
 
@@ -47,7 +47,7 @@ class Coordinator:
         """The revision of the coordinator's key while it is ours."""
         self.statuses: dict[NodeId, Status] = {}
         self.waits: dict[PartitionId, str] = {}
-        self._asked: dict[str, tuple[Revision, float]] = {}
+        self._asked: dict[PartitionId, tuple[dict[str, Revision], float]] = {}
         self._effects_at: dict[PartitionId, tuple[str, float]] = {}
         self._held_since: dict[str, float] = {}
         self._looked_at = -1e9
@@ -66,13 +66,15 @@ class Coordinator:
                 self._looked_at = -1e9
             case Deposed():
                 self.office = None
-            case CommitAnswered():
-                self._asked.clear()
-            case Ticked() | Received():
+            case CommitAnswered() | Ticked() | Received():
                 pass
-        if self.office is None or self.agreed.revision < self.office:
+        if not self._in_office():
             return []
         return [*self._look(now), *self._decide(now)]
+
+    def _in_office(self) -> bool:
+        """As far as it can know: what it does not know yet, the guard of every commit does."""
+        return self.office is not None and self.agreed.revision_of(COORDINATOR_KEY) == self.office
 
     def _hear(self, status: Status) -> None:
         """A node's words are kept in the order in which it said them."""
@@ -91,11 +93,14 @@ class Coordinator:
         assert self.office is not None
         view = View(self.agreed, self.statuses, self.office, now)
         out: list[Effect] = []
-        for request in sorted(self.agreed.requests.values(), key=lambda r: r.id):
-            if request.state == "waiting":
-                self._propose(now, request_key(request.id), requests.answer(view, request), out)
+        answered: set[PartitionId] = set()
+        for request in self.agreed.requests.values():
+            if request.state == "waiting" and request.partition not in answered:
+                answered.add(request.partition)
+                self._propose(now, request.partition, requests.answer(view, request), out)
         for record in self.agreed.topology.partitions.values():
-            self._step(view, record, out)
+            if record.id not in answered:
+                self._step(view, record, out)
         return out
 
     def _step(self, view: View, record: Partition, out: list[Effect]) -> None:
@@ -122,7 +127,7 @@ class Coordinator:
             return transitions.advance(view, record, self._since(view.now, record))
         intent = view.agreed.intents.get(record.id)
         if intent is not None and intent.pending is not None:
-            return transitions.start(view, record, intent.pending)
+            return transitions.start(view, record, intent)
         return self._rebuild(view, record)
 
     def _since(self, now: float, record: Partition) -> float:
@@ -155,19 +160,20 @@ class Coordinator:
 
     def _ask_rebuild(self, view: View, record: Partition, replica: Replica, why: str) -> Commit:
         revision = view.agreed.topology.revision_of(record.id)
-        places = tuple(Placement(r.node, r.volume) for r in record.replicas)
         request = Request(
-            f"rebuild-{record.id}-{revision}", "rebuild", record.id, places, (replica.node,)
+            f"rebuild-{record.id}-{revision}", "rebuild", record.id, renewed=(replica.node,)
         )
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
 
-    def _propose(self, now: float, what: str, commit: Commit, out: list[Effect]) -> None:
+    def _propose(
+        self, now: float, partition: PartitionId, commit: Commit, out: list[Effect]
+    ) -> None:
         """Once for each state that it was computed from; a lost answer is made good after a while."""
-        revision, asked_at = self._asked.get(what, (-1, 0.0))
-        if revision == self.agreed.revision and now - asked_at < self.settings.ask_again_seconds:
+        guards, asked_at = self._asked.get(partition, ({}, 0.0))
+        if guards == commit.guards and now - asked_at < self.settings.ask_again_seconds:
             return
-        self._asked[what] = (self.agreed.revision, now)
+        self._asked[partition] = (commit.guards, now)
         out.append(MakeCommit(commit))
 
     def _wait(

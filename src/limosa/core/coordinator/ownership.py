@@ -58,7 +58,7 @@ def elect(view: View, record: Partition) -> Commit | str:
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
     change = record.transition
     if change is not None and FALLBACK in routing.machine_of(change)[change.stage].given_up:
-        old = [r for r in in_sync_side(record, Side.OLD) if view.is_live(r.node)]
+        old = [r for r in in_sync_side(record, Side.OLD) if view.of(record, r) is not None]
         if old:
             after = with_stage(record, FALLBACK, giving_up="no replica of the new side lives")
             return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
@@ -97,14 +97,11 @@ def change_in_sync(view: View, record: Partition) -> Commit | None:
         if replica in silent:
             return take_out(view, record, replica, "it does not answer its owner")
     for replica, revision in () if owner is None else owner.caught_up:
-        if revision == view.agreed.topology.revision_of(record.id) and may_return(record, replica):
+        current = revision == view.agreed.topology.revision_of(record.id)
+        if current and replica in routing.may_return(record):
             after = replace(record, in_sync=(*record.in_sync, replica))
             return view.commit(record, after, f"{replica.node} is in sync again")
     return None
-
-
-def may_return(record: Partition, replica: Replica) -> bool:
-    return replica in routing.readers(record) and replica not in record.in_sync
 
 
 def take_out(view: View, record: Partition, replica: Replica, why: str) -> Commit:

@@ -57,19 +57,17 @@ def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...
     if request.kind == "reverse" or request.kind == "complete":
         return end_hold(record, request)
     new = Assignment(
-        request.kind,
-        request.placements or intent.stable,
-        request.renewed,
-        request.hold_seconds,
-        trigger,
+        request.kind, request.placements, request.renewed, request.hold_seconds, trigger
     )
-    check(view, record, new)
+    check(view, record, new, request.placements or intent.stable)
     return (Put(assign(intent, new)),), "accepted"
 
 
-def check(view: View, record: Partition, new: Assignment) -> None:
+def check(
+    view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]
+) -> None:
     zone = view.agreed.topology.zones[record.zone]
-    nodes = [place.node for place in new.placements]
+    nodes = [place.node for place in places]
     if len(set(nodes)) != len(nodes):
         raise IllegalRequest("two replicas on one node", "name distinct nodes")
     if len(nodes) != zone.replica_count:

@@ -17,7 +17,7 @@ from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import DropReplica, Seal, Verify
 from limosa.core.model.changes import Change, Commit, Put
-from limosa.core.model.intent import Assignment, Placement, cancelled, completed
+from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
 
 
@@ -37,13 +37,15 @@ class GivenUp(NamedTuple):
 Progress = Waiting | GivenUp | None
 
 
-def start(view: View, record: Partition, pending: Assignment) -> Commit | Waiting:
+def start(view: View, record: Partition, intent: Intent) -> Commit | Waiting:
     """A transition begins only here, and only because intent says so."""
+    pending = intent.pending
+    assert pending is not None
     transition = f"t{pending.trigger}"
-    if pending.kind == "repair":
-        targets = record.replicas
-    else:
-        targets = tuple(_target(record, place, pending, transition) for place in pending.placements)
+    places = pending.placements or intent.stable
+    targets = tuple(_target(record, place, pending, transition) for place in places)
+    if pending.kind != "repair" and sorted(targets) == sorted(record.replicas):
+        return view.commit(record, record, "already so", settle(view, record, True))
     for replica in targets:
         if replica not in record.replicas and not view.is_live(replica.node):
             return Waiting(f"{replica.node}, which is to hold it, does not live")
@@ -132,7 +134,7 @@ def settle(view: View, record: Partition, done: bool) -> tuple[Change, ...]:
     intent = view.agreed.intents.get(record.id)
     if intent is None or intent.pending is None:
         return ()
-    after = completed(intent, intent.pending.placements) if done else cancelled(intent)
+    after = completed(intent) if done else cancelled(intent)
     return (Put(after),)
 
 

@@ -30,7 +30,8 @@ class Assignment(Struct, frozen=True):
     """What a partition should become, and since which trigger."""
 
     kind: TransitionKind
-    placements: tuple[Placement, ...]
+    placements: tuple[Placement, ...] = ()
+    """Empty: where it is."""
     renewed: tuple[NodeId, ...] = ()
     """Nodes whose replica is made anew although its place stays."""
     hold_seconds: float = 0.0
@@ -106,9 +107,12 @@ def is_reached(intent: Intent, new: Assignment) -> bool:
     )
 
 
-def completed(intent: Intent, placements: tuple[Placement, ...]) -> Intent:
+def completed(intent: Intent) -> Intent:
     """The pending assignment holds: it is stable now, and the planned one is next."""
-    return replace(intent, stable=placements, cancel=None, pending=intent.planned, planned=None)
+    places = intent.stable if intent.pending is None else intent.pending.placements
+    return replace(
+        intent, stable=places or intent.stable, cancel=None, pending=intent.planned, planned=None
+    )
 
 
 def cancelled(intent: Intent) -> Intent:

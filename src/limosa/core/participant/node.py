@@ -72,7 +72,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.changes import Topology
-from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position, Revision
+from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId, Position, Revision
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner
@@ -96,6 +96,8 @@ class Participant:
         self._stored: deque[tuple[int, Callable[[float], None]]] = deque()
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
         self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
+        self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
+        """What this run has dropped by itself; whatever else is missing is lost."""
         self._ahead: list[Received] = []
         """Requests by senders that know a newer topology: they wait until it is applied."""
         self._coordinator: str | None = None
@@ -171,6 +173,8 @@ class Participant:
         self.out.append(ReadTopology())
 
     def _lease_granted(self, now: float, event: LeaseGranted) -> None:
+        if self.lease is not None and event.revision < self.lease.revision:
+            return  # the late answer to an earlier question: the key is the newer lease's by now
         self._forget_run()
         self.lease = Lease(event.lease, event.revision)
         self.lease.extend(event.sent_at, self.settings)
@@ -281,6 +285,7 @@ class Participant:
         self._disown(held)
         self.held.pop(key)
         self._discarding[key] = held.replica
+        self._dropped.append(key)
         ticket = self._when_stored(lambda now: self._discarded(key))
         self.out.append(DiscardReplica(*key, ticket))
 
@@ -495,12 +500,14 @@ class Participant:
     # --- replicas
 
     def _replica_message(self, now: float, sender: str, message: ReplicaMessage) -> None:
+        if self.lease is None or not self.lease.registered:
+            return
         held = self.held.get((message.partition, message.to))
         why = self._objection(held, message)
         if held is None or why:
             replica = Replica(self.node, message.to) if held is None else held.replica
             named = self._named(message.partition, message.to) or replica
-            self._send(sender, Unheld(message.partition, named, message.epoch, why))
+            self._send(sender, Unheld(message.partition, named, message.epoch, message.revision, why))
         elif isinstance(message, Probe):
             self._send(sender, self._probed(held, message, held.last))
         else:
@@ -516,14 +523,7 @@ class Participant:
 
     def _objection(self, held: Held | None, message: ReplicaMessage) -> str:
         if held is None:
-            dropped = self._named(message.partition, message.to) is None
-            dropped |= (message.partition, message.to) in self._discarding
-            record = self.topology.partitions.get(message.partition)
-            stage = None if record is None else routing.stage_of(record)
-            dropped |= stage is not None and (
-                Work.DROP_OLD in stage.work or Work.DROP_NEW in stage.work
-            )
-            return "dropped" if dropped else "lost"
+            return "dropped" if (message.partition, message.to) in self._dropped else "lost"
         if not self._is_current(held, message):
             return "stale epoch"
         if message.revision < self.topology.partitions[message.partition].fence:
@@ -534,7 +534,12 @@ class Participant:
         return message.epoch >= held.epoch
 
     def _probed(self, held: Held, message: ReplicaMessage, last: Position) -> Probed:
-        return Probed(held.partition, held.replica, message.epoch, last, held.begun)
+        return Probed(
+            held.partition, held.replica, message.epoch, last, held.begun, self._run()
+        )
+
+    def _run(self) -> LeaseId:
+        return 0 if self.lease is None else self.lease.id
 
     def _replicate(self, now: float, sender: str, held: Held, message: Replicate) -> None:
         incarnation = held.replica.incarnation
@@ -551,7 +556,11 @@ class Participant:
                     )
                 )
             held.matched = message.epoch
-        elif message.how == "match" and held.matched != message.epoch:
+        elif (
+            message.how == "match"
+            and held.matched != message.epoch
+            and message.probed == self._run()
+        ):
             common = held.nearest(message.previous)
             if common != message.previous:
                 self._send(sender, self._probed(held, message, -1 if common is None else common))
@@ -559,7 +568,10 @@ class Participant:
             self._cut(held, common)
             held.matched = message.epoch
         elif held.matched != message.epoch:
-            self._send(sender, Unheld(held.partition, held.replica, message.epoch, "unmatched"))
+            unmatched = Unheld(
+                held.partition, held.replica, message.epoch, message.revision, "unmatched"
+            )
+            self._send(sender, unmatched)
             return
         if message.previous > held.last:
             self._send(sender, self._probed(held, message, held.last))
@@ -578,25 +590,32 @@ class Participant:
 
     def _take(self, now: float, sender: str, held: Held, message: Replicate) -> None:
         new = tuple(entry for entry in message.entries if self._is_new(held, entry.at))
+        if new and new[0].previous != held.last:
+            self.out.append(Surprise(held.partition, "entries that do not follow this log"))
+            return
+        for entry in new:
+            held.append(entry)
         if new:
-            for entry in new:
-                held.append(entry)
             ticket = self._when_stored(lambda now: self._appended(held, sender, message.epoch))
             held.appending[ticket] = (message.revision, held.last)
             self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
-        else:
-            self._send(sender, Acked(held.partition, held.replica, message.epoch, held.durable))
         if message.check is not None and message.check[0] == held.copied:
             held.check = message.check
         self.out += held.advance(max(held.watermark, min(message.watermark, held.last)))
         self.out += held.trim(self.settings.entries_kept)
+        if not new:
+            self._ack(held, sender, message.epoch)
 
     def _is_new(self, held: Held, at: Position) -> bool:
         return at > held.last
 
     def _appended(self, held: Held, sender: str, epoch: int) -> None:
         if held.matched == epoch:
-            self._send(sender, Acked(held.partition, held.replica, epoch, held.durable))
+            self._ack(held, sender, epoch)
+
+    def _ack(self, held: Held, sender: str, epoch: int) -> None:
+        acked = Acked(held.partition, held.replica, epoch, held.durable, held.watermark)
+        self._send(sender, acked)
 
     def _peer_message(self, now: float, sender: str, message: Probed | Acked | Unheld) -> None:
         owner = self.owners.get(message.partition)

@@ -7,6 +7,7 @@ it, and read from then on.
 
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 from msgspec import Struct
 
@@ -41,7 +42,7 @@ class Lease:
     def __init__(self, id: LeaseId, revision: Revision) -> None:
         self.id = id
         self.revision = revision
-        self.valid_until = 0.0
+        self.valid_until = -inf
         self.registered = False
         """A topology at or after the lease's revision was applied."""
 
@@ -67,7 +68,7 @@ class Peer:
         self.sent: Position = 0
         self.acked: Position = 0
         self.told: Position = 0
-        """The watermark that it was last sent."""
+        """The watermark that it knows."""
         self.since = now
         """When it last owed nothing, or made progress."""
 
@@ -155,7 +156,7 @@ class Owner:
             return
         if not (peer.matched and message.last >= peer.acked):
             peer.matched = False
-            self.replicate(peer, common, "match")
+            self.replicate(peer, common, "match", message.run)
         else:
             self.replicate(peer, message.last)
 
@@ -165,8 +166,13 @@ class Owner:
         filling = stage is not None and stage.session
         return filling and begun != self.epoch and replica in routing.new_only(self.record)
 
-    def replicate(self, peer: Peer, previous: Position, how: str = "append") -> None:
+    def replicate(
+        self, peer: Peer, previous: Position, how: str = "append", probed: LeaseId = 0
+    ) -> None:
         held = self.held
+        if previous < held.first:
+            peer.reachable = peer.matched = False
+            return
         check = held.check if how == "append" else None
         message = Replicate(
             held.partition,
@@ -178,9 +184,9 @@ class Owner:
             held.watermark,
             how,
             check,
+            probed,
         )
         peer.sent = held.last
-        peer.told = held.watermark
         self._send(peer, message)
 
     def acked(self, now: float, message: Acked) -> None:
@@ -188,6 +194,7 @@ class Owner:
         if peer is None or message.epoch != self.epoch:
             return
         peer.matched = True
+        peer.told = message.watermark
         if message.position > peer.acked:
             peer.acked = message.position
             peer.since = now
@@ -200,8 +207,13 @@ class Owner:
         if message.why == "unmatched":
             peer.matched = False
             self.probe(peer)
-        elif message.why in ("fenced", "dropped") and message.replica in self.required():
-            # Every process is at most one stage away, so nobody refuses what we still have to send.
+        elif (
+            message.why in ("fenced", "dropped")
+            and message.revision == self.revision
+            and message.replica in self.required()
+            and self.lease.holds(now)
+        ):
+            # Every process is at most one stage away, so nobody refuses what is sent under today's.
             self.out.append(
                 Surprise(
                     self.held.partition, f"{message.replica.node} refused its owner: {message.why}"
@@ -355,8 +367,7 @@ class Owner:
             self.open
             and peer.matched
             and peer.acked == self.held.last
-            and peer.replica not in self.record.in_sync
-            and peer.replica in routing.readers(self.record)
+            and peer.replica in routing.may_return(self.record)
             and peer.replica not in self.proposed
         ):
             self.proposed[peer.replica] = now

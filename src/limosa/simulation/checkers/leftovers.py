@@ -1,0 +1,86 @@
+"""Is anything left behind? After healing every operation has ended, and only what is named is held."""
+
+from typing import TYPE_CHECKING
+
+from limosa.core import routing
+
+if TYPE_CHECKING:
+    from limosa.simulation.world import World
+
+
+def unfinished(world: "World") -> list[tuple[str, str]]:
+    """What still has to end: (what, partition)."""
+    waiting: list[tuple[str, str]] = []
+    agreed = world.agreed
+    for name, record in agreed.topology.partitions.items():
+        stage = routing.stage_of(record)
+        if stage is not None:
+            waiting.append((f"it is in {stage.name}", name))
+        if record.owner is None:
+            waiting.append(("it has no owner", name))
+        elif not _open(world, record.owner.replica.node, name):
+            waiting.append(("its owner is not open", name))
+        if len(record.in_sync) < len(record.replicas):
+            waiting.append(("not all replicas are in sync", name))
+        intent = agreed.intents[name]
+        if intent.pending is not None or intent.planned is not None:
+            waiting.append(("intent has something pending", name))
+        if intent.cancel is not None:
+            waiting.append(("a cancel is left", name))
+        waiting += _busy(world, name)
+    for request in agreed.requests.values():
+        if request.state == "waiting":
+            waiting.append((f"request {request.id}", request.partition))
+    if world.mover.tasks:
+        waiting.append((f"{len(world.mover.tasks)} copy tasks", ""))
+    return waiting
+
+
+def _open(world: "World", node: str, partition: str) -> bool:
+    brain = world.nodes[node].brain
+    owner = brain.owners.get(partition)
+    return owner is not None and owner.open and owner.sealed is None
+
+
+def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
+    for node in world.nodes.values():
+        for (of, _), held in node.brain.held.items():
+            if of == partition and (held.appending or held.reads or held.permits):
+                return [(f"{node.name} is busy", partition)]
+            if of == partition and held.watermark < held.last:
+                return [(f"{node.name} has rows that are not committed", partition)]
+    return []
+
+
+def leftovers(world: "World") -> list[tuple[str, str]]:
+    """Data that nobody names, staged chunks, and replicas that differ."""
+    problems: list[tuple[str, str]] = []
+    for name, record in world.agreed.topology.partitions.items():
+        named = {(replica.node, replica.incarnation) for replica in record.replicas}
+        contents = []
+        for node in world.nodes.values():
+            for (partition, incarnation), stored in node.disk.live.items():
+                if partition != name:
+                    continue
+                if (node.name, incarnation) not in named:
+                    problems.append((f"{node.name} still holds {incarnation}", name))
+                rows = {key: row for key, row in stored.rows.items() if row.value is not None}
+                contents.append((node.name, rows))
+            problems += [
+                (f"{node.name} keeps staged chunks", name)
+                for (partition, _), held in node.brain.held.items()
+                if partition == name and held.chunks
+            ]
+        if len(contents) < len(named):
+            problems.append(("a replica is missing", name))
+        for node_name, rows in contents[1:]:
+            if rows != contents[0][1]:
+                differ = sorted(
+                    key
+                    for key in {**rows, **contents[0][1]}
+                    if rows.get(key) != contents[0][1].get(key)
+                )
+                problems.append(
+                    (f"{node_name} and {contents[0][0]} hold different rows: {differ}", name)
+                )
+    return problems

@@ -1,0 +1,188 @@
+"""What goes wrong? Each fault is one function on the world, aimed at one partition; `FAULTS` lists them.
+
+A fault never makes the promise impossible: a node is wiped only while another in-sync replica of each of
+its partitions lives, and everything heals in the end.
+"""
+
+from collections.abc import Callable
+
+from limosa.core import routing
+from limosa.core.machines.catalogue import MACHINES
+from limosa.core.model.topology import Partition
+from limosa.simulation.hosts import METASTORE, NodeProcess, Process
+from limosa.simulation.world import World
+
+
+def _owner(world: World, record: Partition) -> NodeProcess:
+    if record.owner is not None:
+        return world.nodes[record.owner.replica.node]
+    return world.nodes[world.dice.choice(record.replicas).node]
+
+
+def _target(world: World, record: Partition) -> NodeProcess:
+    """A node that the transition is about; outside of one, a follower."""
+    chosen = routing.new_only(record) or routing.old_only(record) or record.replicas[1:] or record.replicas
+    return world.nodes[world.dice.choice(chosen).node]
+
+
+def _restart_later(world: World, process: Process, least: float, most: float) -> None:
+    world.schedule(world.dice.uniform(least, most), _start, process)
+
+
+def _start(process: Process) -> None:
+    if not process.run:
+        process.start()
+
+
+def _crash(world: World, process: Process) -> None:
+    if process.run:
+        process.crash()
+        # Often within the lease, sometimes long after it.
+        quick = world.dice.random() < 0.5
+        _restart_later(world, process, 0.05, 0.8 if quick else 6.0)
+
+
+def _pause(world: World, process: Process) -> None:
+    if process.run and not process.paused:
+        process.pause()
+        world.schedule(world.dice.choice((0.3, 1.5, 3.2, 5.0)), process.resume)
+
+
+def _cut(world: World, process: Process, others: list[str], both_ways: bool) -> None:
+    for other in others:
+        if other != process.name:
+            world.network.cut(process.name, other, both_ways)
+    world.schedule(world.dice.choice((0.3, 1.6, 4.0)), _mend, world, process, others)
+
+
+def _mend(world: World, process: Process, others: list[str]) -> None:
+    for other in others:
+        world.network.mend(process.name, other)
+
+
+def crash_owner(world: World, record: Partition) -> None:
+    _crash(world, _owner(world, record))
+
+
+def crash_target(world: World, record: Partition) -> None:
+    _crash(world, _target(world, record))
+
+
+def pause_owner(world: World, record: Partition) -> None:
+    _pause(world, _owner(world, record))
+
+
+def pause_target(world: World, record: Partition) -> None:
+    _pause(world, _target(world, record))
+
+
+def isolate_owner(world: World, record: Partition) -> None:
+    """From everybody: other nodes, the metastore, the coordinator, clients."""
+    node = _owner(world, record)
+    _cut(world, node, [METASTORE, *world.processes], both_ways=True)
+
+
+def isolate_target(world: World, record: Partition) -> None:
+    node = _target(world, record)
+    _cut(world, node, [METASTORE, *world.processes], both_ways=True)
+
+
+def cut_one_way(world: World, record: Partition) -> None:
+    """The owner is heard by no replica, or hears none, or does not hear the metastore."""
+    node = _owner(world, record)
+    others = [r.node for r in routing.everywhere(record)]
+    if world.dice.random() < 0.4:
+        others = [METASTORE]
+    if world.dice.random() < 0.5:
+        _cut(world, node, others, both_ways=False)
+    else:
+        for other in others:
+            if other in world.nodes and other != node.name:
+                _cut(world, world.nodes[other], [node.name], both_ways=False)
+
+
+def cut_owner_from_metastore(world: World, record: Partition) -> None:
+    """It goes on serving and replicating, and must stop by its own clock."""
+    _cut(world, _owner(world, record), [METASTORE], both_ways=True)
+
+
+def wipe_replica(world: World, record: Partition) -> None:
+    """A node comes back with an empty disk, while another in-sync replica of all that it had lives."""
+    choices = [r.node for r in routing.everywhere(record)]
+    node = world.nodes[world.dice.choice(choices)]
+    if node.run and may_wipe(world, node.name):
+        node.crash()
+        node.disk.wipe()
+        world.wiped.add(node.name)
+        _restart_later(world, node, 0.05, 4.0)
+
+
+def may_wipe(world: World, name: str) -> bool:
+    """Another in-sync replica of the side that is read must be up, and stay."""
+    if world.wiped:
+        return False
+    for record in world.agreed.topology.partitions.values():
+        mine = [r for r in routing.everywhere(record) if r.node == name]
+        if not mine:
+            continue
+        others = [r for r in routing.electable(record) if r.node != name and _holds(world, record, r.node, r.incarnation)]
+        if not others:
+            return False
+    return True
+
+
+def _holds(world: World, record: Partition, node: str, incarnation: str) -> bool:
+    process = world.nodes[node]
+    return bool(process.run) and (record.id, incarnation) in process.disk.live
+
+
+def replace_coordinator(world: World, record: Partition) -> None:
+    """The one in office crashes, or only believes that it is in office."""
+    holder = world.agreed.coordinator
+    for coordinator in world.coordinators:
+        if holder is not None and coordinator.name == holder.holder:
+            if world.dice.random() < 0.5:
+                _crash(world, coordinator)
+            else:
+                _pause(world, coordinator)
+
+
+def kill_mover(world: World, record: Partition) -> None:
+    """In the middle of a slice: what was sent has no end."""
+    world.mover.crash()
+    _restart_later(world, world.mover, 0.01, 1.0)
+
+
+FAULTS: dict[str, Callable[[World, Partition], None]] = {
+    fault.__name__: fault
+    for fault in (
+        crash_owner,
+        crash_target,
+        pause_owner,
+        pause_target,
+        isolate_owner,
+        isolate_target,
+        cut_one_way,
+        cut_owner_from_metastore,
+        wipe_replica,
+        replace_coordinator,
+        kill_mover,
+    )
+}
+
+STAGES: tuple[str, ...] = (
+    "stable",
+    *dict.fromkeys(stage.name for machine in MACHINES.values() for stage in machine.stages),
+)
+CELLS: tuple[tuple[str, str], ...] = tuple((stage, fault) for stage in STAGES for fault in FAULTS)
+
+
+def inject(world: World, partition: str, fault: str) -> None:
+    """Make it go wrong now, and remember in which stage."""
+    record = world.agreed.topology.partitions[partition]
+    if world.healed:
+        return
+    world.faults += 1
+    world.cells.add((world.stage_name(partition), fault))
+    world.tell(f"FAULT {fault}", partition)
+    FAULTS[fault](world, record)

@@ -1,0 +1,341 @@
+"""What do applications do? Each workload asks, remembers, and can tell afterwards what must be true.
+
+A register's history goes to the linearizability checker; a bank's transfers are rows of one part, which
+become visible together or not at all; a set's members are inserted once; a list grows by compare-and-set.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from limosa.core.client import Asked, Finished
+from limosa.simulation.checkers.linearizability import Operation
+from limosa.simulation.hosts import ClientProcess
+from limosa.simulation.rows import Row, SimulatedRows, token_of
+
+if TYPE_CHECKING:
+    from limosa.simulation.world import World
+
+Then = Callable[[Finished], None]
+
+
+class History:
+    """What clients asked for and were answered, by key."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.operations: list[Operation] = []
+        self.asked = 0
+        self.expected: dict[str, object] = {}
+        self._waiting: dict[str, tuple[Asked, float, Then]] = {}
+        world.finished = self.finished
+
+    def ask(
+        self, client: ClientProcess, then: Then, there: object = None, **what: object
+    ) -> None:
+        """`there` is what a compare-and-set had read: the value whose version it names."""
+        self.asked += 1
+        asked = Asked(f"{client.name}-{self.asked}", "zone", **what)  # type: ignore[arg-type]
+        self.expected[asked.id] = there
+        self._waiting[asked.id] = (asked, self.world.now, then)
+        client.ask(asked)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._waiting)
+
+    def finished(self, effect: Finished) -> None:
+        asked, since, then = self._waiting.pop(effect.id)
+        if self.world.telling:
+            self._tell(asked, effect)
+        then(effect)
+        for operation in self._operations(asked, since, effect):
+            self.operations.append(operation)
+
+    def unanswered(self) -> None:
+        """Whoever still waits at the end may or may not have had an effect."""
+        for asked, since, _ in list(self._waiting.values()):
+            unknown = Finished(asked.id, "unknown")
+            self.operations += self._operations(asked, since, unknown)
+
+    def _operations(self, asked: Asked, since: float, effect: Finished) -> list[Operation]:
+        client = asked.id.split("-")[0]
+        # An answer arrives a little before the client can ask again.
+        returned = None if effect.outcome == "unknown" else self.world.now
+        if asked.eventual or effect.outcome == "failed":
+            return []
+        if asked.rows is None:
+            if effect.outcome != "done":
+                return []
+            assert isinstance(effect.value, tuple)
+            return [
+                Operation(
+                    client=client, key=key, kind="read", invoked=since, returned=returned,
+                    result=value, label=effect.id,
+                )
+                for key, (_, value) in zip(asked.keys, effect.value, strict=True)
+            ]
+        assert isinstance(asked.rows, SimulatedRows)
+        compares = asked.expected is not None
+        if compares:
+            row = asked.rows.rows[0]
+            return [
+                Operation(
+                    client=client, key=row.key, kind="compare", value=row.value,
+                    expected=self.expected[asked.id], invoked=since, returned=returned,
+                    result=effect.outcome == "done", label=effect.id,
+                )
+            ]  # fmt: skip
+        return [
+            Operation(
+                client=client, key=row.key, kind="delete" if row.value is None else "write",
+                value=row.value, invoked=since, returned=returned, label=effect.id,
+            )
+            for row in asked.rows.rows
+        ]
+
+    def _tell(self, asked: Asked, effect: Finished) -> None:
+        what = asked.keys if asked.rows is None else [(r.key, r.value) for r in asked.rows.rows]  # type: ignore[attr-defined]
+        condition = "" if asked.expected is None else f" if {asked.expected}"
+        verb = "reads" if asked.rows is None else "writes"
+        self.world.tell(
+            f"{asked.id} {verb} {what}{condition}: {effect.outcome} {effect.value}",
+            self.world.partition_of(asked),
+        )
+
+
+def rows_of(*pairs: tuple[str, object]) -> SimulatedRows:
+    return SimulatedRows(tuple(Row(key, token_of(key), value) for key, value in pairs))
+
+
+class Workload:
+    """Something that a client does over and over."""
+
+    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+        self.world = world
+        self.history = history
+        self.client = client
+        self.dice: Random = world.dice
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def verdict(self, rows: dict[str, object]) -> list[str]:
+        """What is wrong with the rows at the end."""
+        return []
+
+    def keys(self) -> list[str]:
+        raise NotImplementedError
+
+
+class Registers(Workload):
+    """Puts, deletes, compare-and-sets and reads of a few keys that all clients share."""
+
+    NAMES = ("r0", "r1", "r2", "r3", "r4", "r5")
+
+    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+        super().__init__(world, history, client)
+        self.seen: dict[str, tuple[int, object]] = {}
+
+    def keys(self) -> list[str]:
+        return list(self.NAMES)
+
+    def step(self) -> None:
+        key = self.dice.choice(self.NAMES)
+        chance = self.dice.random()
+        value = f"{self.client.name}.{self.history.asked}"
+        if chance < 0.35:
+            self.history.ask(self.client, self._read(key), keys=(key,), token=token_of(key))
+        elif chance < 0.40:
+            self.history.ask(
+                self.client, _ignore, keys=(key,), token=token_of(key), eventual=True,
+                choice=self.dice.randrange(8),
+            )  # fmt: skip
+        elif chance < 0.62:
+            self.history.ask(self.client, _ignore, rows=rows_of((key, value)))
+        elif chance < 0.70:
+            other = self.dice.choice([name for name in self.NAMES if name != key])
+            self.history.ask(self.client, _ignore, rows=rows_of((key, value), (other, value + "'")))
+        elif chance < 0.82:
+            self.history.ask(self.client, _ignore, rows=rows_of((key, None)))
+        else:
+            version, there = self.seen.get(key, (0, None))
+            self.history.ask(
+                self.client, _ignore, there, rows=rows_of((key, value)), expected=version
+            )
+
+    def _read(self, key: str) -> Then:
+        def then(effect: Finished) -> None:
+            if effect.outcome == "done":
+                assert isinstance(effect.value, tuple)
+                self.seen[key] = effect.value[0]
+
+        return then
+
+
+class Appends(Workload):
+    """One list that every client of this kind appends to by compare-and-set."""
+
+    KEY = "list"
+
+    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+        super().__init__(world, history, client)
+        self.acked: list[str] = []
+
+    def keys(self) -> list[str]:
+        return [self.KEY]
+
+    def step(self) -> None:
+        self.history.ask(self.client, self._read, keys=(self.KEY,), token=token_of(self.KEY))
+
+    def _read(self, effect: Finished) -> None:
+        if effect.outcome != "done" or self.world.healed:
+            return
+        assert isinstance(effect.value, tuple)
+        version, there = effect.value[0]
+        item = f"{self.client.name}.{self.history.asked}"
+        grown = (*(there or ()), item)
+
+        def then(answer: Finished) -> None:
+            if answer.outcome == "done":
+                self.acked.append(item)
+
+        # A moment later, so that the read has ended before the write begins.
+        self.world.schedule(
+            0.0001,
+            lambda: self.history.ask(
+                self.client, then, there, rows=rows_of((self.KEY, grown)), expected=version
+            ),
+        )
+
+    def verdict(self, rows: dict[str, object]) -> list[str]:
+        there = rows.get(self.KEY) or ()
+        assert isinstance(there, tuple)
+        problems = [f"the append of {item} was lost" for item in self.acked if item not in there]
+        problems += [f"{item} was appended twice" for item in set(there) if there.count(item) > 1]
+        return sorted(problems)
+
+
+class UniqueSet(Workload):
+    """Keys that are each written once: those acknowledged must all be there."""
+
+    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+        super().__init__(world, history, client)
+        self.count = 0
+        self.acked: list[str] = []
+        self.dropped: list[str] = []
+
+    def keys(self) -> list[str]:
+        return [f"u.{self.client.name}.{i}" for i in range(self.count)]
+
+    def step(self) -> None:
+        if self.acked and self.dice.random() < 0.2:
+            key = self.dice.choice(self.acked)
+            self.acked.remove(key)
+            self.history.ask(self.client, self._drop(key), rows=rows_of((key, None)))
+            return
+        key = f"u.{self.client.name}.{self.count}"
+        self.count += 1
+        self.history.ask(self.client, self._ack(key), rows=rows_of((key, key)))
+
+    def _ack(self, key: str) -> Then:
+        return lambda effect: self.acked.append(key) if effect.outcome == "done" else None
+
+    def _drop(self, key: str) -> Then:
+        return lambda effect: self.dropped.append(key) if effect.outcome == "done" else None
+
+    def verdict(self, rows: dict[str, object]) -> list[str]:
+        lost = [f"the acknowledged row {key} was lost" for key in self.acked if rows.get(key) is None]
+        return lost + [f"the deleted row {key} is back" for key in self.dropped if rows.get(key)]
+
+
+class Bank(Workload):
+    """Accounts of one partition: a transfer is one part, and every read sees the same total."""
+
+    ACCOUNTS = 3
+    TOTAL = 300
+
+    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+        super().__init__(world, history, client)
+        self.names = self._names()
+        self.balances: dict[str, int] | None = None
+        self.wrong: list[str] = []
+        self.busy = False
+        self.started = False
+        self.over = False
+        """A transfer of unknown outcome may still happen: another one would be computed without it."""
+
+    def _names(self) -> list[str]:
+        """Names whose tokens lie in one partition."""
+        layout = self.world.agreed.topology.layouts["zone"]
+        held = layout.range_of(0)
+        names, number = [], 0
+        while len(names) < self.ACCOUNTS:
+            name = f"bank.{self.client.name}.{number}"
+            if held.holds(token_of(name)):
+                names.append(name)
+            number += 1
+        return names
+
+    def keys(self) -> list[str]:
+        return self.names
+
+    def step(self) -> None:
+        if not self.started and not self.busy and not self.over:
+            first = dict.fromkeys(self.names, self.TOTAL // self.ACCOUNTS)
+            self._write(first)
+        elif self.balances is None or self.over or self.dice.random() < 0.5:
+            eventual = self.started and self.dice.random() < 0.4
+            self.history.ask(
+                self.client, self._read(eventual), keys=tuple(self.names), token=token_of(self.names[0]),
+                eventual=eventual, choice=self.dice.randrange(8),
+            )  # fmt: skip
+        elif not self.busy:
+            one, other = self.dice.sample(self.names, 2)
+            amount = self.dice.randint(1, 20)
+            after = dict(self.balances)
+            after[one] -= amount
+            after[other] += amount
+            self._write({one: after[one], other: after[other]})
+
+    def _write(self, new: dict[str, int]) -> None:
+        self.busy = True
+        stamp = self.history.asked
+        rows = rows_of(*((name, (amount, stamp)) for name, amount in new.items()))
+
+        def then(effect: Finished) -> None:
+            self.busy = False
+            if effect.outcome == "done":
+                self.started = True
+                self.balances = {**(self.balances or {}), **new}
+            elif effect.outcome == "unknown":
+                self.over = True
+
+        self.history.ask(self.client, then, rows=rows)
+
+    def _read(self, eventual: bool) -> Then:
+        there = self.started and not eventual
+
+        def then(effect: Finished) -> None:
+            if effect.outcome != "done":
+                return
+            assert isinstance(effect.value, tuple)
+            values = [value for _, value in effect.value]
+            if any(value is None for value in values):
+                if there or any(value is not None for value in values):
+                    self.wrong.append("an account has vanished")
+                return
+            if sum(amount for amount, _ in values) != self.TOTAL:
+                self.wrong.append(f"the accounts hold {values}")
+
+        return then
+
+    def verdict(self, rows: dict[str, object]) -> list[str]:
+        return self.wrong
+
+
+def _ignore(effect: Finished) -> None:
+    """The history has it."""
+
+
+KINDS: tuple[type[Workload], ...] = (Registers, Appends, UniqueSet, Bank)
