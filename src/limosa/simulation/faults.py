@@ -107,33 +107,46 @@ def cut_owner_from_metastore(world: World, record: Partition) -> None:
 
 
 def wipe_replica(world: World, record: Partition) -> None:
-    """A node comes back with an empty disk, while another in-sync replica of all that it had lives."""
-    choices = [r.node for r in routing.everywhere(record)]
-    node = world.nodes[world.dice.choice(choices)]
-    if node.run and may_wipe(world, node.name):
-        node.crash()
+    """A node comes back with an empty disk: while others have all that it had, and nothing else fails."""
+    node = world.nodes[world.dice.choice(routing.everywhere(record)).node]
+    if not node.run or world.wiped:
+        return
+    node.crash()
+    if is_calm(world, node.name):
         node.disk.wipe()
         world.wiped.add(node.name)
-        _restart_later(world, node, 0.05, 4.0)
+        world.quiet_until = world.now + 6.0
+    world.schedule(world.dice.choice((0.05, 0.5, 4.0)), _start_empty, world, node)
 
 
-def may_wipe(world: World, name: str) -> bool:
-    """Another in-sync replica of the side that is read must be up, and stay."""
-    if world.wiped:
+def is_calm(world: World, dead: str) -> bool:
+    """Nothing else is wrong, and another in-sync replica of the side that is read lives."""
+    if world.network.is_troubled() or not all(
+        process.run and not process.paused for process in world.processes.values() if process.name != dead
+    ):
         return False
     for record in world.agreed.topology.partitions.values():
-        mine = [r for r in routing.everywhere(record) if r.node == name]
-        if not mine:
-            continue
-        others = [r for r in routing.electable(record) if r.node != name and _holds(world, record, r.node, r.incarnation)]
-        if not others:
+        in_sync = set(record.in_sync)
+        others = [r for r in routing.electable(record) if r.node != dead]
+        if record.owner is None or not others or in_sync < set(routing.written(record)):
+            return False
+        if any(r.node not in world.agreed.leases for r in others):
             return False
     return True
 
 
-def _holds(world: World, record: Partition, node: str, incarnation: str) -> bool:
-    process = world.nodes[node]
-    return bool(process.run) and (record.id, incarnation) in process.disk.live
+def _start_empty(world: World, node: NodeProcess) -> None:
+    """If nobody counts on the node any more, its disk may go, whatever else is wrong."""
+    if node.run:
+        return
+    counted = any(
+        replica.node == node.name
+        for record in world.agreed.topology.partitions.values()
+        for replica in record.in_sync
+    )
+    if not counted:
+        node.disk.wipe()
+    node.start()
 
 
 def replace_coordinator(world: World, record: Partition) -> None:
@@ -180,7 +193,7 @@ CELLS: tuple[tuple[str, str], ...] = tuple((stage, fault) for stage in STAGES fo
 def inject(world: World, partition: str, fault: str) -> None:
     """Make it go wrong now, and remember in which stage."""
     record = world.agreed.topology.partitions[partition]
-    if world.healed:
+    if world.healed or world.now < world.quiet_until:
         return
     world.faults += 1
     world.cells.add((world.stage_name(partition), fault))

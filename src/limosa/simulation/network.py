@@ -40,6 +40,9 @@ class Network:
         if both_ways:
             self._cut.add((other, one))
 
+    def is_troubled(self) -> bool:
+        return bool(self._cut) or self.weather.stuck > 0 or self.weather.dropped > 0
+
     def mend(self, one: str, other: str) -> None:
         self._cut.discard((one, other))
         self._cut.discard((other, one))

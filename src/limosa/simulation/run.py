@@ -21,6 +21,7 @@ from limosa.simulation.rows import token_of
 from limosa.simulation.world import ZONE, Shape, World
 
 HEALING_SECONDS = 45.0
+LATEST_MESSAGE_SECONDS = 7.0
 
 
 class Result(Struct, frozen=True):
@@ -189,6 +190,8 @@ class Drama:
             process.resume()
             if not process.run:
                 process.start()
+        # What is still in the network arrives first, however late it is.
+        world.run_until(world.now + LATEST_MESSAGE_SECONDS)
         world.run_until(world.now + HEALING_SECONDS, lambda: not self._unfinished())
         for problem, partition in self._unfinished():
             world.violate(f"never ended: {problem}", partition)

@@ -66,6 +66,7 @@ class World:
         self.healed = False
         self.wiped: set[str] = set()
         """A node is wiped once a run: two at a time could take every copy of a row."""
+        self.quiet_until = 0.0
         self.moves = 0
         self.faults = 0
         self.cells: set[tuple[str, str]] = set()

@@ -173,8 +173,8 @@ class Participant:
         self.out.append(ReadTopology())
 
     def _lease_granted(self, now: float, event: LeaseGranted) -> None:
-        if self.lease is not None and event.revision < self.lease.revision:
-            return  # the late answer to an earlier question: the key is the newer lease's by now
+        if self.lease is not None and event.revision <= self.lease.revision:
+            return  # a late or doubled answer: a run begins once, and with it counters
         self._forget_run()
         self.lease = Lease(event.lease, event.revision)
         self.lease.extend(event.sent_at, self.settings)
@@ -714,6 +714,9 @@ class Participant:
             self._deny(sender, message, "no open session")
             return
         parts = held.chunks.pop((message.session, message.slice, message.attempt), [])
+        if (message.session, message.slice) in held.landed:
+            self._send(sender, Landed(message.partition, message.session, message.slice))
+            return
         problem = self._incomplete(held, message, parts)
         if problem:
             self._deny(sender, message, problem)
@@ -731,8 +734,10 @@ class Participant:
             return "rows are missing"
         if sum(part.rows.digest() for part in parts) != message.digest:
             return "the digest differs"
-        if message.through < held.first and held.begun == message.epoch:
+        if held.begun == message.epoch and message.through < held.first:
             return "the copy is older than where this replica begins"
+        if held.begun != message.epoch and message.through > held.watermark:
+            return "the copy is ahead of this replica: a read would see half of a batch"
         return ""
 
     def _landed(self, held: Held, sender: str, message: End, ticket: int) -> None:

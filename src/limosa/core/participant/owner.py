@@ -58,7 +58,7 @@ class Lease:
 class Peer:
     """What the owner knows of another replica, in this epoch."""
 
-    __slots__ = ("acked", "matched", "reachable", "replica", "sent", "since", "told")
+    __slots__ = ("acked", "heard", "matched", "reachable", "replica", "sent", "since", "told")
 
     def __init__(self, replica: Replica, now: float) -> None:
         self.replica = replica
@@ -69,6 +69,7 @@ class Peer:
         self.acked: Position = 0
         self.told: Position = 0
         """The watermark that it knows."""
+        self.heard = now
         self.since = now
         """When it last owed nothing, or made progress."""
 
@@ -194,6 +195,7 @@ class Owner:
         if peer is None or message.epoch != self.epoch:
             return
         peer.matched = True
+        peer.heard = now
         peer.told = message.watermark
         if message.position > peer.acked:
             peer.acked = message.position
@@ -210,7 +212,7 @@ class Owner:
         elif (
             message.why in ("fenced", "dropped")
             and message.revision == self.revision
-            and message.replica in self.required()
+            and message.replica in routing.writers(self.record)
             and self.lease.holds(now)
         ):
             # Every process is at most one stage away, so nobody refuses what is sent under today's.
@@ -346,11 +348,11 @@ class Owner:
                 self.probe(peer)
             elif peer.acked < held.last:
                 self.replicate(peer, peer.acked)
-            elif peer.told < held.watermark or held.check is not None:
-                peer.since = now
-                self.replicate(peer, held.last)
             else:
                 peer.since = now
+                idle = now - peer.heard > self.settings.idle_seconds_max
+                if peer.told < held.watermark or held.check is not None or idle:
+                    self.replicate(peer, held.last)
             self.propose(now, peer)
         stale = [
             r for r, at in self.proposed.items() if now - at > self.settings.silence_seconds_max

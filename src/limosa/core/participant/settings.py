@@ -11,6 +11,8 @@ class Settings(Struct, frozen=True):
     resend_seconds: float = 0.3
     silence_seconds_max: float = 1.2
     """A replica that owes an answer for so long is reported as silent."""
+    idle_seconds_max: float = 2.0
+    """A replica that said nothing for so long is asked whether it is still the same run."""
     seal_seconds_max: float = 2.0
     """A sealed owner that hears nothing for so long asks to be unsealed, by a commit."""
     refresh_seconds: float = 1.0
