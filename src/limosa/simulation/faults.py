@@ -21,7 +21,12 @@ def _owner(world: World, record: Partition) -> NodeProcess:
 
 def _target(world: World, record: Partition) -> NodeProcess:
     """A node that the transition is about; outside of one, a follower."""
-    chosen = routing.new_only(record) or routing.old_only(record) or record.replicas[1:] or record.replicas
+    chosen = (
+        routing.new_only(record)
+        or routing.old_only(record)
+        or record.replicas[1:]
+        or record.replicas
+    )
     return world.nodes[world.dice.choice(chosen).node]
 
 
@@ -122,7 +127,9 @@ def wipe_replica(world: World, record: Partition) -> None:
 def is_calm(world: World, dead: str) -> bool:
     """Nothing else is wrong, and another in-sync replica of the side that is read lives."""
     if world.network.is_troubled() or not all(
-        process.run and not process.paused for process in world.processes.values() if process.name != dead
+        process.run and not process.paused
+        for process in world.processes.values()
+        if process.name != dead
     ):
         return False
     for record in world.agreed.topology.partitions.values():

@@ -264,7 +264,9 @@ class NodeProcess(Process):
         self._syncing = True
         dice = self.world.dice
         stall = 0.2 * dice.random() if dice.random() < 0.01 else 0.0
-        self.world.schedule(0.0002 + 0.001 * dice.random() + stall, self._synced, self.run, self._wanted)
+        self.world.schedule(
+            0.0002 + 0.001 * dice.random() + stall, self._synced, self.run, self._wanted
+        )
 
     def _synced(self, run: int, ticket: int) -> None:
         """The disk finishes what it was asked to sync also while the process is paused."""
@@ -339,9 +341,7 @@ class CoordinatorProcess(Process):
         elif self.now - self._renewed_at > 0.5:
             self._renewed_at = self.now
             lease = self._lease
-            self.call(
-                lambda: self.world.metastore.renew(COORDINATOR_KEY, lease), self._renewed
-            )
+            self.call(lambda: self.world.metastore.renew(COORDINATOR_KEY, lease), self._renewed)
             self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
 
     def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:
@@ -380,7 +380,9 @@ class ClientProcess(Process):
                 case ReadTopology():
                     self.call(
                         lambda: self.world.agreed,
-                        lambda agreed: self.on_event(TopologyRead(agreed.topology, agreed.revision)),
+                        lambda agreed: self.on_event(
+                            TopologyRead(agreed.topology, agreed.revision)
+                        ),
                     )
                 case Finished():
                     self.on_finish(effect)
@@ -435,7 +437,12 @@ class Mover(Process):
         self.send(
             job.source.node,
             Fetch(
-                job.partition, job.source.incarnation, job.session, job.epoch, task.slice, self.SLICES
+                job.partition,
+                job.source.incarnation,
+                job.session,
+                job.epoch,
+                task.slice,
+                self.SLICES,
             ),
         )
         self.world.schedule(0.5, self._attempt, key, run, task)
@@ -485,7 +492,9 @@ def node_registration(name: str, lease: int) -> Commit:
 
 
 def office(name: str, lease: int) -> Commit:
-    return Commit({COORDINATOR_KEY: 0}, (Put(CoordinatorLease(name, lease)),), f"{name} coordinates")
+    return Commit(
+        {COORDINATOR_KEY: 0}, (Put(CoordinatorLease(name, lease)),), f"{name} coordinates"
+    )
 
 
 __all__ = [

@@ -55,7 +55,12 @@ class Network:
         return (one, other) in self._cut
 
     def send(
-        self, sender: str, to: str, message: Message | None, arrive: Callable[..., None], *arguments: object
+        self,
+        sender: str,
+        to: str,
+        message: Message | None,
+        arrive: Callable[..., None],
+        *arguments: object,
     ) -> None:
         if (sender, to) in self._cut:
             return

@@ -120,7 +120,9 @@ class Drama:
     def _stage_entered(self, record: Partition) -> None:
         if not self.world.healed and self.dice.random() < self.aimed:
             fault = self.dice.choice(list(FAULTS))
-            self.world.schedule(self.dice.choice((0.0, 0.003, 0.02, 0.1)), inject, self.world, record.id, fault)
+            self.world.schedule(
+                self.dice.choice((0.0, 0.003, 0.02, 0.1)), inject, self.world, record.id, fault
+            )
 
     def _operate(self) -> None:
         """An operator asks for something, sensible or not."""
@@ -129,7 +131,12 @@ class Drama:
         record = world.agreed.topology.partitions[partition]
         chance = dice.random()
         if chance < 0.45:
-            self._ask("move", partition, placements=self._elsewhere(record), hold_seconds=dice.choice((0.0, 0.0, 1.0)))
+            self._ask(
+                "move",
+                partition,
+                placements=self._elsewhere(record),
+                hold_seconds=dice.choice((0.0, 0.0, 1.0)),
+            )
         elif chance < 0.52:
             self._ask("volume_move", partition, placements=self._other_volume(record))
         elif chance < 0.58:
@@ -138,7 +145,9 @@ class Drama:
             self._ask("rebuild", partition, renewed=(dice.choice(record.replicas).node,))
         elif chance < 0.72:
             intent = world.agreed.intents[partition]
-            self._ask("cancel", partition, cancels=0 if intent.pending is None else intent.pending.trigger)
+            self._ask(
+                "cancel", partition, cancels=0 if intent.pending is None else intent.pending.trigger
+            )
         elif chance < 0.80:
             self._ask(dice.choice(("reverse", "complete")), partition)
         elif chance < 0.86:
@@ -151,7 +160,9 @@ class Drama:
         self.requests += 1
         request = Request(f"r{self.requests:03}", kind, partition, **what)  # type: ignore[arg-type]
         self.world.commit(
-            Commit({request_key(request.id): 0}, (Put(request),), f"{partition}: {kind} is asked for"),
+            Commit(
+                {request_key(request.id): 0}, (Put(request),), f"{partition}: {kind} is asked for"
+            ),
             "operator",
         )
 
@@ -161,7 +172,11 @@ class Drama:
         free = [name for name in self.world.nodes if name not in {p.node for p in here}]
         leaving = self.dice.randrange(len(here))
         if record.owner is not None and self.dice.random() < 0.6:
-            leaving = [p.node for p in here].index(record.owner.replica.node) if record.owner.replica.node in [p.node for p in here] else leaving
+            leaving = (
+                [p.node for p in here].index(record.owner.replica.node)
+                if record.owner.replica.node in [p.node for p in here]
+                else leaving
+            )
         here[leaving] = Placement(self.dice.choice(free))
         return tuple(here)
 

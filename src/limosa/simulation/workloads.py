@@ -30,9 +30,7 @@ class History:
         self._waiting: dict[str, tuple[Asked, float, Then]] = {}
         world.finished = self.finished
 
-    def ask(
-        self, client: ClientProcess, then: Then, there: object = None, **what: object
-    ) -> None:
+    def ask(self, client: ClientProcess, then: Then, there: object = None, **what: object) -> None:
         """`there` is what a compare-and-set had read: the value whose version it names."""
         self.asked += 1
         asked = Asked(f"{client.name}-{self.asked}", "zone", **what)  # type: ignore[arg-type]
@@ -70,8 +68,13 @@ class History:
             assert isinstance(effect.value, tuple)
             return [
                 Operation(
-                    client=client, key=key, kind="read", invoked=since, returned=returned,
-                    result=value, label=effect.id,
+                    client=client,
+                    key=key,
+                    kind="read",
+                    invoked=since,
+                    returned=returned,
+                    result=value,
+                    label=effect.id,
                 )
                 for key, (_, value) in zip(asked.keys, effect.value, strict=True)
             ]
@@ -88,8 +91,13 @@ class History:
             ]  # fmt: skip
         return [
             Operation(
-                client=client, key=row.key, kind="delete" if row.value is None else "write",
-                value=row.value, invoked=since, returned=returned, label=effect.id,
+                client=client,
+                key=row.key,
+                kind="delete" if row.value is None else "write",
+                value=row.value,
+                invoked=since,
+                returned=returned,
+                label=effect.id,
             )
             for row in asked.rows.rows
         ]
@@ -245,7 +253,9 @@ class UniqueSet(Workload):
         return lambda effect: self.dropped.append(key) if effect.outcome == "done" else None
 
     def verdict(self, rows: dict[str, object]) -> list[str]:
-        lost = [f"the acknowledged row {key} was lost" for key in self.acked if rows.get(key) is None]
+        lost = [
+            f"the acknowledged row {key} was lost" for key in self.acked if rows.get(key) is None
+        ]
         return lost + [f"the deleted row {key} is back" for key in self.dropped if rows.get(key)]
 
 

@@ -77,12 +77,12 @@ class World:
         settings = Settings(entries_kept=shape.entries_kept)
         self.settings = settings
         self.network = Network(self.dice, self.schedule, shape.weather)
-        self.metastore = SimulatedMetastore(
-            lambda: self.now, self.schedule, settings.lease_seconds
-        )
+        self.metastore = SimulatedMetastore(lambda: self.now, self.schedule, settings.lease_seconds)
         self.agreed = Agreed()
         self.processes: dict[str, Process] = {}
-        self.nodes = {f"n{i + 1}": NodeProcess(self, f"n{i + 1}", settings) for i in range(shape.nodes)}
+        self.nodes = {
+            f"n{i + 1}": NodeProcess(self, f"n{i + 1}", settings) for i in range(shape.nodes)
+        }
         self.coordinators = [CoordinatorProcess(self, f"k{i + 1}") for i in range(2)]
         self.clients = [
             ClientProcess(self, f"c{i + 1}", self._finished) for i in range(shape.clients)

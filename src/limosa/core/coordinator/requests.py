@@ -63,9 +63,7 @@ def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...
     return (Put(assign(intent, new)),), "accepted"
 
 
-def check(
-    view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]
-) -> None:
+def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
     zone = view.agreed.topology.zones[record.zone]
     nodes = [place.node for place in places]
     if len(set(nodes)) != len(nodes):

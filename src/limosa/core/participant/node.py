@@ -97,7 +97,7 @@ class Participant:
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
         self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
         self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
-        """What this run has dropped by itself; whatever else is missing is lost."""
+        """What this run has dropped at a transition's end; whatever else is missing is lost."""
         self._ahead: list[Received] = []
         """Requests by senders that know a newer topology: they wait until it is applied."""
         self._coordinator: str | None = None
@@ -208,6 +208,8 @@ class Participant:
     # --- the topology
 
     def _topology_read(self, now: float, event: TopologyRead) -> None:
+        if self.lease is None or not (self.lease.registered or self._is_fresh(event.revision)):
+            return  # it may be older than what an earlier run acted on
         if self._is_newer(event.topology):
             before = self.topology
             self.topology = event.topology
@@ -215,7 +217,7 @@ class Participant:
             for partition in event.topology.partitions:
                 if event.topology.revision_of(partition) != before.revision_of(partition):
                     self._apply(now, partition)
-        if self.lease is not None and not self.lease.registered and self._is_fresh(event.revision):
+        if not self.lease.registered:
             self._register(now)
         waiting, self._ahead = self._ahead, []
         for received in waiting:
@@ -285,7 +287,6 @@ class Participant:
         self._disown(held)
         self.held.pop(key)
         self._discarding[key] = held.replica
-        self._dropped.append(key)
         ticket = self._when_stored(lambda now: self._discarded(key))
         self.out.append(DiscardReplica(*key, ticket))
 
@@ -507,7 +508,9 @@ class Participant:
         if held is None or why:
             replica = Replica(self.node, message.to) if held is None else held.replica
             named = self._named(message.partition, message.to) or replica
-            self._send(sender, Unheld(message.partition, named, message.epoch, message.revision, why))
+            self._send(
+                sender, Unheld(message.partition, named, message.epoch, message.revision, why)
+            )
         elif isinstance(message, Probe):
             self._send(sender, self._probed(held, message, held.last))
         else:
@@ -534,9 +537,7 @@ class Participant:
         return message.epoch >= held.epoch
 
     def _probed(self, held: Held, message: ReplicaMessage, last: Position) -> Probed:
-        return Probed(
-            held.partition, held.replica, message.epoch, last, held.begun, self._run()
-        )
+        return Probed(held.partition, held.replica, message.epoch, last, held.begun, self._run())
 
     def _run(self) -> LeaseId:
         return 0 if self.lease is None else self.lease.id
@@ -780,6 +781,7 @@ class Participant:
         if held is not None and message.revision == self.topology.revision_of(message.partition):
             record = self.topology.partitions[message.partition]
             if held.replica not in routing.written(record):
+                self._dropped.append((message.partition, message.to))
                 self._discard(held)
 
     def _status(self, now: float) -> Status:
