@@ -7,7 +7,7 @@ checked after every commit of a simulation, and by tests.
 from collections.abc import Callable, Iterable, Iterator
 
 from limosa.core import routing
-from limosa.core.machines.machine import END, REVERT
+from limosa.core.machines.machine import END, REVERT, Side
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Assignment
 from limosa.core.model.keys import PartitionId
@@ -122,6 +122,17 @@ def _pending(agreed: Agreed, partition: PartitionId) -> Assignment | None:
     return None if intent is None else intent.pending
 
 
+def a_cancelled_change_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Who was told that it will be cancelled is not overtaken by the switch."""
+    for old, new in _changed(before, after):
+        was = None if old is None else routing.stage_of(old)
+        now = routing.stage_of(new)
+        if was is None or now is None or was.reads is now.reads or now.reads is not Side.NEW:
+            continue
+        if new.id in before.intents and before.intents[new.id].cancel is not None:
+            yield f"{new.id} switched although it was cancelled"
+
+
 def intent_matches_the_replicas(before: Agreed, after: Agreed) -> Iterator[str]:
     """Outside a transition the replicas are where `stable` says."""
     for name, intent in after.intents.items():
@@ -144,6 +155,7 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     stages_follow_the_table,
     sessions_are_open_where_the_table_says,
     transitions_come_from_intent,
+    a_cancelled_change_does_not_switch,
     intent_matches_the_replicas,
 )
 

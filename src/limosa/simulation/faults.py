@@ -57,7 +57,7 @@ def _cut(world: World, process: Process, others: list[str], both_ways: bool) -> 
     for other in others:
         if other != process.name:
             world.network.cut(process.name, other, both_ways)
-    world.schedule(world.dice.choice((0.3, 1.6, 4.0)), _mend, world, process, others)
+    world.schedule(world.dice.choice((0.3, 1.6, 2.4, 4.0)), _mend, world, process, others)
 
 
 def _mend(world: World, process: Process, others: list[str]) -> None:
@@ -109,6 +109,12 @@ def cut_one_way(world: World, record: Partition) -> None:
 def cut_owner_from_metastore(world: World, record: Partition) -> None:
     """It goes on serving and replicating, and must stop by its own clock."""
     _cut(world, _owner(world, record), [METASTORE], both_ways=True)
+
+
+def cut_target_from_metastore(world: World, record: Partition) -> None:
+    """It hears nothing of what is decided, and goes on as it was: perhaps the owner until now."""
+    others = [METASTORE, *(coordinator.name for coordinator in world.coordinators)]
+    _cut(world, _target(world, record), others, both_ways=True)
 
 
 def wipe_replica(world: World, record: Partition) -> None:
@@ -184,6 +190,7 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
         isolate_target,
         cut_one_way,
         cut_owner_from_metastore,
+        cut_target_from_metastore,
         wipe_replica,
         replace_coordinator,
         kill_mover,

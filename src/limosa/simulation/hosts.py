@@ -281,7 +281,6 @@ class NodeProcess(Process):
     def _look_up(self, effect: LookUp) -> None:
         stored = self.disk.live.get((effect.partition, effect.incarnation))
         rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
-        rows = self.world.seen(stored, effect.keys, rows)
         answer = RowsRead(effect.ticket, rows)
         dice = self.world.dice
         slow = 0.4 * dice.random() if dice.random() < 0.02 else 0.0003 * dice.random()
@@ -329,6 +328,7 @@ class CoordinatorProcess(Process):
                     self.world.mover.begin(effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
+                    self.world.on_wait(partition)
 
     def _committed(self, answer: tuple[bool, Agreed]) -> None:
         made, agreed = answer

@@ -67,9 +67,17 @@ class Network:
         weather, dice = self.weather, self._dice
         if weather.dropped and dice.random() < weather.dropped:
             return
-        self._schedule(self._latency(), arrive, *arguments)
+        path = (sender, to)
+        self._schedule(self._latency(), self._arrive, path, arrive, arguments)
         if weather.doubled and dice.random() < weather.doubled and not isinstance(message, _ONCE):
-            self._schedule(self._latency(), arrive, *arguments)
+            self._schedule(self._latency(), self._arrive, path, arrive, arguments)
+
+    def _arrive(
+        self, path: tuple[str, str], arrive: Callable[..., None], arguments: tuple[object, ...]
+    ) -> None:
+        """What is on its way when the path is cut is lost, too."""
+        if path not in self._cut:
+            arrive(*arguments)
 
     def _latency(self) -> float:
         weather, dice = self.weather, self._dice

@@ -14,8 +14,8 @@ from limosa.core.model.intent import Placement, Request
 from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
-from limosa.simulation.faults import FAULTS, inject
-from limosa.simulation.network import Weather
+from limosa.simulation.faults import inject
+from limosa.simulation.themes import THEMES, Theme, weather_of
 from limosa.simulation.workloads import KINDS, History, Registers, Workload
 from limosa.simulation.rows import token_of
 from limosa.simulation.world import ZONE, Shape, World
@@ -36,29 +36,27 @@ class Result(Struct, frozen=True):
     story: tuple[tuple[float, str, str], ...] = ()
 
 
-def shape_of(dice: Random) -> Shape:
-    weather = Weather(
-        dropped=dice.choice((0.0, 0.0, 0.01, 0.05)),
-        doubled=dice.choice((0.0, 0.02, 0.1)),
-        slow=dice.choice((0.0, 0.02, 0.1)),
-        stuck=dice.choice((0.0, 0.0, 0.004, 0.02)),
-    )
-    replicas = dice.choice((1, 2, 2, 3, 3, 3))
+def shape_of(theme: Theme, dice: Random) -> Shape:
+    replicas = dice.choice(theme.replicas)
     return Shape(
         nodes=dice.choice((replicas + 1, 4)),
         partitions=dice.choice((1, 1, 2)),
         replicas=replicas,
         clients=dice.choice((2, 3)),
         entries_kept=dice.choice((4, 12, 1000)),
-        weather=weather,
+        seal_seconds=dice.choice((0.4, 2.0)),
+        silence_seconds=dice.choice((0.4, 1.2)),
+        weather=weather_of(theme, dice),
     )
 
 
 def run_seed(seed: int, telling: bool = False, world_type: type[World] = World) -> Result:
     dice = Random(f"shape {seed}")
-    world = world_type(seed, shape_of(dice), telling)
+    theme = dice.choice(THEMES)
+    world = world_type(seed, shape_of(theme, dice), telling)
+    world.mix = theme.clients
     history = History(world)
-    drama = Drama(world, history, dice)
+    drama = Drama(world, history, theme, dice)
     drama.trouble()
     drama.heal()
     drama.reckon()
@@ -76,14 +74,14 @@ def run_seed(seed: int, telling: bool = False, world_type: type[World] = World) 
 class Drama:
     """The three acts of one run."""
 
-    def __init__(self, world: World, history: History, dice: Random) -> None:
+    def __init__(self, world: World, history: History, theme: Theme, dice: Random) -> None:
         self.world = world
         self.history = history
+        self.theme = theme
         self.dice = dice
         self.seconds = dice.choice((6.0, 10.0, 14.0))
         self.pace = dice.choice((0.03, 0.06, 0.12))
-        self.aimed = dice.choice((0.1, 0.3, 0.6))
-        """How often a stage that was just entered is met by a fault."""
+        self.aimed = dice.choice(theme.aimed)
         self.requests = 0
         self.workloads: list[Workload] = []
         for client in world.clients:
@@ -96,18 +94,19 @@ class Drama:
         world, dice = self.world, self.dice
         world.run_until(0.5)
         world.on_stage = self._stage_entered
+        world.on_wait = self._waited
         end = world.now + self.seconds
         for workload in self.workloads:
             self._keep_busy(workload, end)
         at = world.now + dice.random()
         while at < end:
             world.schedule(at - world.now, self._operate)
-            at += dice.expovariate(1 / 1.2)
+            at += dice.expovariate(1 / self.theme.operator_seconds)
         at = world.now + dice.uniform(0.2, 3)
         while at < end:
             partition = dice.choice(list(world.agreed.topology.partitions))
-            world.schedule(at - world.now, inject, world, partition, dice.choice(list(FAULTS)))
-            at += dice.expovariate(1 / dice.choice((1.5, 4.0)))
+            world.schedule(at - world.now, inject, world, partition, self._fault())
+            at += dice.expovariate(1 / dice.choice(self.theme.fault_seconds))
         world.run_until(end)
 
     def _keep_busy(self, workload: Workload, end: float) -> None:
@@ -117,44 +116,46 @@ class Drama:
             delay = self.world.dice.expovariate(1 / (self.pace * 2))
             self.world.schedule(delay, self._keep_busy, workload, end)
 
+    def _fault(self) -> str:
+        faults = self.theme.faults
+        return self.dice.choices(tuple(faults), tuple(faults.values()))[0]
+
     def _stage_entered(self, record: Partition) -> None:
         if not self.world.healed and self.dice.random() < self.aimed:
-            fault = self.dice.choice(list(FAULTS))
-            self.world.schedule(
-                self.dice.choice((0.0, 0.003, 0.02, 0.1)), inject, self.world, record.id, fault
-            )
+            delay = self.dice.choice((0.0, 0.003, 0.02, 0.1))
+            self.world.schedule(delay, inject, self.world, record.id, self._fault())
+
+    def _waited(self, partition: str) -> None:
+        """Whatever the coordinator waits for is a moment at which something may fail."""
+        if not self.world.healed and self.dice.random() < self.aimed / 8:
+            delay = self.dice.choice((0.0, 0.003, 0.02))
+            self.world.schedule(delay, inject, self.world, partition, self._fault())
 
     def _operate(self) -> None:
         """An operator asks for something, sensible or not."""
         world, dice = self.world, self.dice
         partition = dice.choice(list(world.agreed.topology.partitions))
         record = world.agreed.topology.partitions[partition]
-        chance = dice.random()
-        if chance < 0.45:
-            self._ask(
-                "move",
-                partition,
-                placements=self._elsewhere(record),
-                hold_seconds=dice.choice((0.0, 0.0, 1.0)),
-            )
-        elif chance < 0.52:
-            self._ask("volume_move", partition, placements=self._other_volume(record))
-        elif chance < 0.58:
-            self._ask("repair", partition)
-        elif chance < 0.64:
-            self._ask("rebuild", partition, renewed=(dice.choice(record.replicas).node,))
-        elif chance < 0.72:
-            intent = world.agreed.intents[partition]
-            self._ask(
-                "cancel", partition, cancels=0 if intent.pending is None else intent.pending.trigger
-            )
-        elif chance < 0.80:
-            self._ask(dice.choice(("reverse", "complete")), partition)
-        elif chance < 0.86:
-            self._new_version()
-        else:
-            for node in world.nodes.values():
-                node.deliver(node.run, CollectionDue(partition))
+        operator = self.theme.operator
+        what = dice.choices(tuple(operator), tuple(operator.values()))[0]
+        match what:
+            case "move":
+                hold = dice.choice(self.theme.hold_seconds)
+                self._ask(what, partition, placements=self._elsewhere(record), hold_seconds=hold)
+            case "volume_move":
+                self._ask(what, partition, placements=self._other_volume(record))
+            case "rebuild":
+                self._ask(what, partition, renewed=(dice.choice(record.replicas).node,))
+            case "cancel":
+                pending = world.agreed.intents[partition].pending
+                self._ask(what, partition, cancels=0 if pending is None else pending.trigger)
+            case "version":
+                self._new_version()
+            case "collect":
+                for node in world.nodes.values():
+                    node.deliver(node.run, CollectionDue(partition))
+            case _:
+                self._ask(what, partition)
 
     def _ask(self, kind: str, partition: str, **what: object) -> None:
         self.requests += 1
@@ -171,12 +172,9 @@ class Drama:
         here = [Placement(r.node, r.volume) for r in record.replicas]
         free = [name for name in self.world.nodes if name not in {p.node for p in here}]
         leaving = self.dice.randrange(len(here))
-        if record.owner is not None and self.dice.random() < 0.6:
-            leaving = (
-                [p.node for p in here].index(record.owner.replica.node)
-                if record.owner.replica.node in [p.node for p in here]
-                else leaving
-            )
+        owner = None if record.owner is None else record.owner.replica
+        if owner in record.replicas and self.dice.random() < self.theme.owner_moves:
+            leaving = record.replicas.index(owner)
         here[leaving] = Placement(self.dice.choice(free))
         return tuple(here)
 
@@ -228,6 +226,8 @@ class Drama:
             world.violate(f"not linearizable: {verdict.reason}", self._partition_in(verdict.reason))
         if world.violations:
             return
+        if world.mismatches:
+            world.violate("a copy differed from its source, though nobody touched the data", "")
         for workload in self.workloads:
             for problem in workload.verdict(rows):
                 world.violate(problem, "")

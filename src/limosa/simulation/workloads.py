@@ -150,21 +150,21 @@ class Registers(Workload):
 
     def step(self) -> None:
         key = self.dice.choice(self.NAMES)
-        chance = self.dice.random()
         value = f"{self.client.name}.{self.history.asked}"
-        if chance < 0.35:
+        what = self.dice.choices(tuple(self.world.mix), tuple(self.world.mix.values()))[0]
+        if what == "read":
             self.history.ask(self.client, self._read(key), keys=(key,), token=token_of(key))
-        elif chance < 0.40:
+        elif what == "eventual":
             self.history.ask(
                 self.client, _ignore, keys=(key,), token=token_of(key), eventual=True,
                 choice=self.dice.randrange(8),
             )  # fmt: skip
-        elif chance < 0.62:
+        elif what == "write":
             self.history.ask(self.client, _ignore, rows=rows_of((key, value)))
-        elif chance < 0.70:
+        elif what == "batch":
             other = self.dice.choice([name for name in self.NAMES if name != key])
             self.history.ask(self.client, _ignore, rows=rows_of((key, value), (other, value + "'")))
-        elif chance < 0.82:
+        elif what == "delete":
             self.history.ask(self.client, _ignore, rows=rows_of((key, None)))
         else:
             version, there = self.seen.get(key, (0, None))

@@ -22,7 +22,6 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
-from limosa.simulation.disk import StoredReplica
 from limosa.simulation.hosts import (
     METASTORE,
     ClientProcess,
@@ -45,6 +44,8 @@ class Shape(Struct, frozen=True):
     replicas: int = 3
     clients: int = 3
     entries_kept: int = 12
+    seal_seconds: float = 2.0
+    silence_seconds: float = 1.2
     weather: Weather = Weather()
 
 
@@ -63,18 +64,27 @@ class World:
         self.violations: list[tuple[str, PartitionId]] = []
         self.story: list[tuple[float, PartitionId, str]] = []
         self.telling = telling
+        self.mix: dict[str, float] = {"read": 1.0, "write": 1.0}
+        """What register clients do, and how often."""
         self.healed = False
         self.wiped: set[str] = set()
         """A node is wiped once a run: two at a time could take every copy of a row."""
         self.quiet_until = 0.0
         self.moves = 0
+        self.mismatches = 0
+        """Moves that were given up because digests differed, though nobody touched the data."""
         self.faults = 0
         self.cells: set[tuple[str, str]] = set()
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events = 0
         self._placed: dict[tuple[PartitionId, str, int], Position] = {}
         self.on_stage: Callable[[Partition], None] = lambda record: None
-        settings = Settings(entries_kept=shape.entries_kept)
+        self.on_wait: Callable[[PartitionId], None] = lambda partition: None
+        settings = Settings(
+            entries_kept=shape.entries_kept,
+            seal_seconds_max=shape.seal_seconds,
+            silence_seconds_max=shape.silence_seconds,
+        )
         self.settings = settings
         self.network = Network(self.dice, self.schedule, shape.weather)
         self.metastore = SimulatedMetastore(lambda: self.now, self.schedule, settings.lease_seconds)
@@ -144,6 +154,7 @@ class World:
 
     def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
         made = self.metastore.commit(commit)
+        self.mismatches += made and "verification:" in commit.why
         if self.telling:
             partition = commit.why.split(":", 1)[0]
             self.tell(f"{by} {'commits' if made else 'fails to commit'}: {commit.why}", partition)
@@ -206,15 +217,6 @@ class World:
                 f"applied twice: sequence {entry.sequence} of {entry.producer} at two positions",
                 partition,
             )
-
-    def seen(
-        self,
-        stored: StoredReplica | None,
-        keys: tuple[str, ...],
-        rows: tuple[tuple[Position, object], ...],
-    ) -> tuple[tuple[Position, object], ...]:
-        """What a look-up returns: committed rows only (a mutant shows more)."""
-        return rows
 
     def _finished(self, effect: Finished) -> None:
         self.finished(effect)

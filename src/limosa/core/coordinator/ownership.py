@@ -11,6 +11,7 @@ from limosa.core.coordinator.view import View, with_stage
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import Commit
+from limosa.core.model.keys import Revision
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
 
 
@@ -97,11 +98,15 @@ def change_in_sync(view: View, record: Partition) -> Commit | None:
         if replica in silent:
             return take_out(view, record, replica, "it does not answer its owner")
     for replica, revision in () if owner is None else owner.caught_up:
-        current = revision == view.agreed.topology.revision_of(record.id)
-        if current and replica in routing.may_return(record):
+        if is_current(view, record, revision) and replica in routing.may_return(record):
             after = replace(record, in_sync=(*record.in_sync, replica))
             return view.commit(record, after, f"{replica.node} is in sync again")
     return None
+
+
+def is_current(view: View, record: Partition, revision: Revision) -> bool:
+    """The owner waits for a proposed replica as long as its record has this revision, no longer."""
+    return revision == view.agreed.topology.revision_of(record.id)
 
 
 def take_out(view: View, record: Partition, replica: Replica, why: str) -> Commit:

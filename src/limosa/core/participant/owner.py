@@ -148,8 +148,7 @@ class Owner:
         if peer is None or message.epoch != self.epoch:
             return
         if self.must_begin(peer.replica, message.begun):
-            base = self.held.watermark
-            self.replicate(peer, base, "begin")
+            self.replicate(peer, self.base(), "begin")
             return
         common = self.held.nearest(message.last)
         if common is None:
@@ -166,6 +165,10 @@ class Owner:
         stage = routing.stage_of(self.record)
         filling = stage is not None and stage.session
         return filling and begun != self.epoch and replica in routing.new_only(self.record)
+
+    def base(self) -> Position:
+        """Where a new replica's log begins: what is committed is copied, the rest is sent."""
+        return self.held.watermark
 
     def replicate(
         self, peer: Peer, previous: Position, how: str = "append", probed: LeaseId = 0

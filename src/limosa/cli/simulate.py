@@ -1,0 +1,149 @@
+"""`limosa simulate`: does the protocol hold in many simulated clusters? One seed, one cluster."""
+
+import json
+import os
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from limosa.simulation.story import story_of, told
+from limosa.simulation.swarm import Summary, Tally, run_seeds
+
+SEEDS = 100
+STORIES_MAX = 3
+NUMBERS = (
+    *("seeds", "operations", "moves", "faults", "violations"),
+    *("cells_hit", "cells_total", "seeds_per_minute"),
+)
+
+JobsOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="How many processes run.", show_default="all cores"),
+]
+
+
+def simulate(
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="How many seeds to run.", show_default=str(SEEDS)),
+    ] = None,
+    first: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="The first of them.", show_default="0")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Run this one seed only.")
+    ] = None,
+    story: Annotated[
+        bool, typer.Option("--story", help="With --seed: tell it, even if nothing is wrong.")
+    ] = False,
+    jobs: JobsOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON instead of words.")
+    ] = False,
+    require_all_cells: Annotated[
+        bool,
+        typer.Option("--require-all-cells", help="Fail unless each fault met each stage."),
+    ] = False,
+) -> None:
+    """Run simulated clusters, break them, and check that every promise holds.
+
+    A seed draws a cluster, its applications, its operators and its faults; the same seed does
+    the same again. Exit code: 0 all is well, 1 something was violated (its story is printed) or
+    a required cell was not hit, 2 bad input, 130 interrupted.
+
+    \b
+    Examples:
+      limosa simulate --seeds 1000 --json
+      limosa simulate --first 5000 --seeds 1000 --jobs 4
+      limosa simulate --seeds 5000 --require-all-cells
+      limosa simulate --seed 4711 --story
+    """
+    wanted = _wanted(seeds, first, seed, story)
+    summary = _run(wanted, jobs or cores())
+    stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
+    for number in [seed] if story and seed is not None else stories:
+        typer.echo(told(story_of(number)) + "\n")
+    untold = len(summary.failed) - len(stories)
+    if untold:
+        typer.echo(f"{untold} more seeds failed; `limosa simulate --seed N` tells one of them.\n")
+    typer.echo(json.dumps(as_object(summary)) if as_json else in_words(summary))
+    if summary.violations or (require_all_cells and summary.missing_cells):
+        raise typer.Exit(1)
+
+
+def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool) -> range:
+    if seed is None:
+        if story:
+            raise typer.BadParameter("--story tells one seed: name it with --seed.")
+        start = first or 0
+        return range(start, start + (seeds or SEEDS))
+    if seeds is not None or first is not None:
+        other = "--seeds" if seeds is not None else "--first"
+        raise typer.BadParameter(f"--seed runs one seed only: leave out {other}, or --seed.")
+    return range(seed, seed + 1)
+
+
+def _run(wanted: range, jobs: int) -> Summary:
+    tally = Tally()
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    results = run_seeds(wanted, min(jobs, len(wanted)))
+    with (
+        closing(results),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        shown = bar.add_task("no violations", total=len(wanted))
+        for result in results:
+            tally.add(result)
+            bar.update(shown, advance=1, description=_count(tally.violations))
+    return tally.summary()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def as_object(summary: Summary) -> dict[str, Any]:
+    """What `--json` prints; the two lists only if there is something in them."""
+    found: dict[str, Any] = {name: getattr(summary, name) for name in NUMBERS}
+    if summary.missing_cells:
+        found["missing_cells"] = [list(cell) for cell in summary.missing_cells]
+    if summary.failed:
+        found["failed"] = [
+            {"seed": failure.seed, "violation": failure.violation, "partition": failure.partition}
+            for failure in summary.failed
+        ]
+    return found
+
+
+def in_words(summary: Summary) -> str:
+    lines = [
+        f"{summary.seeds:,} {'seed' if summary.seeds == 1 else 'seeds'}: "
+        f"{summary.operations:,} operations, {summary.moves:,} moves, {summary.faults:,} faults; "
+        f"{summary.cells_hit} of {summary.cells_total} cells (stage × fault) hit; "
+        f"{_count(summary.violations)}."
+    ]
+    if summary.seeds > 1:
+        lines.append(f"{summary.seeds_per_minute:,.0f} seeds a minute.")
+        # A few seeds miss most cells; only a short list is worth reading.
+        if 0 < len(summary.missing_cells) <= 20:
+            missing = ", ".join(f"{stage} × {fault}" for stage, fault in summary.missing_cells)
+            lines.append(f"Not hit: {missing}.")
+    return "\n".join(lines)
+
+
+def _count(violations: int) -> str:
+    if not violations:
+        return "no violations"
+    return "1 violation" if violations == 1 else f"{violations:,} violations"

@@ -1,0 +1,597 @@
+"""Has the simulator teeth? Each mutant removes one rule of the protocol; a seed is recorded that finds it.
+
+A mutant is planted by replacing small functions of the core for the duration of a run: the core itself has
+no switches. One that nothing can find because other rules make it redundant is kept in a list of its own,
+with the argument, and does not count.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core import client as client_module
+from limosa.core import routing
+from limosa.core.client import Client
+from limosa.core.coordinator import ownership, transitions
+from limosa.core.coordinator.view import View
+from limosa.core.effects import ApplySlice, BeginLog, Send
+from limosa.core.events import TopologyRead
+from limosa.core.machines.catalogue import CLEANUP_TARGET, MACHINES, READ_NEW, USE_NEW, WRITE_BOTH
+from limosa.core.machines.machine import Side, Work
+from limosa.core.messages import Fetched, Mismatched
+from limosa.core.model.changes import COORDINATOR_KEY, Topology, intent_key
+from limosa.core.model.keys import WHOLE
+from limosa.core.participant.held import Held
+from limosa.core.participant.node import Participant
+from limosa.core.participant.owner import Lease, Owner
+from limosa.core.producers import Applied, Producers
+from limosa.simulation.disk import StoredReplica
+from limosa.simulation.rows import Row, SimulatedRows
+
+Plant = Callable[[Callable[[Any, str, Any], None]], None]
+
+
+class Mutant(Struct, frozen=True):
+    """One planted bug."""
+
+    name: str
+    breaks: str
+    plant: Plant
+    seed: int = -1
+    argument: str = ""
+    """Why nothing can find it, if other rules make it redundant."""
+
+
+MUTANTS: dict[str, Mutant] = {}
+REDUNDANT: dict[str, Mutant] = {}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    mutant = MUTANTS.get(name) or REDUNDANT[name]
+    with ExitStack() as stack:
+
+        def change(where: Any, what: str, by: Any) -> None:
+            stack.enter_context(patch.object(where, what, by))
+
+        mutant.plant(change)
+        yield
+
+
+def mutant(breaks: str, argument: str = "") -> Callable[[Plant], Plant]:
+    def register(plant: Plant) -> Plant:
+        name = plant.__name__
+        listed = REDUNDANT if argument else MUTANTS
+        listed[name] = Mutant(name, breaks, plant, SEEDS.get(name, -1), argument)
+        return plant
+
+    return register
+
+
+SEEDS: dict[str, int] = {}
+
+
+# --- reading and acknowledging
+
+
+@mutant("owner reads see committed rows only")
+def reads_above_the_watermark(change: Any) -> None:
+    def committed(self: StoredReplica, key: str) -> tuple[int, object]:
+        for entry in reversed(self.entries):
+            if entry.at <= self.watermark:
+                break
+            for row in () if entry.rows is None else entry.rows.rows:  # type: ignore[attr-defined]
+                if row.key == key:
+                    return (0, None) if row.value is None else (entry.at, row.value)
+        row = self.rows.get(key)
+        return (0, None) if row is None or row.value is None else (row.version, row.value)
+
+    change(StoredReplica, "committed", committed)
+
+
+@mutant("an owner serves only while its lease holds")
+def serves_after_its_lease(change: Any) -> None:
+    change(Lease, "holds", lambda self, now: self.registered)
+
+
+@mutant("lease time runs from the sending of the renewal, not from its answer")
+def lease_counted_from_the_answer(change: Any) -> None:
+    renewed, granted = Participant._lease_renewed, Participant._lease_granted
+    change(
+        Participant, "_lease_renewed",
+        lambda self, now, event: renewed(self, now, replace(event, sent_at=now)),
+    )  # fmt: skip
+    change(
+        Participant, "_lease_granted",
+        lambda self, now, event: granted(self, now, replace(event, sent_at=now)),
+    )  # fmt: skip
+
+
+@mutant("the check of the lease after the value was taken")
+def read_not_checked_after(change: Any) -> None:
+    change(Participant, "_may_answer", lambda self, now, held: True)
+
+
+@mutant("an ack needs the new side too")
+def ack_without_the_new_side(change: Any) -> None:
+    change(Owner, "required", lambda self: list(routing.electable(self.record)))
+
+
+@mutant("a silent replica is taken out by a commit before the owner acks without it")
+def ack_without_a_silent_replica(change: Any) -> None:
+    required = Owner.required
+
+    def fewer(self: Owner) -> list[Any]:
+        peers = self.peers
+        return [
+            r
+            for r in required(self)
+            if r not in peers or peers[r].acked >= self.held.last or peers[r].matched
+        ][: max(1, len(required(self)) - 1)] or required(self)
+
+    change(Owner, "required", fewer)
+
+
+@mutant("a retry of a known sequence is acked only when its row is committed")
+def retry_acked_at_once(change: Any) -> None:
+    write = Owner.write
+
+    def eager(self: Owner, now: float, client: str, message: Any, found: int) -> Any:
+        applied = self.held.producers.applied(message.producer, message.sequence)
+        if applied:
+            return self.answer_to(message, applied[-1].at, applied[-1].found).answer
+        return write(self, now, client, message, found)
+
+    change(Owner, "write", eager)
+
+
+@mutant("a comparison that fails is ordered and committed like a write")
+def mismatch_answered_at_once(change: Any) -> None:
+    write = Owner.write
+
+    def eager(self: Owner, now: float, client: str, message: Any, found: int) -> Any:
+        applied = self.held.producers.applied(message.producer, message.sequence)
+        if not applied and message.expected is not None and message.expected != found:
+            return Mismatched(message.id, found)
+        return write(self, now, client, message, found)
+
+    change(Owner, "write", eager)
+
+
+# --- epochs, leases, the topology
+
+
+@mutant("an epoch is granted to one run of one process")
+def restart_keeps_its_epoch(change: Any) -> None:
+    def is_mine(self: Participant, record: Any, replica: Any) -> bool:
+        return record.owner is not None and record.owner.replica == replica and bool(self.lease)
+
+    def owner_lives(self: View, record: Any) -> bool:
+        return record.owner is not None and record.owner.replica.node in self.agreed.leases
+
+    change(Participant, "_is_mine", is_mine)
+    change(View, "owner_lives", owner_lives)
+
+
+@mutant("followers refuse an older epoch")
+def epoch_not_compared(change: Any) -> None:
+    change(Participant, "_is_current", lambda self, held, message: True)
+
+
+@mutant("a new lease counts only with a topology from after it")
+def lease_before_the_topology(change: Any) -> None:
+    change(Participant, "_is_fresh", lambda self, revision: True)
+
+
+@mutant("an older topology is ignored: a watch is a hint")
+def stale_watch_trusted(change: Any) -> None:
+    def is_newer(self: Participant, topology: Topology) -> bool:
+        return topology.generation != self.topology.generation
+
+    change(Participant, "_is_newer", is_newer)
+
+
+@mutant("what is missing on a node is lost, not made anew")
+def lost_replica_made_anew(change: Any) -> None:
+    change(Participant, "_may_create", lambda self, record, replica: True)
+
+
+@mutant("a commit is guarded by the revisions that it was computed from")
+def commit_without_revisions(change: Any) -> None:
+    change(View, "guards", lambda self, record: {COORDINATOR_KEY: self.coordinator})
+
+
+@mutant("a commit is guarded by the intent, so that a cancel is not overtaken")
+def switch_overtakes_cancel(change: Any) -> None:
+    guards = View.guards
+
+    def without_intent(self: View, record: Any) -> dict[str, int]:
+        return {k: v for k, v in guards(self, record).items() if k != intent_key(record.id)}
+
+    change(View, "guards", without_intent)
+
+
+# --- failover
+
+
+@mutant("failover picks a replica of the side that is read")
+def failover_to_the_unread_side(change: Any) -> None:
+    change(ownership, "candidates", lambda view, record: routing.writers(record))
+
+
+@mutant("failover happens when the owner's lease has ended")
+def failover_without_lease_end(change: Any) -> None:
+    lives = View.owner_lives
+
+    def suspected(self: View, record: Any) -> bool:
+        return lives(self, record) and self.owner_status(record) is not None
+
+    change(View, "owner_lives", suspected)
+
+
+@mutant("a new owner makes every replica equal to itself before it serves")
+def opens_without_equalising(change: Any) -> None:
+    def commit_point(self: Owner) -> int:
+        return point(self) if self.open else self.held.durable
+
+    point = Owner.commit_point
+    change(Owner, "commit_point", commit_point)
+    change(Owner, "all_matched", lambda self: True)
+
+
+@mutant("... the new side too")
+def new_side_not_equalised(change: Any) -> None:
+    required = Owner.required
+
+    def some(self: Owner) -> list[Any]:
+        return required(self) if self.open else list(routing.electable(self.record))
+
+    change(Owner, "required", some)
+
+
+@mutant("a log is cut where it parts from the new owner's")
+def log_not_cut(change: Any) -> None:
+    change(Participant, "_cut", lambda self, held, to: None)
+
+
+@mutant("a match is for the run that was probed")
+def late_match_accepted(change: Any) -> None:
+    change(Participant, "_run", lambda self: 0)
+
+
+@mutant("a copy does not count over a failover: session and copy begin again")
+def copy_kept_over_failover(change: Any) -> None:
+    begin = Held.begin
+
+    def keeping(self: Held, base: int, epoch: int) -> None:
+        copied, landed, session = self.copied, set(self.landed), self.session
+        begin(self, base, epoch)
+        self.copied, self.landed, self.session = copied, landed, session
+
+    change(Held, "begin", keeping)
+    change(ownership, "renewed_session", lambda record, transition, epoch: transition.session)
+
+
+@mutant("a replica that comes back is waited for from its proposal on")
+def proposed_replica_not_waited_for(change: Any) -> None:
+    change(Owner, "required", lambda self: list(routing.writers(self.record)))
+
+
+@mutant("a proposal is for one revision of the record")
+def old_proposal_accepted(change: Any) -> None:
+    change(ownership, "is_current", lambda view, record, revision: True)
+
+
+@mutant("a follower commits only what its owner has committed")
+def follower_commits_by_itself(change: Any) -> None:
+    advance = Held.advance
+    change(Held, "advance", lambda self, to: advance(self, self.last))
+
+
+# --- the transition
+
+
+@mutant("taking out the new side is giving the transition up")
+def new_side_taken_out_and_put_back(change: Any) -> None:
+    change(ownership, "gives_up", lambda record: False)
+    change(
+        routing, "may_return",
+        lambda record: tuple(r for r in routing.written(record) if r not in record.in_sync),
+    )  # fmt: skip
+
+
+@mutant("fallback only to an in-sync old replica")
+def fallback_to_one_that_was_taken_out(change: Any) -> None:
+    def live(view: View, record: Any) -> tuple[Any, ...]:
+        return tuple(r for r in record.replicas if view.is_live(r.node))
+
+    change(transitions, "fallback_candidates", live)
+
+
+@mutant("naming another owner needs the present one's seal")
+def hand_over_without_seal(change: Any) -> None:
+    change(transitions, "seal", lambda view, record, since: None)
+    change(transitions, "DO", {**transitions.DO, Work.SEAL: lambda view, record, since: None})
+
+
+@mutant("a seal is reported when everything in flight has ended")
+def sealed_before_in_flight_ended(change: Any) -> None:
+    def report(self: Owner) -> Any:
+        return None if self.sealed is None else (self.sealed, self.held.last)
+
+    change(Owner, "seal_report", report)
+
+
+@mutant("any change of the record lifts a seal")
+def seal_never_lifted(change: Any) -> None:
+    change(Owner, "unsealed", lambda self: self.sealed)
+
+
+@mutant("nothing lifts a seal by time alone")
+def seal_lifted_by_time(change: Any) -> None:
+    def touch(self: Owner, why: str) -> None:
+        self.sealed = None
+
+    change(Owner, "touch", touch)
+
+
+@mutant("the fence is raised to the generation captured before the drain")
+def fence_raised_after_the_drain(change: Any) -> None:
+    change(transitions, "fence_after", lambda view, record: view.agreed.revision + 1)
+
+
+def _without_barrier(change: Any, stage: str) -> None:
+    def barrier(view: View, record: Any, since: float) -> Any:
+        assert record.transition is not None
+        if record.transition.stage == stage:
+            return None
+        return transitions.barrier(view, record, since)
+
+    change(transitions, "DO", {**transitions.DO, Work.BARRIER: barrier})
+
+
+@mutant("cleanup_target drops behind a barrier")
+def no_barrier_before_cleanup_target(change: Any) -> None:
+    _without_barrier(change, CLEANUP_TARGET)
+
+
+@mutant("cleanup drops behind the barrier of use_new")
+def no_barrier_before_cleanup(change: Any) -> None:
+    _without_barrier(change, USE_NEW)
+
+
+@mutant("a target is prepared as an empty incarnation")
+def leftover_reused(change: Any) -> None:
+    """What was dropped is found again: neither the drop nor the beginning empties it."""
+    leftovers: dict[tuple[int, str, str], dict[str, Row]] = {}
+    init, apply = StoredReplica.__init__, StoredReplica.apply
+
+    def made(self: StoredReplica, partition: str, replica: Any, on_commit: Any) -> None:
+        init(self, partition, replica, on_commit)
+        key = (id(on_commit.__self__) if hasattr(on_commit, "__self__") else 0, partition, replica.node)
+        self.rows = leftovers.setdefault(key, self.rows)
+
+    def applied(self: StoredReplica, step: Any) -> None:
+        if isinstance(step, BeginLog):
+            rows = dict(self.rows)
+            apply(self, step)
+            self.rows.update(rows)
+        else:
+            apply(self, step)
+
+    change(StoredReplica, "__init__", made)
+    change(StoredReplica, "apply", applied)
+
+
+# --- copying
+
+
+@mutant("every chunk needs the permit of an open session")
+def permit_not_checked(change: Any) -> None:
+    change(Participant, "_permit", lambda self, partition, session, epoch: True)
+
+
+@mutant("a slice counts only after its END")
+def chunk_without_its_end(change: Any) -> None:
+    def chunk(self: Participant, now: float, sender: str, message: Any) -> None:
+        held = self.held.get((message.partition, message.to))
+        if held is None or not self._permit(message.partition, message.session, message.epoch):
+            return
+        held.landed.add((message.session, message.slice))
+        if all((message.session, number) in held.landed for number in range(2)):
+            held.copied = message.session
+            self._changed = True
+        ticket = next(self._tickets)
+        self.out.append(
+            ApplySlice(message.partition, message.to, ticket, (message.rows,), ())
+        )
+
+    change(Participant, "_chunk", chunk)
+
+
+@mutant("a copied row counts only if its version is newer")
+def copy_without_versions(change: Any) -> None:
+    logged = StoredReplica.put_copied
+
+    def put(self: StoredReplica, row: Row) -> None:
+        self.rows[row.key] = row
+
+    change(StoredReplica, "put_logged", logged)
+    change(StoredReplica, "put_copied", put)
+
+
+@mutant("the copy begins where the log of the new replica does")
+def copy_older_than_the_log(change: Any) -> None:
+    change(Owner, "base", lambda self: self.held.last)
+    incomplete = Participant._incomplete
+
+    def lenient(self: Participant, held: Held, message: Any, parts: Any) -> str:
+        problem = incomplete(self, held, message, parts)
+        return "" if problem.startswith("the copy is older") else problem
+
+    change(Participant, "_incomplete", lenient)
+
+
+@mutant("a slice lands only when the replica has caught up with it")
+def copy_ahead_of_the_replica(change: Any) -> None:
+    incomplete = Participant._incomplete
+
+    def lenient(self: Participant, held: Held, message: Any, parts: Any) -> str:
+        problem = incomplete(self, held, message, parts)
+        return "" if problem.startswith("the copy is ahead") else problem
+
+    change(Participant, "_incomplete", lenient)
+
+
+@mutant("tombstones are collected when no transition runs")
+def tombstone_collected_early(change: Any) -> None:
+    def collect(self: Owner) -> None:
+        from limosa.core.model.rows import Entry
+
+        if self.held.watermark:
+            self.append(Entry(self.next_position(), self.held.last, None, collects=self.held.watermark))
+
+    change(Owner, "collect", collect)
+
+
+# --- producers and clients
+
+
+@mutant("what a producer has achieved is an exact set, cut with the log")
+def producers_kept_as_a_maximum(change: Any) -> None:
+    applied = Producers.applied
+
+    def at_most(self: Producers, producer: str, sequence: int) -> tuple[Applied, ...]:
+        exact = applied(self, producer, sequence)
+        later = [s for s in self._parts.get(producer, {}) if s > sequence]
+        if exact or not later:
+            return exact
+        return (replace(self._parts[producer][max(later)][-1], range=WHOLE, found=None),)
+
+    change(Producers, "applied", at_most)
+    change(Producers, "forget_after", lambda self, position: None)
+
+
+@mutant("... and moves with the partition")
+def producers_not_moved(change: Any) -> None:
+    read = Participant._slice_read
+
+    def forgetful(self: Participant, now: float, event: Any) -> None:
+        read(self, now, event)
+        self.out = [
+            Send(effect.to, replace(effect.message, producers=()))
+            if isinstance(effect, Send) and isinstance(effect.message, Fetched)
+            else effect
+            for effect in self.out
+        ]
+
+    change(Participant, "_slice_read", forgetful)
+
+
+@mutant("a retry applies nothing that is applied")
+def retries_applied_again(change: Any) -> None:
+    change(Producers, "applied", lambda self, producer, sequence: ())
+
+
+@mutant("a sequence below the floor is refused")
+def floor_forgotten(change: Any) -> None:
+    change(Producers, "is_past", lambda self, producer, sequence: False)
+
+
+@mutant("a message that was applied is not applied again")
+def duplicate_applied_twice(change: Any) -> None:
+    change(Participant, "_is_new", lambda self, held, at: True)
+
+
+@mutant("a redirect means: refresh and route again")
+def redirect_retried_on_the_same_partition(change: Any) -> None:
+    handle = Client.handle
+
+    def stubborn(self: Client, now: float, event: Any) -> Any:
+        if isinstance(event, TopologyRead) and self.topology.layouts:
+            kept = replace(event.topology, layouts=self.topology.layouts)
+            event = replace(event, topology=kept)
+        return handle(self, now, event)
+
+    change(Client, "handle", stubborn)
+
+
+@mutant("an operation of unknown outcome is not called failed")
+def unknown_called_failed(change: Any) -> None:
+    finish = Client._finish
+
+    def certain(self: Client, operation: Any, outcome: str, value: object = None) -> None:
+        finish(self, operation, "failed" if outcome == "unknown" else outcome, value)
+
+    change(client_module.Client, "_finish", certain)
+
+
+# --- redundant
+
+
+@mutant(
+    "a request from before the fence is refused",
+    argument="An owner that is two stages behind has lost its lease, so a failover has raised the epoch, "
+    "and its messages are refused by epoch; its acks are refused by its lease.",
+)
+def fence_not_checked(change: Any) -> None:
+    objection = Participant._objection
+
+    def lenient(self: Participant, held: Any, message: Any) -> str:
+        why = objection(self, held, message)
+        return "" if why == "fenced" else why
+
+    change(Participant, "_objection", lenient)
+
+
+@mutant(
+    "streaming begins behind a barrier",
+    argument="A new replica's log begins at the owner's watermark, and a slice that was read before that "
+    "is refused: the copy can't be older than the log, whoever has heard of the stage.",
+)
+def no_barrier_before_streaming(change: Any) -> None:
+    _without_barrier(change, WRITE_BOTH)
+
+
+@mutant(
+    "a commit is guarded by the coordinator's lease key",
+    argument="It is guarded by the revision of every record that it was computed from as well: what a "
+    "deposed coordinator computes from the present state is what its successor would.",
+)
+def coordinator_key_not_guarded(change: Any) -> None:
+    guards = View.guards
+
+    def without(self: View, record: Any) -> dict[str, int]:
+        return {k: v for k, v in guards(self, record).items() if k != COORDINATOR_KEY}
+
+    change(View, "guards", without)
+
+
+@mutant(
+    "a replica that is still being filled begins anew in every epoch",
+    argument="Its log is matched with the new owner's like any other, its rows are committed ones, and "
+    "what the old owner had not committed is above the position where its log began.",
+)
+def new_side_kept_over_failover(change: Any) -> None:
+    def must_begin(self: Owner, replica: Any, begun: int) -> bool:
+        stage = routing.stage_of(self.record)
+        return (
+            stage is not None and stage.session and not begun and replica in routing.new_only(self.record)
+        )
+
+    change(Owner, "must_begin", must_begin)
+
+
+@mutant(
+    "the barrier of write_both_read_new",
+    argument="Linearizable reads follow the owner, whose epoch and lease fence the old one; the barrier is "
+    "for `eventual` reads of clients that are a stage behind, which the fence then turns away.",
+)
+def no_barrier_before_use_new(change: Any) -> None:
+    _without_barrier(change, READ_NEW)
+
+

@@ -1,0 +1,243 @@
+"""What do many seeds show together? They run in several processes; their results are added up.
+
+Workers are started afresh (`spawn`), so they hold nothing of their parent's. Each talks to it over
+a pipe of its own: a worker that dies is noticed and replaced, a parent that dies ends its workers.
+Workers ignore Ctrl-C; the parent hears it and ends them all.
+"""
+
+import signal
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from types import FrameType
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from limosa.simulation.faults import CELLS
+from limosa.simulation.run import Result, run_seed
+
+SEED_SECONDS_MAX = 60.0
+_GOODBYE_SECONDS = 5.0
+_CONTEXT = get_context("spawn")
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+# --- what the seeds show together
+
+
+class Failure(Struct, frozen=True):
+    """A seed and the first thing that it violated."""
+
+    seed: int
+    violation: str
+    partition: str
+
+
+class Summary(Struct, frozen=True):
+    """What the seeds of a swarm showed together."""
+
+    seeds: int
+    operations: int
+    moves: int
+    faults: int
+    violations: int
+    cells_hit: int
+    cells_total: int
+    seeds_per_minute: float
+    failed: tuple[Failure, ...]
+    missing_cells: tuple[tuple[str, str], ...]
+    seconds: float
+
+
+class Tally:
+    """Adds up results, in whatever order they come."""
+
+    def __init__(self) -> None:
+        self.seeds = self.operations = self.moves = self.faults = self.violations = 0
+        self.failed: list[Failure] = []
+        self._cells: set[tuple[str, str]] = set()
+        self._began = monotonic()
+
+    def add(self, result: Result) -> None:
+        self.seeds += 1
+        self.operations += result.operations
+        self.moves += result.moves
+        self.faults += result.faults
+        self.violations += len(result.violations)
+        self._cells.update(result.cells)
+        if result.violations:
+            self.failed.append(Failure(result.seed, *result.violations[0]))
+
+    def summary(self) -> Summary:
+        seconds = monotonic() - self._began
+        missing = tuple(cell for cell in CELLS if cell not in self._cells)
+        return Summary(
+            self.seeds,
+            self.operations,
+            self.moves,
+            self.faults,
+            self.violations,
+            len(CELLS) - len(missing),
+            len(CELLS),
+            round(self.seeds * 60 / seconds, 1) if seconds else 0.0,
+            tuple(sorted(self.failed, key=lambda failure: failure.seed)),
+            missing,
+            round(seconds, 3),
+        )
+
+
+def run_seeds(
+    seeds: Iterable[int], jobs: int, seconds_max: float = SEED_SECONDS_MAX
+) -> Generator[Result, None, None]:
+    """The result of each seed, as it comes. Whatever a seed does, it has one."""
+    task = partial(run_guarded, seconds_max=seconds_max)
+    return in_processes(task, seeds, jobs, _failed)
+
+
+# --- one seed, whatever it does
+
+
+class TookTooLong(BaseException):
+    """The wall time of a run is over. No `except Exception` of the run may swallow it."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise `TookTooLong` in the main thread when the time is over."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise TookTooLong(f"took longer than {seconds:g} s of wall time")
+
+    handler = signal.signal(signal.SIGALRM, over)
+    # Again and again: an exception that is raised inside of a destructor is lost.
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def run_guarded(seed: int, seconds_max: float = SEED_SECONDS_MAX) -> Result:
+    """Run the seed; an exception, or too much wall time, is a violation."""
+    try:
+        with within(seconds_max):
+            return run_seed(seed)
+    except TookTooLong as error:
+        return _failed(seed, str(error))
+    except Exception as error:
+        return _failed(seed, f"raised {named(error)}")
+
+
+def named(error: Exception) -> str:
+    """The error, and where it was raised."""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        where = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    said = f": {error}" if str(error) else ""
+    return f"{type(error).__name__} at {where}{said}"
+
+
+def _failed(seed: int, why: str) -> Result:
+    return Result(seed, 0, 0, 0, ((why, ""),), ())
+
+
+# --- a pool that loses nothing and leaves nothing behind
+
+
+def in_processes(
+    task: Callable[[Item], Answer],
+    items: Iterable[Item],
+    jobs: int,
+    lost: Callable[[Item, str], Answer],
+) -> Generator[Answer, None, None]:
+    """The task's answer to each item, as it comes.
+
+    An item is drawn when a worker is free for it and the answers so far were looked at, so the
+    caller may decide late what comes next. The item of a worker that died is answered by `lost`.
+    However the iteration ends, no worker stays.
+    """
+    remaining = iter(items)
+    workers: dict[Connection, _Worker[Item, Answer]] = {}
+
+    def give(item: Item, worker: _Worker[Item, Answer]) -> None:
+        workers[worker.pipe] = worker
+        worker.give(item)
+
+    try:
+        for item in islice(remaining, jobs):
+            give(item, _Worker(task))
+        while workers:
+            for pipe in wait(list(workers)):
+                worker = workers[pipe]  # type: ignore[index]
+                yield worker.answer(lost)
+                del workers[worker.pipe]
+                for item in islice(remaining, 1):
+                    give(item, worker if worker.lives else _Worker(task))
+                if worker.pipe not in workers:
+                    worker.end()
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+class _Worker(Generic[Item, Answer]):
+    """A process that answers one item at a time."""
+
+    def __init__(self, task: Callable[[Item], Answer]) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.lives = True
+        self._process = _CONTEXT.Process(target=_work, args=(task, theirs), daemon=True)
+        with _ctrl_c_held():
+            self._process.start()
+        theirs.close()
+
+    def give(self, item: Item) -> None:
+        self._item = item
+        # A worker that is dead by now is noticed when it should answer.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send(item)
+
+    def answer(self, lost: Callable[[Item, str], Answer]) -> Answer:
+        try:
+            answer: Answer = self.pipe.recv()
+            return answer
+        except (EOFError, ConnectionResetError):
+            self.lives = False
+            self._process.join(_GOODBYE_SECONDS)
+            return lost(self._item, f"its process died (exit code {self._process.exitcode})")
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.terminate()
+        self._process.join(_GOODBYE_SECONDS)
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
+def _work(task: Callable[[Item], Answer], pipe: "Connection[Answer, Item]") -> None:
+    """What a worker does, until its parent closes the pipe or is no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            pipe.send(task(pipe.recv()))
+
+
+@contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """A process that is started here is born deaf to Ctrl-C; the parent hears it a moment later."""
+    resource_tracker.ensure_running()  # Otherwise `start` would do it, and let go of Ctrl-C.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,98 @@
+"""What is a run about? A mix of workloads, operators and faults, written as data.
+
+Half of all seeds let everything loose; the others dwell on one kind of trouble, because some
+interleavings need three unlikely things in a row.
+"""
+
+from random import Random
+
+from msgspec import Struct
+
+from limosa.simulation.faults import FAULTS
+from limosa.simulation.network import Weather
+
+
+class Theme(Struct, frozen=True):
+    """Weights; what is not named does not happen."""
+
+    name: str
+    faults: dict[str, float]
+    operator: dict[str, float]
+    """What an operator asks for: a request's kind, `version` or `collect`."""
+    clients: dict[str, float]
+    """What register clients do."""
+    aimed: tuple[float, ...] = (0.1, 0.3, 0.6)
+    """How often a stage that was just entered is met by a fault."""
+    owner_moves: float = 0.6
+    operator_seconds: float = 1.2
+    fault_seconds: tuple[float, ...] = (1.5, 4.0)
+    stuck: tuple[float, ...] = (0.0, 0.0, 0.004, 0.02)
+    hold_seconds: tuple[float, ...] = (0.0, 0.0, 1.0)
+    replicas: tuple[int, ...] = (1, 2, 2, 3, 3, 3)
+
+
+OPERATOR = {
+    "move": 45.0, "volume_move": 7.0, "repair": 6.0, "rebuild": 6.0, "cancel": 8.0, "reverse": 4.0,
+    "complete": 4.0, "version": 6.0, "collect": 14.0,
+}  # fmt: skip
+CLIENTS = {
+    "read": 35.0, "eventual": 5.0, "write": 22.0, "batch": 8.0, "delete": 12.0, "compare": 18.0,
+}  # fmt: skip
+
+EVERYTHING = Theme("everything", dict.fromkeys(FAULTS, 1.0), OPERATOR, CLIENTS)
+
+THEMES: tuple[Theme, ...] = (
+    EVERYTHING,
+    EVERYTHING,
+    EVERYTHING,
+    EVERYTHING,
+    Theme(
+        "hand-over",
+        {"cut_target_from_metastore": 5, "replace_coordinator": 3, "pause_owner": 1, "pause_target": 1},
+        {"move": 10, "reverse": 1},
+        {"read": 6, "write": 4},
+        aimed=(0.5, 0.8),
+        owner_moves=1.0,
+        operator_seconds=0.6,
+        fault_seconds=(6.0,),
+        hold_seconds=(0.0, 2.0),
+        replicas=(1, 2, 2, 3),
+    ),
+    Theme(
+        "failover",
+        {"crash_owner": 4, "isolate_owner": 3, "cut_owner_from_metastore": 4, "cut_one_way": 3, "pause_owner": 2},
+        {"move": 3, "collect": 1},
+        {"read": 4, "write": 5, "compare": 3, "batch": 2},
+        aimed=(0.3, 0.6),
+        fault_seconds=(0.8, 2.0),
+        replicas=(2, 3, 3),
+    ),
+    Theme(
+        "deletes",
+        {"kill_mover": 3, "crash_target": 2, "pause_target": 2, "isolate_target": 1, "cut_target_from_metastore": 1},
+        {"move": 10, "cancel": 4, "collect": 14, "repair": 2},
+        {"read": 4, "write": 4, "delete": 6, "compare": 1},
+        aimed=(0.2, 0.5),
+        operator_seconds=0.5,
+        stuck=(0.0, 0.02, 0.05),
+        replicas=(1, 2),
+    ),
+    Theme(
+        "give and take",
+        {"crash_target": 3, "isolate_target": 3, "pause_target": 3, "crash_owner": 1, "wipe_replica": 2},
+        {"move": 10, "rebuild": 3, "cancel": 2, "reverse": 4},
+        {"read": 4, "write": 5, "delete": 1, "compare": 2},
+        aimed=(0.3, 0.6),
+        hold_seconds=(0.0, 1.0, 3.0),
+        replicas=(2, 3),
+    ),
+)  # fmt: skip
+
+
+def weather_of(theme: Theme, dice: Random) -> Weather:
+    return Weather(
+        dropped=dice.choice((0.0, 0.0, 0.01, 0.05)),
+        doubled=dice.choice((0.0, 0.02, 0.1)),
+        slow=dice.choice((0.0, 0.02, 0.1)),
+        stuck=dice.choice(theme.stuck),
+    )

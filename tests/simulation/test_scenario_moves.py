@@ -1,0 +1,518 @@
+"""Does a move go through its table, and is every acknowledged write where the table says, at every moment?"""
+
+import pytest
+
+from limosa.core import routing
+from limosa.core.client import Finished
+from limosa.core.events import CollectionDue
+from limosa.core.machines.catalogue import (
+    ALLOW,
+    CLEANUP,
+    CLEANUP_TARGET,
+    MACHINES,
+    READ_NEW,
+    STREAMING,
+    USE_NEW,
+    WRITE_BOTH,
+)
+from limosa.core.machines.machine import END, Work
+from limosa.core.messages import Chunk, Fetch, Found, Read, Replicate, Wait, Write, Written
+from limosa.core.model.intent import Placement
+from limosa.core.model.topology import Partition
+from limosa.simulation.faults import inject
+from tests.simulation.scenarios import Scenario, said
+
+FORWARD = [ALLOW, WRITE_BOTH, STREAMING, READ_NEW, USE_NEW, CLEANUP]
+BOTH_WRITTEN = [WRITE_BOTH, STREAMING, READ_NEW]
+
+
+def only(records: list[tuple[int, Partition]], stage: str) -> list[Partition]:
+    return [r for _, r in records if r.transition is not None and r.transition.stage == stage]
+
+
+# ------------------------------------------------------------------ the table
+
+
+@pytest.mark.parametrize("kind", ["move", "rebuild", "volume_move", "repair"])
+def test_the_stages_of_a_run_are_the_lines_of_its_table(kind: str) -> None:
+    """F98: the trace of what was committed equals the forward edges of the table, for every kind."""
+    world = Scenario()
+    workloads = world.keep_busy(2.0)
+    follower = next(r for r in world.record().replicas if r.node != world.owner().name)
+    rest = tuple(Placement(n) for n in sorted(world.replicas() - {follower.node}))
+    if kind == "move":
+        world.move_owner()
+    elif kind == "volume_move":
+        world.request(kind, placements=(Placement(follower.node, "v2"), *rest))
+    else:
+        world.request(kind, renewed=(follower.node,) if kind == "rebuild" else ())
+    world.until_ended()
+    machine = MACHINES[kind]
+    expected, stage = [machine.first.name], machine.first
+    while stage.next != END:
+        stage = machine[stage.next]
+        expected.append(stage.name)
+    assert world.stages() == [*expected, "stable"]
+    if kind == "move":
+        assert world.stages() == [*FORWARD, "stable"]
+    world.conclude(workloads)
+
+
+def test_the_record_shows_kind_replicas_targets_and_session_in_each_stage() -> None:
+    """F97, F116: what is stored in each stage of a move, read back from the metastore."""
+    world = Scenario()
+    before = world.record()
+    source, target = world.move_owner()
+    world.until_ended()
+    for stage in FORWARD:
+        record = only(world.records(), stage)[-1]
+        change = record.transition
+        assert change is not None
+        assert change.kind == "move"
+        assert record.replicas == before.replicas
+        assert {r.node for r in change.targets} == world.replicas()
+        assert [r.node for r in routing.new_only(record)] == [target]
+        assert [r.node for r in routing.old_only(record)] == [source]
+        assert (change.session is not None) == (stage in (WRITE_BOTH, STREAMING))
+    after = world.record()
+    assert after.transition is None
+    assert {r.node for r in after.replicas} == {r.node for r in before.replicas} - {source} | {target}
+    world.conclude()
+
+
+@pytest.mark.parametrize("kind", ["rebuild", "volume_move", "repair"])
+def test_the_record_shows_the_other_kinds_too(kind: str) -> None:
+    """F97: kind and targets of rebuild, volume_move and repair."""
+    world = Scenario()
+    node = next(n for n in sorted(world.replicas()) if n != world.owner().name)
+    rest = tuple(Placement(n) for n in sorted(world.replicas() - {node}))
+    if kind == "volume_move":
+        world.request(kind, placements=(Placement(node, "v2"), *rest))
+    else:
+        world.request(kind, renewed=(node,) if kind == "rebuild" else ())
+    world.until(lambda: world.record().transition is not None)
+    record = world.record()
+    assert record.transition is not None
+    assert record.transition.kind == kind
+    made = [(r.node, r.volume) for r in routing.new_only(record)]
+    wanted = {"rebuild": [(node, "")], "volume_move": [(node, "v2")], "repair": []}
+    assert made == wanted[kind]
+    world.until_ended()
+    world.conclude()
+
+
+# ------------------------------------------------------------------ where writes and reads go
+
+
+def test_every_write_goes_to_exactly_the_write_set_of_the_stage() -> None:
+    """F51, F52, F99, S21: an acknowledged row is on the old replicas only, on both sides, or on the new
+    ones only, as the table's column says; before the move it is on the replicas and nowhere else."""
+    world = Scenario(nodes=5)
+    assert world.put("stable", 0).outcome == "done"
+    assert {n for n in world.nodes if world.has(n, "stable")} == world.replicas()
+    world.wire.holds = lambda each: isinstance(each.message, Chunk)  # nothing comes by copy
+    source, target = world.move_owner(hold_seconds=1.0)
+    for stage in FORWARD:
+        world.until_stage(stage)
+        world.freeze()
+        world.until(lambda: all(world.knows(node) for node in world.nodes))
+        assert world.put(stage, 1).outcome == "done"
+        holders = {node for node in world.nodes if world.has(node, stage)}
+        assert holders == {replica.node for replica in routing.writers(world.record())}
+        assert (source in holders) == (stage in (ALLOW, *BOTH_WRITTEN))
+        assert (target in holders) == (stage != ALLOW)
+        world.thaw()
+        if stage == STREAMING:
+            world.wire.let_go()
+    world.until_ended()
+    assert world.put("after", 2).outcome == "done"
+    assert {n for n in world.nodes if world.has(n, "after")} == world.replicas()
+    assert set(world.rows_at(target)) >= {"stable", *FORWARD}
+    world.conclude()
+
+
+def test_with_one_replica_a_write_goes_to_exactly_one_node() -> None:
+    """F52: no migration, one replica: the row is on its owner and on no other node."""
+    world = Scenario(replicas=1, nodes=3)
+    world.put("a", 1)
+    assert [n for n in world.nodes if world.has(n, "a")] == [world.owner().name]
+    world.conclude()
+
+
+def test_a_pending_replica_is_not_routed_to_before_it_is_ready_nor_a_leaving_one_after() -> None:
+    """F110: by stage, from whom clients and owners ask: nothing of the data path reaches the new node
+    before write_both_read_old, nor the old one from use_new on, and clients follow the owner."""
+    world = Scenario(nodes=4)
+    workloads = world.keep_busy(4.0, every=0.005)
+    world.run_for(0.3)
+    source, target = world.move_owner(hold_seconds=0.3)
+    world.until_ended()
+    world.run_for(0.5)
+    revision_of = {
+        stage: [r for r, record in world.records() if record in only(world.records(), stage)]
+        for stage in FORWARD
+    }
+    to_target = [e.message for e in said(world, Replicate, to=target)]
+    to_source = [e.message for e in said(world, Replicate, to=source)]
+    assert to_target
+    assert min(m.revision for m in to_target) >= revision_of[WRITE_BOTH][0]  # type: ignore[union-attr]
+    assert max(m.revision for m in to_source) < revision_of[USE_NEW][0]  # type: ignore[union-attr]
+    times = {stage: _entered(world, stage) for stage in FORWARD}
+    served = {
+        node: [e.at for e in said(world, Written, sender=node)] for node in (source, target)
+    }
+    assert max(served[source]) < times[READ_NEW] < min(served[target])
+    asked = [e.at for e in said(world, Write, to=target)] + [
+        e.at for e in said(world, Read, to=target) if not e.message.eventual  # type: ignore[union-attr]
+    ]
+    assert min(asked) > times[READ_NEW]
+    eventual = [e for e in said(world, Found, sender=target) if e.at < times[READ_NEW]]
+    assert not eventual
+    world.conclude(workloads)
+
+
+def _entered(world: Scenario, stage: str) -> float:
+    """When a stage was first committed."""
+    for at, agreed in world.states:
+        change = agreed.topology.partitions["p0"].transition
+        if change is not None and change.stage == stage:
+            return at
+    raise AssertionError(stage)
+
+
+# ------------------------------------------------------------------ what must be true to enter a stage
+
+
+def test_write_both_is_not_entered_before_every_replica_is_ready_for_writes() -> None:
+    """F100: the target's disk does not answer, so its replica is not made: the stage is not left, and
+    no write is sent there; the same if one old replica has not seen the transition."""
+    world = Scenario()
+    target = next(n for n in world.nodes if n not in world.replicas())
+    world.slow_disks.add(target)
+    world.move_owner()
+    world.run_for(1.0)
+    assert world.put("early", 1).outcome == "done"
+    assert world.stage_name("p0") == ALLOW
+    assert target in world.waits()
+    assert not said(world, Replicate, to=target)
+    follower = next(n for n in world.replicas() if n != world.owner().name)
+    world.wire.blind.add(follower)
+    world.hasten()
+    world.until_ended()
+    world.move_owner()
+    world.run_for(1.0)
+    assert world.stage_name("p0") == ALLOW
+    assert f"{follower} has not applied" in world.waits()
+    world.wire.blind.clear()
+    world.until_ended()
+    world.conclude()
+
+
+def test_streaming_is_not_entered_while_a_write_may_reach_one_side_only() -> None:
+    """F101: an owner that has not heard of write_both_read_old acks rows without the new side. The stage
+    waits for it, and the copy, which starts later, brings these rows: none is missing."""
+    world = Scenario()
+    rows = world.put_many(5)
+    source, target = world.move_owner(hold_seconds=5)
+    world.until_stage(ALLOW)
+    world.until(lambda: world.knows(source))
+    world.wire.blind.add(source)
+    world.until_stage(WRITE_BOTH)
+    assert world.put("one-sided", 1).outcome == "done"
+    assert not world.has(target, "one-sided")
+    world.run_for(1.0)
+    assert world.stage_name("p0") == WRITE_BOTH
+    assert not said(world, Fetch)
+    world.wire.blind.clear()
+    world.until_stage(READ_NEW)
+    world.run_for(0.5)
+    assert world.rows_at(target) == {**rows, "one-sided": 1}
+    world.conclude()
+
+
+def test_a_stream_that_is_killed_leaves_no_acknowledged_write_out() -> None:
+    """F101, F117: the mover dies in the middle of the copy, twice, under writes; the session stays, and
+    the new replica ends up with every row."""
+    world = Scenario()
+    rows = world.put_many(20)
+    source, target = world.move_owner(hold_seconds=5)
+    for round_ in range(2):
+        world.until(lambda: any(isinstance(e.message, Chunk) for e in world.wire.said[-6:]))
+        world.mover.crash()
+        assert world.put(f"while-{round_}", round_).outcome == "done"
+        rows[f"while-{round_}"] = round_
+        world.mover.start()
+        world.until(lambda: not any(isinstance(e.message, Chunk) for e in world.wire.said[-6:]))
+    world.until_stage(READ_NEW)
+    world.run_for(0.5)
+    assert world.rows_at(target) == rows == world.rows_at(source)
+    sessions = {r.transition.session for r in only(world.records(), STREAMING) if r.transition}
+    assert len(sessions) == 1
+    world.conclude()
+
+
+def test_read_new_is_entered_only_when_the_new_side_holds_every_acknowledged_write() -> None:
+    """F102: at the very commit of write_both_read_new every row that was acked until then is durable on
+    the target; and every read in that stage returns them."""
+    world = Scenario()
+    world.put_many(20)
+    _, target = world.move_owner(hold_seconds=1.0)
+    acked: dict[str, object] = {}
+    found: list[set[str]] = []
+
+    def entered(record: Partition) -> None:
+        if record.transition is not None and record.transition.stage == READ_NEW:
+            found.append({key for key in acked if not world.has(target, key)})
+
+    world.on_stage = entered
+    number = 0
+    while world.stage_name("p0") != READ_NEW:
+        number += 1
+        assert world.put(f"w{number}", number).outcome == "done"
+        acked[f"w{number}"] = number
+    assert found == [set()]
+    for key, value in acked.items():
+        assert world.get(key) == value
+    assert world.owner().name == target
+    world.conclude()
+
+
+def test_use_new_waits_for_reads_of_the_old_side() -> None:
+    """F103: a read that the leaving replica still works on was begun under the stage before; use_new is
+    entered only after it was answered."""
+    world = Scenario()
+    world.put("a", 1)
+    source, _ = world.move_owner(hold_seconds=0.0)
+    world.mover.pause()
+    world.until_stage(STREAMING)
+    world.slow_reads.add("p0")
+    choice = [r.node for r in world.record().replicas].index(source)
+    answers = world.send_get("a", eventual=True, choice=choice)
+    world.until(lambda: any(held.reads for held in world.nodes[source].brain.held.values()))
+    world.slow_reads.clear()  # only that one read hangs
+    world.freeze()
+    world.thaw()
+    world.mover.resume()
+    world.run_for(2.0)
+    assert world.stage_name("p0") not in (USE_NEW, CLEANUP, "stable")
+    assert not answers
+    world.hasten()
+    world.until(lambda: bool(answers))
+    world.until_ended()
+    world.conclude()
+
+
+def test_a_delayed_write_of_an_older_stage_is_not_applied_after_cleanup() -> None:
+    """F103, F120: replication to the leaving replica, caught in the network in write_both_read_new,
+    arrives during and after cleanup: no row of it appears anywhere."""
+    world = Scenario()
+    world.put("a", 1)
+    source, target = world.move_owner(hold_seconds=5)
+    world.until_stage(READ_NEW)
+    world.until(lambda: world.waits().startswith("held"))
+    assert world.put("b", 2).outcome == "done"
+    late = [e for e in said(world, Replicate, to=source, sender=target) if e.message.entries]  # type: ignore[union-attr]
+    assert late
+    world.request("complete")
+    for stage in (CLEANUP, "stable"):
+        world.until_stage(stage)
+        held = {node: world.rows_at(node) for node in world.nodes}
+        for each in late:
+            assert each.message is not None
+            world.processes[source].receive(target, each.message)
+        world.run_for(0.002)
+        assert {node: world.rows_at(node) for node in world.nodes if world.stored(node)} == {
+            node: rows for node, rows in held.items() if world.stored(node)
+        }
+    world.run_for(0.5)
+    assert not world.stored(source)
+    world.conclude()
+
+
+# ------------------------------------------------------------------ what is left, and how often a row counts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_everything_ended_only_the_current_replicas_hold_data(seed: int) -> None:
+    """F108, F179: a full scan of all nodes after many moves, some cancelled, some hit by a crash: each
+    partition's data is on its replicas only, one on a node."""
+    world = Scenario(seed, nodes=5, partitions=2)
+    workloads = world.keep_busy(6.0)
+    for number in range(8):
+        partition = f"p{number % 2}"
+        if world.record(partition).owner is not None:
+            world.move_owner(partition)
+        world.run_for(0.15)
+        if number % 3 == 0 and world.intent(partition).pending is not None:
+            world.cancel(partition)
+        if number == 5:
+            inject(world, partition, "crash_owner")
+        world.run_for(0.4)
+    world.conclude(workloads)
+    for partition in ("p0", "p1"):
+        holders = {node: len(world.stored(node, partition)) for node in world.nodes}
+        assert {node for node, count in holders.items() if count} == world.replicas(partition)
+        assert max(holders.values()) == 1
+
+
+def test_a_row_that_came_by_write_and_by_copy_counts_once() -> None:
+    """S22: rows written after write_both_read_old and before the copy reads them reach the target twice;
+    count and sum are exact at every moment from then on."""
+    world = Scenario()
+    world.put_many(10)
+    source, target = world.move_owner(hold_seconds=5)
+    world.mover.pause()
+    world.until_stage(STREAMING)
+    for number in range(10, 20):
+        assert world.put(f"k{number}", number).outcome == "done"
+    assert world.put("k3", 300).outcome == "done"
+    world.run_for(0.5)
+    assert len(world.rows_at(target)) == 11  # the eleven written twice-to-be
+    world.mover.resume()
+    world.until_stage(READ_NEW)
+    world.run_for(0.5)
+    copied = [row.key for e in said(world, Chunk, to=target) for row in e.message.rows.rows]  # type: ignore[union-attr]
+    assert set(copied) == {f"k{i}" for i in range(20)}  # the copy carried all of them
+    for node in (source, target):
+        rows = world.rows_at(node)
+        assert len(rows) == 20
+        assert sum(v for v in rows.values() if isinstance(v, int)) == sum(range(20)) - 3 + 300
+    world.conclude()
+
+
+def test_a_write_that_the_new_side_does_not_get_is_not_acknowledged() -> None:
+    """S23: the source has the row, the destination does not answer: no ack, until a commit has taken the
+    destination out and given the move up; then the row is on the side that wins."""
+    world = Scenario()
+    source, target = world.move_owner()
+    world.mover.pause()
+    world.until_stage(STREAMING)
+    world.until(lambda: world.waits().startswith("copy"))
+    world.run_for(0.3)
+    world.network.cut(source, target)
+    answers = world.send_put("a", 1)
+    while not answers:
+        world.run_for(0.0005)
+        if answers:
+            assert not any(r.node == target for r in world.record().in_sync)
+        assert world.has(source, "a") or world.stage_name("p0") == STREAMING
+    assert answers[0].outcome == "done"
+    assert CLEANUP_TARGET in world.stages()
+    assert READ_NEW not in world.stages()
+    world.mover.resume()
+    world.until_ended()
+    assert source in world.replicas()
+    assert world.get("a") == 1
+    world.conclude()
+
+
+def test_a_write_that_the_old_side_does_not_get_is_not_acknowledged_either() -> None:
+    """S23: the reverse: in write_both_read_new the leaving replica does not answer its new owner."""
+    world = Scenario()
+    source, target = world.move_owner(hold_seconds=10)
+    world.until_stage(READ_NEW)
+    world.until(lambda: world.waits().startswith("held"))
+    world.network.cut(source, target)
+    answers: list[Finished] = world.send_put("a", 1)
+    world.run_for(0.8)
+    assert not answers
+    world.until(lambda: bool(answers))
+    assert not any(r.node == source for r in world.record().in_sync)
+    world.network.mend(source, target)
+    world.until_ended()
+    assert world.get("a") == 1
+    world.conclude()
+
+
+# ------------------------------------------------------------------ tombstones
+
+
+def test_a_tombstone_is_not_collected_while_a_replica_is_being_filled() -> None:
+    """S2: slices arrive out of order; the older value of a deleted key reaches the pending replica after
+    its tombstone. Nobody collects meanwhile, and the key stays deleted."""
+    world = Scenario()
+    world.put_many(20)
+    old_value = [row for stored in world.stored(world.owner().name) for row in stored.rows.values()]
+    assert old_value
+    world.wire.holds = lambda each: isinstance(each.message, Chunk)
+    source, target = world.move_owner()
+    world.until(lambda: len(world.wire.waiting) >= 4)  # both slices, read before the delete
+    assert world.put("k3", None).outcome == "done"
+    for node in world.nodes.values():
+        node.deliver(node.run, CollectionDue("p0"))
+    world.run_for(0.4)
+    assert world.rows_at(source)["k3"] is None
+    assert world.rows_at(target)["k3"] is None  # the tombstone is there, waiting for what it shadows
+    world.wire.waiting.reverse()
+    world.wire.let_go()
+    world.until_ended()
+    world.run_for(0.5)
+    assert all(world.rows_at(node)["k3"] is None for node in world.replicas())
+    for node in world.nodes.values():
+        node.deliver(node.run, CollectionDue("p0"))
+    world.run_for(0.5)
+    assert not any("k3" in world.rows_at(node) for node in world.replicas())
+    assert world.get("k3") is None
+    world.conclude()
+
+
+# ------------------------------------------------------------------ back and forth
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_moving_there_and_back_again_with_writes_and_deletes_is_exact(
+    seed: int, replicas: int
+) -> None:
+    """S37: A→B, B→A at once, three times over, while keys are written and deleted; collections in
+    between. Data exact, nothing of an earlier round is back, and every incarnation is a new one."""
+    world = Scenario(seed, replicas=replicas, nodes=replicas + 1)
+    world.put_many(10)
+    workloads = world.keep_busy(5.0)
+    incarnations: list[str] = []
+    home = world.owner().name
+    for _ in range(6):
+        _, target = world.move_owner()
+        world.put(f"during-{len(incarnations)}", 1)
+        world.put(f"k{len(incarnations)}", None)
+        world.until_ended()
+        incarnations += [r.incarnation for r in world.record().replicas if r.node == target]
+        for node in world.nodes.values():
+            node.deliver(node.run, CollectionDue("p0"))
+    assert len(set(incarnations)) == 6
+    assert home in world.replicas()
+    world.conclude(workloads)
+    for number in range(6):
+        assert world.get(f"k{number}") is None
+
+
+def test_no_write_fails_during_a_move_and_the_pause_of_the_hand_over_is_short() -> None:
+    """F51: clients wait or are redirected; nothing fails, nothing is left unknown."""
+    world = Scenario()
+    world.put_many(10)
+    answers = []
+    for number in range(150):
+        answers.append(world.send_put(f"w{number}", number, client=number % 2))
+        if number == 20:
+            world.move_owner()
+        world.run_for(0.01)
+    world.until_ended()
+    world.until(lambda: all(answers))
+    assert {answer.outcome for box in answers for answer in box} == {"done"}
+    assert len(said(world, Wait)) < 40
+    world.conclude()
+
+
+def test_every_stage_with_a_barrier_is_left_after_every_node_has_reported_it() -> None:
+    """F100, F103: in the table, each stage whose neighbours read or write differently ends by a barrier,
+    a seal or a drop; and the record's fence rises with each barrier that was passed."""
+    world = Scenario()
+    world.move_owner()
+    world.until_ended()
+    records = world.records()
+    for (revision, before), (_, after) in zip(records, records[1:], strict=False):
+        stage = routing.stage_of(before)
+        if stage is not None and (after.transition is None or after.transition.stage != stage.name):
+            has_barrier = Work.BARRIER in stage.work
+            assert after.fence == (revision if has_barrier else before.fence)
+    world.conclude()
