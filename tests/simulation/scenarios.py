@@ -1,4 +1,5 @@
-"""How is a scenario staged? A world in fair weather whose wires, disks and commits a test can reach into.
+"""How is a scenario staged? A world in fair weather whose wires, disks and commits a test can
+reach into.
 
 Nothing here decides anything: the brains are the real ones, and what a test holds back, replays or
 loses is what a network, a disk or a crash could have held back, doubled or lost.
@@ -7,10 +8,12 @@ loses is what a network, a disk or a crash could have held back, doubled or lost
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.client import Finished
-from limosa.core.events import AgreedRead, RowsRead, TopologyRead
+from limosa.core.effects import LookUp
+from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.messages import Message
 from limosa.core.model.changes import Agreed, Commit, Put, layout_key, request_key
 from limosa.core.model.intent import Intent, Placement, Request
@@ -48,6 +51,8 @@ class Wire(Network):
         self.said: list[Said] = []
         self.waiting: list[Said] = []
         self.holds: Callable[[Said], bool] = lambda said: False
+        self.twist: Callable[[Message], list[Message]] = lambda message: [message]
+        """What arrives instead of a message: nothing, another one, or the same one twice."""
         self.blind: set[str] = set()
         """Processes that learn nothing new of the agreed state, though they keep their leases."""
 
@@ -66,8 +71,11 @@ class Wire(Network):
             return
         if self.holds(said):
             self.waiting.append(said)
-        else:
+        elif message is None:
             super().send(sender, to, message, arrive, *arguments)
+        else:
+            for each in self.twist(message):
+                super().send(sender, to, each, arrive, sender, each)
 
     def let_go(self) -> None:
         """What was held back arrives after all."""
@@ -93,7 +101,7 @@ class Scenario(World):
         self.loses: Callable[[str, Commit], bool] = lambda by, commit: False
         self.states: list[tuple[float, Agreed]] = []
         self._requests = 0
-        super().__init__(seed, Shape(**{"partitions": 1, "clients": 2, **shape}))
+        super().__init__(seed, replace(Shape(partitions=1, clients=2), **shape))
         self.wire = Wire(self)
         self.network = self.wire
         self.history = History(self)
@@ -120,15 +128,8 @@ class Scenario(World):
             return False
         if process.name in self.slow_disks and what.__name__ == "_synced":
             return True
-        return any(
-            isinstance(each, RowsRead)
-            and any(
-                each.ticket in held.reads
-                for (partition, _), held in process.brain.held.items()
-                if partition in self.slow_reads
-            )
-            for each in arguments
-        )
+        asked = [getattr(each, "answer", None) for each in arguments]
+        return any(isinstance(a, LookUp) and a.partition in self.slow_reads for a in asked)
 
     def hasten(self) -> None:
         """Every disk finishes what it was asked for."""
@@ -331,9 +332,7 @@ class Scenario(World):
     def keep_busy(self, seconds: float, every: float = 0.02) -> list[Workload]:
         """Clients that do everything that applications do, all the time."""
         kinds = [KINDS[i % len(KINDS)] for i in range(len(self.clients) * 2)]
-        workloads = [
-            kind(self, self.history, self.clients[i // 2]) for i, kind in enumerate(kinds)
-        ]
+        workloads = [kind(self, self.history, self.clients[i // 2]) for i, kind in enumerate(kinds)]
         end = self.now + seconds
 
         def step(number: int) -> None:
@@ -402,7 +401,8 @@ class Scenario(World):
         assert self.violations == []
         for name, record in self.agreed.topology.partitions.items():
             assert {n for n in self.nodes if self.stored(n, name)} == self.replicas(name)
-            assert record.in_sync and set(record.in_sync) == set(routing.writers(record))
+            assert set(record.in_sync) == set(routing.writers(record))
+            assert len(record.in_sync) == len(record.replicas)
 
 
 def said(

@@ -35,7 +35,8 @@ def replay(world: Scenario, each: Said, to: str) -> None:
 
 
 def test_every_write_carries_the_layout_version_it_was_routed_under() -> None:
-    """F3: the version on the wire is the one in the client's cache, before and after it refreshes."""
+    """F3: the version on the wire is the one in the client's cache, before and after it
+    refreshes."""
     world = Scenario()
     world.put("a", 1)
     assert {write.message.version for write in said(world, Write)} == {1}  # type: ignore[union-attr]
@@ -108,7 +109,8 @@ def test_a_write_to_a_node_that_does_not_own_is_redirected_and_the_next_one_succ
 
 
 def test_a_client_that_knows_only_the_old_owner_finds_the_new_one() -> None:
-    """F5: after a move the client's cache is wrong; a Redirect leads it, and its write succeeds once."""
+    """F5: after a move the client's cache is wrong; a Redirect leads it, and its write succeeds
+    once."""
     world = Scenario()
     world.put("a", 1)
     source, target = world.move_owner()
@@ -121,8 +123,8 @@ def test_a_client_that_knows_only_the_old_owner_finds_the_new_one() -> None:
 
 
 def test_an_owner_that_was_cut_off_and_replaced_is_refused_when_it_comes_back() -> None:
-    """F35, S12, S15: it acks nothing while cut off; healed, its replication and an open handle's writes
-    are refused, and it has become a follower."""
+    """F35, S12, S15: it acks nothing while cut off; healed, its replication and an open
+    handle's writes are refused, and it has become a follower."""
     world = Scenario(replicas=3, nodes=3)
     rows = world.put_many(5)
     old = world.owner()
@@ -208,7 +210,7 @@ def test_a_paused_owner_serves_nothing_after_its_lease() -> None:
     world.conclude()
 
 
-# ------------------------------------------------------------------ who is a stage away
+# ------------------------------------------------ who is a stage away
 
 
 def eventual(world: Scenario, node: str, revision: int, number: str) -> object:
@@ -226,8 +228,9 @@ def eventual(world: Scenario, node: str, revision: int, number: str) -> object:
 
 
 def test_a_reader_one_stage_behind_or_ahead_is_served_by_either_side() -> None:
-    """F111: in write_both_read_new both the leaving and the new replica answer a reader of the stage
-    before and of this one; a node that is itself behind catches up and answers one who is ahead."""
+    """F111: in write_both_read_new both the leaving and the new replica answer a reader of the
+    stage before and of this one; a node that is itself behind catches up and answers one who is
+    ahead."""
     world = Scenario()
     world.put("a", 1)
     source, target = world.move_owner(hold_seconds=20)
@@ -243,8 +246,8 @@ def test_a_reader_one_stage_behind_or_ahead_is_served_by_either_side() -> None:
 
 
 def test_a_replica_whose_view_is_one_stage_behind_still_serves() -> None:
-    """F111, F112: the source has not heard of the next stage: it answers by its own view; and nobody
-    gets two stages ahead of it, since the barrier waits for it."""
+    """F111, F112: the source has not heard of the next stage: it answers by its own view; and
+    nobody gets two stages ahead of it, since the barrier waits for it."""
     world = Scenario()
     world.put("a", 1)
     source, _ = world.move_owner(hold_seconds=20)
@@ -265,7 +268,8 @@ def test_a_replica_whose_view_is_one_stage_behind_still_serves() -> None:
 
 
 def test_no_two_processes_are_more_than_one_stage_apart() -> None:
-    """F112: at every commit of a stage, no live node acts on a record older than the stage before."""
+    """F112: at every commit of a stage, no live node acts on a record older than the stage
+    before."""
     world = Scenario(nodes=5)
     workloads = world.keep_busy(4.0)
     views: list[tuple[int, int]] = []
@@ -287,8 +291,8 @@ def test_no_two_processes_are_more_than_one_stage_apart() -> None:
 
 
 def test_a_request_from_two_stages_ago_is_fenced() -> None:
-    """F112, F125: replication and reads that were begun before the fence are refused and change nothing;
-    those of the stage before are accepted."""
+    """F112, F125: replication and reads that were begun before the fence are refused and change
+    nothing; those of the stage before are accepted."""
     world = Scenario()
     world.put("a", 1)
     world.run_for(0.5)
@@ -301,7 +305,7 @@ def test_a_request_from_two_stages_ago_is_fenced() -> None:
     world.until(lambda: world.waits().startswith("copy"))
     world.run_for(0.5)
     assert world.record().fence > allow > stable
-    one_behind = [r for r, record in world.records() if stage_in(record) == WRITE_BOTH][0]
+    one_behind = next(r for r, record in world.records() if stage_in(record) == WRITE_BOTH)
     follower = next(name for name in world.replicas() if name != source)
     before = world.image()
     template = said(world, Replicate, to=follower, sender=source)[-1].message
@@ -331,8 +335,8 @@ def stage_in(record: Partition) -> str:
 
 
 def test_fences_and_generations_are_stored_and_never_go_back() -> None:
-    """F125: at every commit of a move under load: fence ≤ generation, both monotone, and both are in
-    the metastore, where a restarted process reads them."""
+    """F125: at every commit of a move under load: fence ≤ generation, both monotone, and both
+    are in the metastore, where a restarted process reads them."""
     world = Scenario()
     workloads = world.keep_busy(2.0)
     world.move_owner()
@@ -353,7 +357,7 @@ def test_fences_and_generations_are_stored_and_never_go_back() -> None:
     world.conclude(workloads)
 
 
-# ------------------------------------------------------------------ what it costs
+# ------------------------------------------------ what it costs
 
 
 class Counted(dict[str, Partition]):
@@ -400,8 +404,8 @@ def looks_of_a_write(partitions: int) -> tuple[int, int]:
 
 
 def test_asking_whether_a_partition_migrates_costs_the_same_however_many_do() -> None:
-    """F53: a write looks at its own partition's record, in an immutable snapshot that nobody locks: as
-    often with one migration as with two thousand, and it never walks through them."""
+    """F53: a write looks at its own partition's record, in an immutable snapshot that nobody
+    locks: as often with one migration as with two thousand, and it never walks through them."""
     looks, walks = looks_of_a_write(1)
     assert looks <= 6
     assert walks == 0

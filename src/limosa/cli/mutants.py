@@ -30,6 +30,7 @@ COUNTED = 200
 """A search says how many of so many first seeds find the mutant."""
 LIMIT = 2000
 SLICE = 20
+CLEAN = "nothing was violated"
 
 
 class Attempt(Struct, frozen=True):
@@ -42,7 +43,7 @@ class Attempt(Struct, frozen=True):
 
 
 class Finds(Struct, frozen=True):
-    """The seeds that found the mutant, with what was violated; else why the last one did not."""
+    """The seeds that found the mutant, with what was violated; and why others did not."""
 
     mutant: str
     seeds: tuple[tuple[int, str], ...] = ()
@@ -52,15 +53,17 @@ class Finds(Struct, frozen=True):
 def attempt(what: Attempt) -> Finds:
     """What a worker does."""
     found: list[tuple[int, str]] = []
-    instead = "no seed is recorded: find one with --search"
+    instead = CLEAN if what.seeds else "no seed is recorded: find one with --search"
     for seed in what.seeds:
-        violation, instead = _violation(what.catalogue, what.mutant, seed)
+        violation, why_not = _violation(what.catalogue, what.mutant, seed)
         if violation and not _is_clean(seed):
-            violation, instead = "", f"seed {seed} is violated without the mutant too"
+            violation, why_not = "", f"seed {seed} is violated without the mutant too"
         if violation:
             found.append((seed, violation))
             if what.first_only:
                 break
+        # Something odd says more than something that just went well.
+        instead = why_not if why_not and why_not != CLEAN else instead
     return Finds(what.mutant, tuple(found), instead)
 
 
@@ -76,7 +79,7 @@ def _violation(catalogue: str, mutant: str, seed: int) -> tuple[str, str]:
         return "", str(error)
     except Exception as error:
         return "", f"raised {named(error)}"
-    return (violations[0][0], "") if violations else ("", "nothing was violated")
+    return (violations[0][0], "") if violations else ("", CLEAN)
 
 
 @cache
@@ -108,7 +111,7 @@ class Verdict(Struct):
             self.counted += seed < counted
             if self.seed is None or seed < self.seed:
                 self.seed, self.violation = seed, violation
-        if not self.found:
+        if not self.found and (finds.instead != CLEAN or not self.violation):
             self.violation = finds.instead
 
 
@@ -188,15 +191,16 @@ def mutants(
     chosen, redundant = _chosen(catalogue.MUTANTS, catalogue.REDUNDANT, only, searching)
     if limit is not None and not searching:
         raise typer.BadParameter("--limit says how far to search: add --search, or leave it out.")
-    processes = jobs or cores()
-    verdicts = _judge(
-        search({**chosen, **redundant}, limit or LIMIT, processes)
+    wanted = {**chosen, **redundant} if searching else chosen
+    running = (
+        search(wanted, limit or LIMIT, jobs or cores())
         if searching
-        else replay(chosen, min(processes, len(chosen) or 1)),
-        len(chosen) or 1,
+        else replay(wanted, jobs or cores())
     )
+    judged = _judge(running, len(wanted))
+    verdicts = {name: judged[name] for name in wanted}
     if not as_json:
-        _print_verdicts([verdicts[name] for name in (*chosen, *redundant) if name in verdicts])
+        _print_verdicts([verdicts[name] for name in chosen])
         if searching:
             _print_searched(verdicts, redundant)
         elif redundant:
@@ -241,7 +245,7 @@ def _judge(verdicts: Generator[Verdict, None, None], total: int) -> dict[str, Ve
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
     rows = [(v.name, v.rule, "–" if v.seed is None else str(v.seed), _short(v)) for v in verdicts]
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         width = max((len(row[0]) for row in rows), default=0)
         for name, rule, seed, what in rows:
@@ -250,7 +254,7 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
     table = Table("mutant", "rule that it breaks", "seed", "what was violated")
     for row in rows:
         table.add_row(*row)
-    console.print(table, markup=False)
+    console.print(table)
 
 
 def _short(verdict: Verdict) -> str:

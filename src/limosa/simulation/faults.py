@@ -111,6 +111,17 @@ def cut_owner_from_metastore(world: World, record: Partition) -> None:
     _cut(world, _owner(world, record), [METASTORE], both_ways=True)
 
 
+def cut_owner_from_peers(world: World, record: Partition) -> None:
+    """From the metastore, the coordinators and the other nodes; clients still reach it."""
+    others = [METASTORE, *(c.name for c in world.coordinators), *world.nodes]
+    _cut(world, _owner(world, record), others, both_ways=True)
+
+
+def silence_to_metastore(world: World, record: Partition) -> None:
+    """Its renewals are lost, but old answers still arrive."""
+    _cut(world, _owner(world, record), [METASTORE], both_ways=False)
+
+
 def cut_target_from_metastore(world: World, record: Partition) -> None:
     """It hears nothing of what is decided, and goes on as it was: perhaps the owner until now."""
     others = [METASTORE, *(coordinator.name for coordinator in world.coordinators)]
@@ -190,6 +201,8 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
         isolate_target,
         cut_one_way,
         cut_owner_from_metastore,
+        cut_owner_from_peers,
+        silence_to_metastore,
         cut_target_from_metastore,
         wipe_replica,
         replace_coordinator,

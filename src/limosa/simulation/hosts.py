@@ -279,12 +279,15 @@ class NodeProcess(Process):
         self.deliver(run, Stored(ticket))
 
     def _look_up(self, effect: LookUp) -> None:
-        stored = self.disk.live.get((effect.partition, effect.incarnation))
-        rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
-        answer = RowsRead(effect.ticket, rows)
+        """The value is taken when the disk answers, not when it is asked."""
         dice = self.world.dice
         slow = 0.4 * dice.random() if dice.random() < 0.02 else 0.0003 * dice.random()
-        self.world.schedule(slow, self.deliver, self.run, answer)
+        self.world.schedule(slow, self.deliver, self.run, _Later(self._looked, effect))
+
+    def _looked(self, effect: LookUp) -> None:
+        stored = self.disk.live.get((effect.partition, effect.incarnation))
+        rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
+        self.on_event(RowsRead(effect.ticket, rows))
 
     def _read_slice(self, effect: ReadSlice) -> None:
         stored = self.disk.live[effect.partition, effect.incarnation]

@@ -195,7 +195,10 @@ def stale_watch_trusted(change: Any) -> None:
     change(Participant, "_is_newer", is_newer)
 
 
-@mutant("what is missing on a node is lost, not made anew")
+@mutant(
+    "what is missing on a node is lost, not made anew",
+    argument="An empty log is matched with the owner's like any other: filled from its log, or found out of reach and rebuilt. It could be elected only before that, when the last good replica is away too, which is a second failure.",
+)
 def lost_replica_made_anew(change: Any) -> None:
     change(Participant, "_may_create", lambda self, record, replica: True)
 
@@ -205,7 +208,10 @@ def commit_without_revisions(change: Any) -> None:
     change(View, "guards", lambda self, record: {COORDINATOR_KEY: self.coordinator})
 
 
-@mutant("a commit is guarded by the intent, so that a cancel is not overtaken")
+@mutant(
+    "a commit is guarded by the intent, so that a cancel is not overtaken",
+    argument="A cancel is stored by the coordinator itself, whose commits for one partition go one at a time; a successor's are guarded by the office.",
+)
 def switch_overtakes_cancel(change: Any) -> None:
     guards = View.guards
 
@@ -243,7 +249,10 @@ def opens_without_equalising(change: Any) -> None:
     change(Owner, "all_matched", lambda self: True)
 
 
-@mutant("... the new side too")
+@mutant(
+    "... the new side too",
+    argument="Once it serves, the owner acks nothing without the new side, whose log begins where everything is committed, and the copy begins again.",
+)
 def new_side_not_equalised(change: Any) -> None:
     required = Owner.required
 
@@ -318,7 +327,10 @@ def hand_over_without_seal(change: Any) -> None:
     change(transitions, "DO", {**transitions.DO, Work.SEAL: lambda view, record, since: None})
 
 
-@mutant("a seal is reported when everything in flight has ended")
+@mutant(
+    "a seal is reported when everything in flight has ended",
+    argument="What is acked is on the whole write set, so it is in the log that the next owner commits; what is not is answered as unknown.",
+)
 def sealed_before_in_flight_ended(change: Any) -> None:
     def report(self: Owner) -> Any:
         return None if self.sealed is None else (self.sealed, self.held.last)
@@ -372,7 +384,11 @@ def leftover_reused(change: Any) -> None:
 
     def made(self: StoredReplica, partition: str, replica: Any, on_commit: Any) -> None:
         init(self, partition, replica, on_commit)
-        key = (id(on_commit.__self__) if hasattr(on_commit, "__self__") else 0, partition, replica.node)
+        key = (
+            id(on_commit.__self__) if hasattr(on_commit, "__self__") else 0,
+            partition,
+            replica.node,
+        )
         self.rows = leftovers.setdefault(key, self.rows)
 
     def applied(self: StoredReplica, step: Any) -> None:
@@ -406,9 +422,7 @@ def chunk_without_its_end(change: Any) -> None:
             held.copied = message.session
             self._changed = True
         ticket = next(self._tickets)
-        self.out.append(
-            ApplySlice(message.partition, message.to, ticket, (message.rows,), ())
-        )
+        self.out.append(ApplySlice(message.partition, message.to, ticket, (message.rows,), ()))
 
     change(Participant, "_chunk", chunk)
 
@@ -453,7 +467,9 @@ def tombstone_collected_early(change: Any) -> None:
         from limosa.core.model.rows import Entry
 
         if self.held.watermark:
-            self.append(Entry(self.next_position(), self.held.last, None, collects=self.held.watermark))
+            self.append(
+                Entry(self.next_position(), self.held.last, None, collects=self.held.watermark)
+            )
 
     change(Owner, "collect", collect)
 
@@ -548,11 +564,7 @@ def fence_not_checked(change: Any) -> None:
     change(Participant, "_objection", lenient)
 
 
-@mutant(
-    "streaming begins behind a barrier",
-    argument="A new replica's log begins at the owner's watermark, and a slice that was read before that "
-    "is refused: the copy can't be older than the log, whoever has heard of the stage.",
-)
+@mutant("streaming begins behind a barrier")
 def no_barrier_before_streaming(change: Any) -> None:
     _without_barrier(change, WRITE_BOTH)
 
@@ -580,18 +592,15 @@ def new_side_kept_over_failover(change: Any) -> None:
     def must_begin(self: Owner, replica: Any, begun: int) -> bool:
         stage = routing.stage_of(self.record)
         return (
-            stage is not None and stage.session and not begun and replica in routing.new_only(self.record)
+            stage is not None
+            and stage.session
+            and not begun
+            and replica in routing.new_only(self.record)
         )
 
     change(Owner, "must_begin", must_begin)
 
 
-@mutant(
-    "the barrier of write_both_read_new",
-    argument="Linearizable reads follow the owner, whose epoch and lease fence the old one; the barrier is "
-    "for `eventual` reads of clients that are a stage behind, which the fence then turns away.",
-)
+@mutant("the barrier of write_both_read_new")
 def no_barrier_before_use_new(change: Any) -> None:
     _without_barrier(change, READ_NEW)
-
-

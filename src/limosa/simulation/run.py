@@ -16,7 +16,7 @@ from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.faults import inject
 from limosa.simulation.themes import THEMES, Theme, weather_of
-from limosa.simulation.workloads import KINDS, History, Registers, Workload
+from limosa.simulation.workloads import KINDS, History, Reader, Registers, Workload
 from limosa.simulation.rows import token_of
 from limosa.simulation.world import ZONE, Shape, World
 
@@ -42,7 +42,8 @@ def shape_of(theme: Theme, dice: Random) -> Shape:
         nodes=dice.choice((replicas + 1, 4)),
         partitions=dice.choice((1, 1, 2)),
         replicas=replicas,
-        clients=dice.choice((2, 3)),
+        clients=dice.choice((3, 4)),
+        min_in_sync=dice.choice((0, 0, 1)),
         entries_kept=dice.choice((4, 12, 1000)),
         seal_seconds=dice.choice((0.4, 2.0)),
         silence_seconds=dice.choice((0.4, 1.2)),
@@ -84,7 +85,9 @@ class Drama:
         self.aimed = dice.choice(theme.aimed)
         self.requests = 0
         self.workloads: list[Workload] = []
-        for client in world.clients:
+        reader, *others = world.clients
+        self.workloads.append(Reader(world, history, reader))
+        for client in others:
             self.workloads.append(Registers(world, history, client))
             self.workloads.append(dice.choice(KINDS)(world, history, client))
 
@@ -95,6 +98,7 @@ class Drama:
         world.run_until(0.5)
         world.on_stage = self._stage_entered
         world.on_wait = self._waited
+        world.on_record = self._waited
         end = world.now + self.seconds
         for workload in self.workloads:
             self._keep_busy(workload, end)
@@ -111,7 +115,7 @@ class Drama:
 
     def _keep_busy(self, workload: Workload, end: float) -> None:
         if self.world.now < end and not self.world.healed:
-            if self.history.outstanding < 12:
+            if self.history.outstanding_of(workload.client) < 6:
                 workload.step()
             delay = self.world.dice.expovariate(1 / (self.pace * 2))
             self.world.schedule(delay, self._keep_busy, workload, end)

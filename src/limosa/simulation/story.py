@@ -87,7 +87,7 @@ def _lines(story: Story) -> Iterator[str]:
             continue
         where = partition if partition in story.partitions else ""
         what = what.replace(f": {partition}: ", ": ", 1) if where else what
-        yield f"{time:10.4f}  {where:<4}{who:<10} {what}".rstrip()
+        yield f"{time:10.4f}  {where:<4}{who:<9} {what}".rstrip()
 
 
 def _footer(story: Story) -> Iterator[str]:

@@ -60,7 +60,8 @@ THEMES: tuple[Theme, ...] = (
     ),
     Theme(
         "failover",
-        {"crash_owner": 4, "isolate_owner": 3, "cut_owner_from_metastore": 4, "cut_one_way": 3, "pause_owner": 2},
+        {"crash_owner": 4, "isolate_owner": 2, "cut_owner_from_metastore": 3, "cut_one_way": 3,
+         "pause_owner": 2, "cut_owner_from_peers": 3, "crash_target": 2},
         {"move": 3, "collect": 1},
         {"read": 4, "write": 5, "compare": 3, "batch": 2},
         aimed=(0.3, 0.6),
@@ -85,6 +86,27 @@ THEMES: tuple[Theme, ...] = (
         aimed=(0.3, 0.6),
         hold_seconds=(0.0, 1.0, 3.0),
         replicas=(2, 3),
+    ),
+    Theme(
+        "leases",
+        {"silence_to_metastore": 5, "pause_owner": 2, "cut_owner_from_metastore": 3},
+        {"move": 2, "collect": 1},
+        {"read": 4, "write": 5},
+        aimed=(0.3, 0.6),
+        fault_seconds=(1.0, 2.0),
+        stuck=(0.02, 0.1, 0.2),
+        replicas=(2, 3),
+    ),
+    Theme(
+        "restarts",
+        {"crash_owner": 3, "crash_target": 4, "cut_target_from_metastore": 1, "pause_target": 1},
+        {"move": 8, "cancel": 2},
+        {"read": 3, "write": 5, "delete": 1},
+        aimed=(0.2, 0.5),
+        operator_seconds=0.7,
+        fault_seconds=(0.7, 1.5),
+        stuck=(0.02, 0.05, 0.1),
+        replicas=(1, 2, 3),
     ),
 )  # fmt: skip
 

@@ -42,6 +42,9 @@ class History:
     def outstanding(self) -> int:
         return len(self._waiting)
 
+    def outstanding_of(self, client: ClientProcess) -> int:
+        return len(client.brain.operations)
+
     def finished(self, effect: Finished) -> None:
         asked, since, then = self._waiting.pop(effect.id)
         if self.world.telling:
@@ -179,6 +182,14 @@ class Registers(Workload):
                 self.seen[key] = effect.value[0]
 
         return then
+
+
+class Reader(Registers):
+    """Only reads, so nothing tells it of a new owner: it stays with the old one as long as that answers."""
+
+    def step(self) -> None:
+        key = self.dice.choice(self.NAMES)
+        self.history.ask(self.client, _ignore, keys=(key,), token=token_of(key))
 
 
 class Appends(Workload):

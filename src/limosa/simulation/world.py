@@ -42,6 +42,7 @@ class Shape(Struct, frozen=True):
     nodes: int = 4
     partitions: int = 2
     replicas: int = 3
+    min_in_sync: int = 0
     clients: int = 3
     entries_kept: int = 12
     seal_seconds: float = 2.0
@@ -79,6 +80,7 @@ class World:
         self._events = 0
         self._placed: dict[tuple[PartitionId, str, int], Position] = {}
         self.on_stage: Callable[[Partition], None] = lambda record: None
+        self.on_record: Callable[[PartitionId], None] = lambda partition: None
         self.on_wait: Callable[[PartitionId], None] = lambda partition: None
         settings = Settings(
             entries_kept=shape.entries_kept,
@@ -112,7 +114,7 @@ class World:
         names = tuple(f"p{i}" for i in range(shape.partitions))
         starts = tuple(TOKEN_MIN + i * step for i in range(shape.partitions))
         layout = Layout(ZONE, 1, starts, names)
-        records: list[Any] = [Zone(ZONE, shape.replicas), layout]
+        records: list[Any] = [Zone(ZONE, shape.replicas, shape.min_in_sync), layout]
         records += [Node(name, volumes=("", "v2")) for name in self.nodes]
         for index, name in enumerate(names):
             nodes = [f"n{(index + i) % shape.nodes + 1}" for i in range(shape.replicas)]
@@ -181,6 +183,8 @@ class World:
             if was != now:
                 self.moves += now is None
                 self.on_stage(record)
+            else:
+                self.on_record(name)
 
     def _push(self, agreed: Agreed, topology: bool) -> None:
         """The watch: late, out of order, or lost."""

@@ -1,0 +1,32 @@
+"""Does `limosa` say what it is, and what can be typed?"""
+
+from importlib.metadata import version
+
+import pytest
+
+from limosa.cli.main import main
+
+
+def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"limosa {version('limosa')}\n"
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "simulate" in printed
+    assert "mutants" in printed
+
+
+@pytest.mark.parametrize("command", ["simulate", "mutants"])
+def test_the_help_of_a_command_has_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"Examples:\n    limosa {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulat"]) == 2
+    assert "No such command 'simulat'" in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""What does a client tell its application, and when may it say that something surely did not happen?"""
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.client import Asked, Client, Finished, Settings
+from limosa.core.effects import Effect, ReadTopology, Send
+from limosa.core.events import Received, Ticked, TopologyRead
+from limosa.core.messages import (
+    Answer,
+    Found,
+    Look,
+    Mismatched,
+    Read,
+    Redirect,
+    Refuse,
+    Wait,
+    Write,
+    Written,
+)
+from limosa.core.model.changes import Put, Topology, apply
+from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
+from limosa.core.model.topology import Layout
+from limosa.simulation.rows import Row, SimulatedRows
+from tests.core.samples import OLD, cluster, stable
+from tests.core.stage import done, rows, sent
+
+LEFT, RIGHT = TokenRange(TOKEN_MIN, 0), TokenRange(0, TOKEN_END)
+SETTINGS = Settings(attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0)
+ASKED = Asked("o", "z", rows("k"))
+
+
+def halves(version: int = 2) -> Topology:
+    """Two partitions: `p` for the tokens below 0, and `q` for the rest."""
+    agreed = cluster(replace(stable(), range=LEFT))
+    more = (
+        Put(replace(stable(owner=OLD[1]), id="q", range=RIGHT)),
+        Put(Layout("z", version, (TOKEN_MIN, 0), ("p", "q"))),
+    )
+    return apply(agreed, more, 60).topology
+
+
+WHOLE_TOPOLOGY = cluster(stable()).topology
+
+
+def knowing(topology: Topology = WHOLE_TOPOLOGY) -> Client:
+    client = Client("x", SETTINGS)
+    client.handle(0.0, TopologyRead(topology, topology.generation))
+    return client
+
+
+def answer(client: Client, message: Answer, now: float = 0.1) -> list[Effect]:
+    return client.handle(now, Received("a", message))
+
+
+def two_rows(left: str, right: str) -> SimulatedRows:
+    return SimulatedRows((Row(left, -5, left), Row(right, 5, right)))
+
+
+def outcome(effects: list[Effect]) -> tuple[str, object] | None:
+    finished = done(effects, Finished)
+    return (finished[0].outcome, finished[0].value) if finished else None
+
+
+# --- the happy ways
+
+
+def test_a_write_goes_to_the_owner_and_ends_when_it_is_written() -> None:
+    client = knowing()
+    effects = client.handle(0.0, ASKED)
+    (write,) = sent(effects, Write)
+    assert (write.id, write.partition, write.version, write.epoch) == ("o.1", "p", 1, 3)
+    assert (write.producer, write.sequence, write.after, write.floor) == ("x", 1, 0, 1)
+    assert [effect.to for effect in effects if isinstance(effect, Send)] == ["a"]
+    assert outcome(answer(client, Written("o.1", 77))) == ("done", 77)
+    assert client.operations == {}
+
+
+def test_a_batch_ends_when_each_of_its_parts_is_written() -> None:
+    client = knowing(halves())
+    effects = client.handle(0.0, Asked("o", "z", two_rows("l", "r")))
+    left, right = sent(effects, Write)
+    assert (left.partition, right.partition) == ("p", "q")
+    assert left.sequence == right.sequence
+    assert outcome(answer(client, Written(left.id, 7))) is None
+    assert outcome(answer(client, Written(right.id, 8))) == ("done", 8)
+
+
+def test_a_read_goes_to_the_owner_and_an_eventual_one_to_any_reader() -> None:
+    client = knowing(halves())
+    (read,) = sent(client.handle(0.0, Asked("o", "z", keys=("k",), token=5)), Read)
+    assert (read.partition, read.keys, read.eventual) == ("q", ("k",), False)
+    assert outcome(answer(client, Found("o.1", ((3, "v"),)))) == ("done", ((3, "v"),))
+    nodes = []
+    for choice in range(3):
+        asked = Asked(f"e{choice}", "z", keys=("k",), eventual=True, choice=choice)
+        nodes += [e.to for e in client.handle(0.0, asked) if isinstance(e, Send)]
+    assert nodes == ["a", "b", "c"]
+
+
+def test_a_failed_comparison_is_an_outcome_of_its_own() -> None:
+    client = knowing()
+    client.handle(0.0, Asked("o", "z", rows("k"), expected=3))
+    assert outcome(answer(client, Mismatched("o.1", 9))) == ("mismatch", 9)
+
+
+# --- what is definite
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        ((), "failed"),
+        ((Redirect("o.1", None, 1, 1),), "failed"),
+        ((Wait("o.1", "later"),), "failed"),
+        ((Redirect("o.1", None, 1, 1, definite=False),), "unknown"),
+    ],
+    ids=["at once", "after a redirect", "after a wait", "after a redirect of a former owner"],
+)
+def test_a_refusal_is_definite_unless_an_attempt_may_still_take_effect(
+    before: tuple[Answer, ...], word: str
+) -> None:
+    """F4: a redirect says that nothing was written, unless it says otherwise."""
+    client = knowing()
+    client.handle(0.0, ASKED)
+    for message in before:
+        answer(client, message)
+    (again,) = sent(client.handle(0.3, Ticked()), Write) if before else [None]
+    id = "o.1" if again is None else again.id
+    assert outcome(answer(client, Refuse(id, "no"), 0.4)) == (word, "no")
+
+
+def test_a_refusal_after_an_attempt_without_an_answer_is_unknown() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    (again,) = sent(client.handle(1.0, Ticked()), Write)
+    assert again.sequence == 1
+    assert outcome(answer(client, Refuse(again.id, "no"), 1.1)) == ("unknown", "no")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_refusal_of_one_part_is_unknown_while_another_is_written_or_under_way(
+    written: bool,
+) -> None:
+    client = knowing(halves())
+    left, right = sent(client.handle(0.0, Asked("o", "z", two_rows("l", "r"))), Write)
+    if written:
+        answer(client, Written(left.id, 7))
+    assert outcome(answer(client, Refuse(right.id, "no"))) == ("unknown", "no")
+
+
+def test_without_an_answer_in_time_it_is_unknown() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    assert outcome(client.handle(6.0, Ticked())) == ("unknown", "no answer in time")
+
+
+def test_what_was_never_sent_or_surely_refused_has_failed_when_time_is_up() -> None:
+    client = Client("x", SETTINGS)
+    assert done(client.handle(0.0, ASKED), ReadTopology)
+    assert outcome(client.handle(6.0, Ticked())) == ("failed", "no answer in time")
+    client = knowing()
+    client.handle(0.0, ASKED)
+    answer(client, Wait("o.1", "later"), 5.99)
+    assert outcome(client.handle(6.0, Ticked())) == ("failed", "no answer in time")
+
+
+# --- trying again
+
+
+def test_a_redirect_refreshes_and_routes_again_by_the_new_layout() -> None:
+    """F4."""
+    client = knowing()
+    client.handle(0.0, Asked("o", "z", two_rows("l", "r")))
+    assert done(answer(client, Redirect("o.1", "b", 2, 60)), ReadTopology)
+    new = halves()
+    again = sent(client.handle(0.15, TopologyRead(new, 60)), Write)
+    assert [(w.partition, w.version, w.range) for w in again] == [("p", 2, LEFT), ("q", 2, RIGHT)]
+    assert {w.sequence for w in again} == {1}
+
+
+def test_a_part_that_is_done_is_not_sent_again() -> None:
+    client = knowing(halves())
+    left, right = sent(client.handle(0.0, Asked("o", "z", two_rows("l", "r"))), Write)
+    answer(client, Written(left.id, 7))
+    answer(client, Wait(right.id, "later"))
+    (again,) = sent(client.handle(0.3, Ticked()), Write)
+    assert again.partition == "q"
+
+
+def test_a_wait_is_asked_again_after_a_while_without_a_refresh() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    assert answer(client, Wait("o.1", "later"), 0.1) == []
+    assert client.handle(0.15, Ticked()) == []
+    assert len(sent(client.handle(0.2, Ticked()), Write)) == 1
+
+
+def test_an_unanswered_attempt_is_repeated_with_a_refresh() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    effects = client.handle(1.0, Ticked())
+    assert done(effects, ReadTopology)
+    assert [w.id for w in sent(effects, Write)] == ["o.2"]
+
+
+def test_a_late_answer_to_an_earlier_attempt_does_not_count() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    client.handle(1.0, Ticked())
+    assert answer(client, Written("o.1", 7), 1.1) == []
+    assert outcome(answer(client, Written("o.2", 7), 1.2)) == ("done", 7)
+    assert answer(client, Written("o.2", 7), 1.3) == []
+
+
+def test_a_partition_without_an_owner_is_waited_for() -> None:
+    client = knowing(cluster(stable(owner=None)).topology)
+    effects = client.handle(0.2, ASKED)
+    assert effects == [ReadTopology()]
+    owned = apply(cluster(stable(owner=None)), (Put(stable()),), 70).topology
+    assert len(sent(client.handle(0.25, TopologyRead(owned, 70)), Write)) == 1
+
+
+def test_a_zone_that_is_not_known_yet_is_routed_once_it_is() -> None:
+    client = Client("x", SETTINGS)
+    client.handle(0.0, Asked("o", "z", two_rows("l", "r")))
+    again = sent(client.handle(0.2, TopologyRead(halves(), 60)), Write)
+    assert [w.partition for w in again] == ["p", "q"]
+    reading = Client("x", SETTINGS)
+    reading.handle(0.0, Asked("o", "z", keys=("k",), token=-5))
+    (read,) = sent(reading.handle(0.2, TopologyRead(halves(), 60)), Read)
+    assert read.partition == "p"
+
+
+def test_an_older_or_the_same_topology_changes_nothing() -> None:
+    client = knowing(halves())
+    for topology in (halves(), WHOLE_TOPOLOGY):
+        assert client.handle(0.1, TopologyRead(topology, 99)) == []
+    assert client.topology.layouts["z"].version == 2
+
+
+def test_what_is_no_answer_and_what_nobody_waits_for_is_ignored() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    assert client.handle(0.1, Received("a", Look(3))) == []
+    assert answer(client, Written("other.1", 3)) == []
+    assert answer(client, Answer("o.1")) == []
+    assert "o" in client.operations
+
+
+# --- the producer's order
+
+
+def test_a_write_names_the_one_before_it_that_touches_the_same_range() -> None:
+    client = knowing(halves())
+    (first,) = sent(client.handle(0.0, Asked("o1", "z", rows("l", token=-5))), Write)
+    (second,) = sent(client.handle(0.0, Asked("o2", "z", rows("r", token=5))), Write)
+    third = sent(client.handle(0.0, Asked("o3", "z", two_rows("l", "r"))), Write)
+    assert [(w.sequence, w.after, w.floor) for w in (first, second, *third)] == [
+        (1, 0, 1),
+        (2, 0, 1),
+        (3, 1, 1),
+        (3, 2, 1),
+    ]
+    answer(client, Written(first.id, 7))
+    (fourth,) = sent(client.handle(0.0, Asked("o4", "z", rows("l", token=-5))), Write)
+    assert (fourth.sequence, fourth.after, fourth.floor) == (4, 3, 2)
+
+
+def test_reads_take_no_sequence() -> None:
+    client = knowing()
+    client.handle(0.0, Asked("r", "z", keys=("k",)))
+    (write,) = sent(client.handle(0.0, ASKED), Write)
+    assert (write.sequence, write.floor) == (1, 1)

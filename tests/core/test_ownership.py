@@ -1,0 +1,285 @@
+"""Who is named owner, and who counts as in sync?"""
+
+import pytest
+
+from limosa.core.coordinator import ownership
+from limosa.core.coordinator.view import View
+from limosa.core.invariants import broken
+from limosa.core.machines.catalogue import (
+    ALLOW,
+    CLEANUP_TARGET,
+    FALLBACK,
+    READ_NEW,
+    STREAMING,
+    USE_NEW,
+    WRITE_BOTH,
+)
+from limosa.core.messages import Status
+from limosa.core.model.changes import Agreed, Commit, apply
+from limosa.core.model.topology import Grant, Partition, Replica
+from tests.core.samples import (
+    LEASES,
+    NEW,
+    NODES,
+    OLD,
+    A,
+    B,
+    C,
+    D,
+    cluster,
+    intends,
+    moving,
+    of,
+    put,
+    says,
+    seen,
+    stable,
+    without_owner,
+)
+
+
+def next_record(agreed: Agreed, commit: Commit | str | None) -> Partition:
+    """What the commit makes of the partition; no invariant is broken by it."""
+    assert isinstance(commit, Commit)
+    assert broken(agreed, apply(agreed, commit.changes, 70)) == []
+    (record,) = put(commit.changes, Partition)
+    assert isinstance(record, Partition)
+    return record
+
+
+def elected(
+    record: Partition, *statuses: Status, live: tuple[str, ...] = NODES
+) -> Partition | str:
+    agreed = cluster(record, intends(), live)
+    outcome = ownership.elect(seen(agreed, *statuses), record)
+    return outcome if isinstance(outcome, str) else next_record(agreed, outcome)
+
+
+def promised(*logs: tuple[Replica, int], epoch: int = 4) -> list[Status]:
+    return [says(replica.node, of(replica, epoch, last)) for replica, last in logs]
+
+
+ELECTING = stable(owner=None, epoch=4)
+
+
+def test_the_log_that_reaches_furthest_is_elected() -> None:
+    record = elected(ELECTING, *promised((A, 5), (B, 9), (C, 7)))
+    assert isinstance(record, Partition)
+    assert record.owner == Grant(B, LEASES["b"])
+    assert record.epoch == 4
+
+
+def test_a_longer_log_that_is_not_in_sync_is_not_elected() -> None:
+    record = elected(stable(owner=None, epoch=4, in_sync=(A, B)), *promised((A, 5), (B, 4), (C, 9)))
+    assert isinstance(record, Partition)
+    assert record.owner is not None
+    assert record.owner.replica == A
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        promised((A, 5), (C, 7)),
+        [*promised((A, 5), (C, 7)), says("b", of(B, 3, 9))],
+        [*promised((A, 5), (C, 7)), says("b", of(B, 4, 9), lease=99)],
+        [*promised((A, 5), (C, 7)), says("b", of(B, 4, 9), generation=0)],
+        [*promised((A, 5), (C, 7)), says("b", generation=49)],
+    ],
+    ids=["silent", "older promise", "an earlier run", "not registered", "behind"],
+)
+def test_an_election_waits_for_the_promise_of_every_live_candidate(statuses: list[Status]) -> None:
+    assert elected(ELECTING, *statuses) == "election: b has not promised epoch 4 yet"
+
+
+def test_an_election_does_not_wait_for_the_dead_or_for_a_lost_replica() -> None:
+    for live, more in ((("a", "c", "d"), []), (NODES, [says("b")])):
+        record = elected(ELECTING, *promised((A, 5), (C, 7)), *more, live=live)
+        assert isinstance(record, Partition)
+        assert record.owner == Grant(C, LEASES["c"])
+
+
+def test_with_nobody_to_elect_it_says_what_would_help() -> None:
+    said = elected(ELECTING, live=("d",))
+    assert said == (
+        "election: no in-sync replica of the side that is read lives; wait for one, or reset"
+    )
+
+
+def test_only_the_side_that_is_read_is_elected() -> None:
+    record = without_owner(moving(READ_NEW, epoch=4))
+    after = elected(record, *promised((A, 99), (B, 5), (C, 5), (D, 6)))
+    assert isinstance(after, Partition)
+    assert after.owner == Grant(D, LEASES["d"])
+
+
+def test_when_the_new_side_is_gone_an_in_sync_old_replica_takes_it_back() -> None:
+    """F104: an election in write_both_read_new, with nothing left but the old side."""
+    record = without_owner(moving(READ_NEW, epoch=4, in_sync=(A, D)))
+    after = elected(record, *promised((A, 5)), live=("a", "b", "c"))
+    assert isinstance(after, Partition)
+    assert after.transition is not None
+    assert after.transition.stage == FALLBACK
+    assert after.transition.giving_up
+    assert after.owner is None
+
+
+@pytest.mark.parametrize("in_sync", [(B, D), (A, D)])
+def test_a_live_replica_that_is_out_of_sync_or_unheard_does_not_take_it_back(
+    in_sync: tuple[Replica, ...],
+) -> None:
+    record = without_owner(moving(READ_NEW, targets=(D,), epoch=4, in_sync=in_sync))
+    said = elected(record, live=("a",))
+    assert isinstance(said, str)
+    assert "wait for one" in said
+
+
+def test_a_stage_without_a_way_back_waits_for_the_new_side() -> None:
+    said = elected(without_owner(moving(USE_NEW, epoch=4)), *promised((A, 5)), live=("a",))
+    assert isinstance(said, str)
+
+
+def test_a_new_partition_waits_until_its_replicas_are_made() -> None:
+    fresh = stable(owner=None, epoch=0)
+    assert elected(fresh, says("a", of(A, 0))) == "b has not made its replica yet"
+    assert elected(fresh, live=("d",)) == "none of its nodes lives"
+    record = elected(fresh, says("a", of(A, 0)), live=("a", "d"))
+    assert isinstance(record, Partition)
+    assert (record.epoch, record.owner) == (1, None)
+
+
+def test_a_failover_is_a_new_epoch_without_an_owner() -> None:
+    agreed = cluster(stable(), live=("b", "c"))
+    after = next_record(agreed, ownership.fail_over(seen(agreed), stable()))
+    assert after == stable(owner=None, epoch=4)
+
+
+@pytest.mark.parametrize("stage", [WRITE_BOTH, STREAMING])
+def test_a_failover_closes_the_session_and_opens_another(stage: str) -> None:
+    record = moving(stage)
+    agreed = cluster(record, intends(), live=("b", "c", "d"))
+    after = next_record(agreed, ownership.fail_over(seen(agreed), record))
+    assert after.transition is not None
+    assert record.transition is not None
+    assert (record.transition.session, after.transition.session) == ("t9@3", "t9@4")
+
+
+def test_a_failover_in_a_stage_without_a_session_opens_none() -> None:
+    record = moving(ALLOW)
+    agreed = cluster(record, intends(), live=("b",))
+    after = next_record(agreed, ownership.fail_over(seen(agreed), record))
+    assert after.transition is not None
+    assert after.transition.session is None
+
+
+# --- in sync
+
+
+def all_hold(record: Partition, **owner: tuple[object, ...]) -> list[Status]:
+    here = {replica.node: replica for replica in (*OLD, D)}
+    return [
+        says(node, of(replica, **(owner if replica == A else {})))  # type: ignore[arg-type]
+        for node, replica in here.items()
+    ]
+
+
+def changed(
+    record: Partition, *statuses: Status, live: tuple[str, ...] = NODES
+) -> tuple[View, Commit | None]:
+    agreed = cluster(record, intends(), live)
+    view = seen(agreed, *statuses)
+    return view, ownership.change_in_sync(view, record)
+
+
+def test_nothing_changes_while_everybody_is_well() -> None:
+    assert changed(stable(), *all_hold(stable()))[1] is None
+    assert changed(stable())[1] is None
+
+
+@pytest.mark.parametrize("why", ["its lease has ended", "not hold the replica", "does not answer"])
+def test_who_is_gone_lost_or_silent_is_taken_out_by_a_commit(why: str) -> None:
+    statuses = all_hold(stable())
+    live = NODES
+    if why == "its lease has ended":
+        live = ("a", "c", "d")
+    elif why == "not hold the replica":
+        statuses[1] = says("b")
+    else:
+        statuses = all_hold(stable(), silent=(B,))
+    view, commit = changed(stable(), *statuses, live=live)
+    assert next_record(view.agreed, commit) == stable(in_sync=(A, C))
+    assert commit is not None
+    assert why in commit.why
+
+
+def test_the_owner_is_never_taken_out_by_this() -> None:
+    statuses = all_hold(stable(), silent=(A,))
+    statuses[0] = says("a")
+    assert changed(stable(), *statuses)[1] is None
+
+
+def test_who_has_caught_up_at_this_revision_is_put_back() -> None:
+    record = stable(in_sync=(A, B))
+    view, commit = changed(record, *all_hold(record, caught_up=((C, 50),)))
+    assert next_record(view.agreed, commit) == stable(in_sync=(A, B, C))
+
+
+def test_who_had_caught_up_at_an_older_revision_is_not() -> None:
+    record = stable(in_sync=(A, B))
+    assert changed(record, *all_hold(record, caught_up=((C, 49),)))[1] is None
+
+
+def test_who_is_left_behind_by_a_transition_is_not_put_back() -> None:
+    record = moving(STREAMING, in_sync=(B, C, D), owner=B)
+    statuses = [says("b", of(B, caught_up=((A, 50),))), *all_hold(record)[2:]]
+    assert changed(record, *statuses)[1] is None
+
+
+@pytest.mark.parametrize("stage", [WRITE_BOTH, STREAMING])
+def test_taking_out_what_a_transition_makes_gives_the_transition_up(stage: str) -> None:
+    """F104: in the same commit, so that nothing is acknowledged in between."""
+    view, commit = changed(moving(stage), live=("a", "b", "c"))
+    after = next_record(view.agreed, commit)
+    assert after.transition is not None
+    assert after.transition.stage == CLEANUP_TARGET
+    assert after.transition.session is None
+    assert "d is taken out" in after.transition.giving_up
+    assert set(after.in_sync) == set(OLD)
+
+
+def test_once_the_new_side_is_read_taking_out_only_prepares_to_give_up() -> None:
+    record = moving(READ_NEW, owner=B)
+    view, commit = changed(record, live=("a", "b", "c"))
+    after = next_record(view.agreed, commit)
+    assert after.transition is not None
+    assert (after.transition.stage, bool(after.transition.giving_up)) == (READ_NEW, True)
+    assert set(after.in_sync) == set(OLD)
+
+
+def test_where_there_is_no_way_back_it_is_only_taken_out() -> None:
+    record = moving(USE_NEW, owner=B)
+    view, commit = changed(record, live=("a", "b", "c"))
+    after = next_record(view.agreed, commit)
+    assert after == moving(USE_NEW, owner=B, in_sync=(B, C))
+
+
+def test_an_old_replica_can_be_taken_out_without_giving_up() -> None:
+    record = moving(STREAMING)
+    view, commit = changed(record, live=("a", "c", "d"))
+    after = next_record(view.agreed, commit)
+    assert after == moving(STREAMING, in_sync=(A, C, D))
+
+
+def test_entering_a_stage_counts_on_the_new_side_only_under_a_session() -> None:
+    """F100 F101: nobody waits for the new side before it is prepared."""
+    record = moving(ALLOW)
+    assert set(record.in_sync) == set(OLD)
+    both = ownership.enter(record, WRITE_BOTH)
+    assert set(both.in_sync) == {*OLD, *NEW}
+    assert both.transition is not None
+    assert both.transition.session == "t9@3"
+    again = ownership.enter(both, STREAMING)
+    assert again.in_sync == both.in_sync
+    back = ownership.enter(again, CLEANUP_TARGET, "because")
+    assert set(back.in_sync) == set(OLD)
+    assert back.transition is not None
+    assert back.transition.giving_up == "because"

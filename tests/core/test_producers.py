@@ -1,0 +1,121 @@
+"""What is known of each producer? Exactly what is in the log, and nothing that is guessed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, WHOLE, TokenRange
+from limosa.core.model.rows import Entry
+from limosa.core.producers import Applied, Producers
+
+LEFT, RIGHT = TokenRange(TOKEN_MIN, 0), TokenRange(0, TOKEN_END)
+
+
+def entry(
+    at: int, sequence: int, held: TokenRange | None = None, floor: int = 0, producer: str = "x"
+) -> Entry:
+    return Entry(at, at - 1, None, producer, sequence, floor, held)
+
+
+def known(*entries: Entry) -> Producers:
+    producers = Producers()
+    for each in entries:
+        producers.record(each)
+    return producers
+
+
+def test_a_sequence_that_never_came_is_not_known_though_a_later_one_is() -> None:
+    """An exact set, not a maximum: a lost part is no duplicate."""
+    producers = known(entry(1, 5))
+    assert producers.applied("x", 5) == (Applied(WHOLE, 1),)
+    assert producers.applied("x", 4) == ()
+    assert producers.applied("y", 5) == ()
+    assert not producers.is_past("x", 4)
+
+
+def test_parts_of_one_sequence_are_known_by_their_ranges() -> None:
+    producers = known(entry(1, 5, LEFT), entry(2, 5, RIGHT))
+    assert producers.applied("x", 5) == (Applied(LEFT, 1), Applied(RIGHT, 2))
+
+
+def test_an_entry_of_nobody_is_not_recorded() -> None:
+    assert known(entry(1, 5, producer="")).value(99) == ()
+
+
+def test_a_floor_forgets_what_the_producer_no_longer_waits_for() -> None:
+    producers = known(entry(1, 3), entry(2, 4), entry(3, 5, floor=4))
+    assert producers.applied("x", 3) == ()
+    assert producers.applied("x", 4)
+    assert producers.is_past("x", 3)
+    assert not producers.is_past("x", 4)
+
+
+def test_a_lower_floor_does_not_lower_it() -> None:
+    producers = known(entry(1, 5, floor=5), entry(2, 6, floor=2))
+    assert producers.is_past("x", 4)
+
+
+def test_what_was_cut_off_the_log_is_forgotten() -> None:
+    producers = known(entry(1, 5, LEFT), entry(2, 5, RIGHT), entry(3, 6))
+    producers.forget_after(1)
+    assert producers.applied("x", 5) == (Applied(LEFT, 1),)
+    assert producers.applied("x", 6) == ()
+
+
+def test_a_copy_takes_along_what_is_known_up_to_its_position() -> None:
+    producers = known(entry(1, 5, LEFT), entry(2, 5, RIGHT), entry(3, 6, floor=2))
+    assert producers.value(1) == (("x", 2, ((5, (Applied(LEFT, 1),)),)),)
+    target = Producers()
+    target.unite(producers.value(2))
+    assert target.applied("x", 5) == (Applied(LEFT, 1), Applied(RIGHT, 2))
+    assert target.applied("x", 6) == ()
+    assert target.is_past("x", 1)
+
+
+def log(several: list[tuple[str, int, int]]) -> list[Entry]:
+    """A log as an owner writes it: a sequence that is past is refused, and never gets there."""
+    entries: list[Entry] = []
+    for producer, sequence, floor in several:
+        floors = [each.floor for each in entries if each.producer == producer]
+        if sequence >= max(floors, default=0):
+            entries.append(
+                entry(len(entries) + 1, sequence, WHOLE, min(floor, sequence), producer)
+            )
+    return entries
+
+
+ENTRIES = st.lists(
+    st.tuples(st.sampled_from("xy"), st.integers(1, 5), st.integers(0, 4)), max_size=12
+).map(log)
+
+
+@given(ENTRIES, st.integers(0, 12))
+def test_uniting_twice_is_uniting_once(entries: list[Entry], up_to: int) -> None:
+    source, target = known(*entries), known(*entries[: up_to // 2])
+    value = source.value(up_to)
+    target.unite(value)
+    once = target.value(99)
+    target.unite(value)
+    assert target.value(99) == once
+
+
+@given(ENTRIES)
+def test_what_was_written_down_and_read_again_knows_the_same(entries: list[Entry]) -> None:
+    source, restored = known(*entries), Producers()
+    restored.unite(source.value(2**62))
+    assert restored.value(99) == source.value(99)
+
+
+@given(ENTRIES, st.integers(0, 12))
+def test_a_copy_and_the_log_behind_it_know_together_what_the_source_knows(
+    entries: list[Entry], base: int
+) -> None:
+    source, target = known(*entries), Producers()
+    target.unite(source.value(base))
+    for each in entries:
+        if each.at > base:
+            target.record(each)
+    for producer in "xy":
+        for sequence in range(6):
+            assert target.is_past(producer, sequence) == source.is_past(producer, sequence)
+            if not source.is_past(producer, sequence):
+                assert target.applied(producer, sequence) == source.applied(producer, sequence)
