@@ -23,6 +23,7 @@ from limosa.core.model.topology import (
 ZONE = "z"
 P = "p"
 NODES = ("a", "b", "c", "d")
+MEMBERS = (Node("a"), Node("b"), Node("c"), Node("d"))
 LEASES = {"a": 11, "b": 12, "c": 13, "d": 14}
 A, B, C = (Replica(node, "first") for node in "abc")
 D = Replica("d", "t9")
@@ -89,11 +90,11 @@ def cluster(
     record: Partition,
     intent: Intent | None = None,
     live: tuple[str, ...] = NODES,
-    nodes: tuple[Node, ...] = tuple(Node(name) for name in NODES),
+    nodes: tuple[Node, ...] = MEMBERS,
     more: tuple[Record, ...] = (),
     replica_count: int = 3,
 ) -> Agreed:
-    """Each record at a revision of its own; the partition's is RECORD_REVISION, the last but `more`."""
+    """Each record at a revision of its own; the partition's is RECORD_REVISION, then `more`."""
     agreed = Agreed()
     records: list[tuple[Record, Revision]] = [(Zone(ZONE, replica_count), 1)]
     records += [(node, 2) for node in nodes]
@@ -144,7 +145,17 @@ def of(
     unreachable: tuple[Replica, ...] = (),
 ) -> ReplicaStatus:
     return ReplicaStatus(
-        replica, epoch, last, last, open_epoch, sealed, copied, digest, silent, caught_up, unreachable
+        replica,
+        epoch,
+        last,
+        last,
+        open_epoch,
+        sealed,
+        copied,
+        digest,
+        silent,
+        caught_up,
+        unreachable,
     )
 
 

@@ -25,6 +25,8 @@ from limosa.simulation.rows import Row, SimulatedRows
 from tests.core.samples import LEASES, A, B, P, cluster, intends, stable
 
 Sort = TypeVar("Sort")
+ORDINARY = Settings()
+EMPTY = Started()
 
 
 def rows(*keys: str, token: int = 0, version: int = 0) -> SimulatedRows:
@@ -42,15 +44,13 @@ def write(
     batch: SimulatedRows | None = None,
 ) -> Write:
     batch = rows("k") if batch is None else batch
-    return Write(
-        id, P, version, epoch, "x", sequence, after, floor, WHOLE, batch, expected
-    )
+    return Write(id, P, version, epoch, "x", sequence, after, floor, WHOLE, batch, expected)
 
 
 class Stage:
     """A node, and the world as it is told about it."""
 
-    def __init__(self, node: str, settings: Settings = Settings()) -> None:
+    def __init__(self, node: str, settings: Settings = ORDINARY) -> None:
         self.brain = Participant(node, settings)
         self.node = node
         self.now = 100.0
@@ -62,7 +62,7 @@ class Stage:
     def say(self, message: Message, sender: str = "someone", found: int = 0) -> list[Effect]:
         return self.tell(Received(sender, message, found))
 
-    def register(self, record: Partition, started: Started = Started()) -> list[Effect]:
+    def register(self, record: Partition, started: Started = EMPTY) -> list[Effect]:
         """Started, with a lease, and with the newest topology applied."""
         self.agreed = cluster(record, intends())
         self.tell(started)
@@ -100,6 +100,13 @@ class Stage:
     def revision(self) -> int:
         return self.agreed.topology.revision_of(P)
 
+    def is_open(self) -> bool:
+        return self.owner.open
+
+    def copied(self, incarnation: str) -> str | None:
+        """The session whose copy is here, whole and durable."""
+        return self.brain.held[P, incarnation].copied
+
     def acknowledge(self, *replicas: Replica, upto: int | None = None) -> list[Effect]:
         """Other replicas hold everything, durably."""
         last = self.owner.held.last if upto is None else upto
@@ -128,7 +135,7 @@ def probe(to: Replica, epoch: int = 3, revision: int = 50) -> Probe:
 def replicate(
     to: Replica,
     previous: int = 0,
-    entries: tuple[object, ...] = (),
+    entries: tuple[Entry, ...] = (),
     watermark: int = 0,
     how: str = "append",
     epoch: int = 3,
@@ -137,7 +144,16 @@ def replicate(
     check: tuple[str, int] | None = None,
 ) -> Replicate:
     return Replicate(
-        P, to.incarnation, epoch, revision, previous, entries, watermark, how, check, probed  # type: ignore[arg-type]
+        P,
+        to.incarnation,
+        epoch,
+        revision,
+        previous,
+        entries,
+        watermark,
+        how,
+        check,
+        probed,
     )
 
 
@@ -148,7 +164,7 @@ def stored(replica: Replica, epoch: int = 3, entries: tuple[Entry, ...] = ()) ->
 
 
 def owner_on_stage(
-    record: Partition | None = None, replica: Replica = A, settings: Settings = Settings()
+    record: Partition | None = None, replica: Replica = A, settings: Settings = ORDINARY
 ) -> Stage:
     """The owner of a partition, open: every replica of the write set is equal to it."""
     record = stable() if record is None else record

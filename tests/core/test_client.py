@@ -1,4 +1,4 @@
-"""What does a client tell its application, and when may it say that something surely did not happen?"""
+"""What does a client tell its application, and when may it say that it surely did not happen?"""
 
 import pytest
 from msgspec.structs import replace
@@ -202,6 +202,14 @@ def test_an_unanswered_attempt_is_repeated_with_a_refresh() -> None:
     effects = client.handle(1.0, Ticked())
     assert done(effects, ReadTopology)
     assert [w.id for w in sent(effects, Write)] == ["o.2"]
+
+
+def test_a_refresh_is_not_asked_for_again_at_once() -> None:
+    client = knowing()
+    client.handle(0.0, Asked("o1", "z", rows("k")))
+    client.handle(0.0, Asked("o2", "z", rows("l")))
+    assert done(answer(client, Redirect("o1.1", "b", 1, 1), 0.1), ReadTopology)
+    assert not done(answer(client, Redirect("o2.1", "b", 1, 1), 0.14), ReadTopology)
 
 
 def test_a_late_answer_to_an_earlier_attempt_does_not_count() -> None:

@@ -55,10 +55,10 @@ def test_a_cut_log_forgets_entries_producers_and_what_was_on_its_way() -> None:
 def test_what_becomes_durable_after_a_new_beginning_is_not_the_old_log() -> None:
     held = held_with(1, 2, 3)
     held.appending[7] = (50, 3)
-    held.copied = "s"
+    held.landed.add(("s", 0))
     held.begin(2, epoch=5)
     assert (held.first, held.last, held.durable, held.watermark, held.begun) == (2, 2, 2, 2, 5)
-    assert held.copied is None
+    assert held.landed == set()
     assert held.stored(7)
     assert held.durable == 2
     assert not held.stored(99)

@@ -19,9 +19,8 @@ from limosa.core.machines.catalogue import (
 from limosa.core.model.changes import Agreed, Change, Put, Remove, apply, layout_key, partition_key
 from limosa.core.model.intent import Intent
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
-from limosa.core.model.topology import Grant, Layout, Partition, Replica
+from limosa.core.model.topology import Layout, Partition, Replica
 from tests.core.samples import (
-    LEASES,
     NODES,
     OLD,
     A,
@@ -37,10 +36,6 @@ from tests.core.samples import (
 )
 
 Invariant = Callable[[Agreed, Agreed], Iterable[str]]
-
-
-def grant(replica: Replica) -> Grant:
-    return Grant(replica, LEASES[replica.node])
 
 
 def in_transition(stage: str, **more: object) -> Partition:
@@ -159,11 +154,12 @@ def test_a_sound_commit_trips_none(
 
 def test_an_epoch_of_an_earlier_run_may_be_taken_over() -> None:
     before = cluster(stable())
-    another_run = replace(before, leases={**before.leases, "a": replace(before.leases["a"], lease=99)})
+    another_run = replace(
+        before, leases={**before.leases, "a": replace(before.leases["a"], lease=99)}
+    )
     assert broken(another_run, apply(another_run, (Put(stable(owner=None, epoch=4)),), 70)) == []
 
 
 def test_a_partition_that_was_not_there_before_breaks_nothing() -> None:
     after = cluster(stable(owner=None, epoch=0))
     assert broken(Agreed(), after) == []
-    assert grant(A).lease == LEASES["a"]

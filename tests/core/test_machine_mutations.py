@@ -1,7 +1,7 @@
 """Is there a cell of the move's table that could be another one without anybody noticing?
 
-Every cell of every stage is changed in every way. The result is refused when it is built, or it is in the
-short list of changes that lose nothing, each with the argument.
+Every cell of every stage is changed in every way. The result is refused when it is built, or it is
+in the short list of changes that lose nothing, each with the argument.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,11 @@ Mutation = tuple[str, str, str]
 HARMLESS: dict[Mutation, str] = {
     (READ_NEW, "work", "without HOLD"): "the move can't be held for a while; who reads and writes "
     "what stays, and so does every step between",
-    (READ_NEW, "given_up", FALLBACK): "with no old replica in sync it waits for one instead of going "
-    "on: later, never wrong",
+    (
+        READ_NEW,
+        "given_up",
+        FALLBACK,
+    ): "with no old replica in sync it waits for one instead of going on: later, never wrong",
     (WRITE_BOTH, "given_up", FALLBACK): "one more stage on the way back, with the same sides; "
     "nothing has read the new one, and its barrier comes before anything narrows",
     (STREAMING, "given_up", FALLBACK): "as before: the same sides, and a barrier more",
@@ -98,7 +101,9 @@ def mutated(stage: Stage) -> Iterator[tuple[Mutation, Stage]]:
 
 
 MUTATIONS: dict[Mutation, Machine] = {
-    mutation: Machine("mutant", tuple(line if other.name == line.name else other for other in MOVE.stages))
+    mutation: Machine(
+        "mutant", tuple(line if other.name == line.name else other for other in MOVE.stages)
+    )
     for stage in MOVE.stages
     for mutation, line in mutated(stage)
 }

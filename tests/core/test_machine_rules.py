@@ -127,8 +127,8 @@ def test_no_rule_has_anything_against_the_tables_that_are_used(machine: Machine)
 
 
 def scylla() -> Machine:
-    """The table as ScyllaDB's topology-over-raft.md draws it, with this project's seals and openings
-    added, so that nothing but its missing fallback stage is wrong."""
+    """The table as ScyllaDB's topology-over-raft.md draws it, with this project's seals and
+    openings added, so that nothing but its missing fallback stage is wrong."""
     streaming, read_new = MOVE[STREAMING], MOVE[READ_NEW]
     stages: tuple[Stage, ...] = (
         MOVE[ALLOW],

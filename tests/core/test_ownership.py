@@ -47,9 +47,7 @@ def next_record(agreed: Agreed, commit: Commit | str | None) -> Partition:
     return record
 
 
-def elected(
-    record: Partition, *statuses: Status, live: tuple[str, ...] = NODES
-) -> Partition | str:
+def elected(record: Partition, *statuses: Status, live: tuple[str, ...] = NODES) -> Partition | str:
     agreed = cluster(record, intends(), live)
     outcome = ownership.elect(seen(agreed, *statuses), record)
     return outcome if isinstance(outcome, str) else next_record(agreed, outcome)
@@ -96,6 +94,14 @@ def test_an_election_does_not_wait_for_the_dead_or_for_a_lost_replica() -> None:
         record = elected(ELECTING, *promised((A, 5), (C, 7)), *more, live=live)
         assert isinstance(record, Partition)
         assert record.owner == Grant(C, LEASES["c"])
+
+
+def test_a_node_with_two_replicas_of_a_partition_is_heard_for_the_right_one() -> None:
+    beside = Replica("a", "t9", "v2")
+    statuses = [says("a", of(beside, 4, 99), of(A, 4, 5)), *promised((B, 9), (C, 7))]
+    record = elected(ELECTING, *statuses)
+    assert isinstance(record, Partition)
+    assert record.owner == Grant(B, LEASES["b"])
 
 
 def test_with_nobody_to_elect_it_says_what_would_help() -> None:
@@ -198,7 +204,7 @@ def test_nothing_changes_while_everybody_is_well() -> None:
 @pytest.mark.parametrize("why", ["its lease has ended", "not hold the replica", "does not answer"])
 def test_who_is_gone_lost_or_silent_is_taken_out_by_a_commit(why: str) -> None:
     statuses = all_hold(stable())
-    live = NODES
+    live: tuple[str, ...] = NODES
     if why == "its lease has ended":
         live = ("a", "c", "d")
     elif why == "not hold the replica":

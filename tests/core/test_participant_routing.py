@@ -20,8 +20,8 @@ from limosa.core.messages import (
     Wait,
 )
 from limosa.core.model.keys import TOKEN_MIN
-from limosa.core.model.topology import Layout, Partition, Replica
-from tests.core.samples import NEW, A, B, C, D, P, moving, stable
+from limosa.core.model.topology import Layout, Replica
+from tests.core.samples import A, B, D, P, moving, stable
 from tests.core.stage import (
     Stage,
     done,
@@ -183,7 +183,7 @@ def test_a_drop_counts_for_exactly_this_revision_and_for_nothing_that_is_written
 def test_a_look_refreshes_only_what_is_behind_and_is_answered() -> None:
     stage = follower_on_stage()
     effects = stage.say(Look(50), "coordinator")
-    assert len(sent(effects, Status)) == 1
+    assert sent(effects, Status)
     assert not done(effects, ReadTopology)
     assert done(stage.say(Look(51), "coordinator"), ReadTopology)
     quiet = Stage("b")
@@ -254,5 +254,3 @@ def test_an_owner_of_an_earlier_run_does_not_own() -> None:
     other = replace(record, owner=replace(record.owner, lease=99))
     stage.register(other)
     assert stage.brain.owners == {}
-    assert isinstance(other, Partition)
-    assert C in NEW

@@ -77,9 +77,7 @@ def log(several: list[tuple[str, int, int]]) -> list[Entry]:
     for producer, sequence, floor in several:
         floors = [each.floor for each in entries if each.producer == producer]
         if sequence >= max(floors, default=0):
-            entries.append(
-                entry(len(entries) + 1, sequence, WHOLE, min(floor, sequence), producer)
-            )
+            entries.append(entry(len(entries) + 1, sequence, WHOLE, min(floor, sequence), producer))
     return entries
 
 

@@ -6,6 +6,7 @@ import inspect
 import pytest
 from msgspec.structs import replace
 
+from limosa.core import routing
 from limosa.core.coordinator import brain, ownership, transitions, view
 from limosa.core.coordinator.transitions import Waiting
 from limosa.core.effects import Effect, Send, StartCopy
@@ -232,7 +233,7 @@ def test_a_hand_over_waits_for_a_live_replica_of_the_new_side() -> None:
     """Only reachable between the loss of the new side and its being taken out."""
     record = moving(STREAMING, targets=(D,))
     agreed = cluster(record, intends(targets=(D,)), ("a", "b", "c"))
-    stage = transitions.routing.stage_of(record)
+    stage = routing.stage_of(record)
     assert stage is not None
     outcome = transitions.leave(seen(agreed, *everyone()), record, stage)
     assert outcome == Waiting("hand-over: no in-sync replica of the new side lives")
@@ -333,7 +334,7 @@ def test_an_owner_that_is_in_both_sets_stays() -> None:
 
 def test_a_hand_over_prefers_a_replica_that_was_made_for_it_and_takes_another_if_it_must() -> None:
     record = moving(STREAMING, in_sync=(A, B, C, D))
-    stage = transitions.routing.stage_of(record)
+    stage = routing.stage_of(record)
     assert stage is not None
     agreed = cluster(record, intends(), ("a", "b", "c"))
     outcome = transitions.leave(seen(agreed, *everyone()), record, stage)
@@ -344,7 +345,7 @@ def test_a_hand_over_prefers_a_replica_that_was_made_for_it_and_takes_another_if
 
 
 def test_the_end_makes_the_targets_the_replicas_and_settles_the_intent_at_once() -> None:
-    """F166 F179."""
+    """F166."""
     plan = Assignment("move", placed(*OLD), trigger=12)
     outcome, settled = advance(
         moving(CLEANUP), *everyone(owner=D, without=(A,)), intent=intends(planned=plan)
@@ -394,9 +395,7 @@ def test_a_cancelled_repair_just_ends() -> None:
 
 @pytest.mark.parametrize("stage", [READ_NEW, USE_NEW, CLEANUP])
 def test_a_cancel_that_slipped_in_late_is_not_heeded_after_the_switch(stage: str) -> None:
-    outcome, _ = advance(
-        moving(stage), *everyone(owner=D, without=(A,)), intent=intends(cancel=9)
-    )
+    outcome, _ = advance(moving(stage), *everyone(owner=D, without=(A,)), intent=intends(cancel=9))
     assert isinstance(outcome, Partition)
     assert outcome.transition is None or outcome.transition.stage in (USE_NEW, CLEANUP)
 
@@ -528,10 +527,10 @@ def test_a_partition_without_intent_has_nothing_to_settle() -> None:
     "record", [stable(), moving(ALLOW), moving(STREAMING), moving(READ_NEW), moving(CLEANUP)]
 )
 def test_a_commit_is_guarded_by_all_that_it_was_computed_from(record: Partition) -> None:
-    """F158: the office, the record, the intent, and the lease of every node that the record names."""
+    """F158: the office, the record, the intent, and the lease of every node named there."""
     agreed = cluster(record, intends(), ("b", "c", "d"))
     guards = seen(agreed).commit(record, record, "because").guards
-    nodes = {replica.node for replica in transitions.routing.everywhere(record)}
+    nodes = {replica.node for replica in routing.everywhere(record)}
     assert guards == {
         COORDINATOR_KEY: OFFICE,
         partition_key(P): RECORD_REVISION,
@@ -540,7 +539,9 @@ def test_a_commit_is_guarded_by_all_that_it_was_computed_from(record: Partition)
     }
 
 
-@pytest.mark.xfail(reason="BUG: `start` looks at the targets' leases, but guards the old nodes' only")
+@pytest.mark.xfail(
+    reason="BUG: `start` looks at the targets' leases, but guards the old nodes' only"
+)
 def test_the_beginning_is_guarded_by_the_lease_of_the_node_that_is_to_hold_it() -> None:
     _, commit = begun(intends())
     assert commit.guards[lease_key("d")] == LEASES["d"]

@@ -6,6 +6,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from limosa.core.machines.catalogue import (
+    ALLOW,
     CLEANUP,
     MOVE,
     READ_NEW,
@@ -174,18 +175,22 @@ def test_many_reads_that_refresh_their_view_never_hold_a_stage_back() -> None:
 def test_the_fence_is_the_generation_that_was_captured_before_the_drain() -> None:
     """S3: the topology gets other generations while a barrier is under way; the fence rises to the
     revision that the barrier was about, never to a later one, and requests of today are served."""
-    world = Scenario()
+    world = Scenario(nodes=5)
     world.put_many(5)
-    source, _ = world.move_owner()
-    slow = next(n for n in world.replicas() if n != source)
+    _, target = world.move_owner()
+    slow = next(n for n in world.nodes if n not in (target, *world.replicas()))
     world.mover.pause()
+    world.until_stage(ALLOW)
+    world.until(lambda: world.knows(slow))
+    world.wire.blind.add(slow)
     world.until_stage(WRITE_BOTH)
     captured = world.revision()
-    world.wire.blind.add(slow)
     world.run_for(0.05)
     for _ in range(3):
         world.new_version()  # a higher generation, which has nothing to do with this barrier
     assert world.put("during", 1).outcome == "done"
+    assert world.stage_name("p0") == WRITE_BOTH
+    assert world.revision() == captured
     world.wire.blind.clear()
     world.until_stage(STREAMING)
     assert world.record().fence == captured

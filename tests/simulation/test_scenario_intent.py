@@ -160,7 +160,7 @@ def test_requests_that_pile_up_are_answered_in_their_order_and_the_latest_wins()
 
 @pytest.mark.parametrize("stage", [ALLOW, "write_both_read_old", STREAMING])
 def test_a_cancel_before_the_switch_goes_back(stage: str) -> None:
-    """F166, F104: cancelled in each stage before the switch: cleanup_target, then in one commit
+    """F104: cancelled in each stage before the switch: cleanup_target, then in one commit
     stable unchanged, cancel removed, pending empty; nothing at the target."""
     world = Scenario()
     world.put_many(10)
@@ -180,7 +180,7 @@ def test_a_cancel_before_the_switch_goes_back(stage: str) -> None:
 
 
 def test_a_cancel_outlives_its_coordinator() -> None:
-    """F166: it is stored, so a successor finds it, and it wins over pending."""
+    """It is stored, so a successor finds it, and it wins over pending."""
     world = Scenario()
     world.put_many(5)
     before = world.replicas()
@@ -213,7 +213,7 @@ def test_a_planned_change_runs_by_itself_after_a_cancel() -> None:
 
 
 def test_a_cancel_of_something_else_or_too_late_is_refused_with_the_reason() -> None:
-    """F166: a cancel that names another trigger, or that comes after the switch, changes
+    """A cancel that names another trigger, or that comes after the switch, changes
     nothing."""
     world = Scenario()
     _, target = world.move_owner(hold_seconds=2.0)
@@ -263,7 +263,7 @@ def test_a_held_move_goes_back_without_loss_when_it_is_reversed() -> None:
 
 
 def test_complete_ends_a_hold_and_nothing_else_does() -> None:
-    """F98: held for as long as was asked, by the words of the wait; complete lets it go on at
+    """Held for as long as was asked, by the words of the wait; complete lets it go on at
     once."""
     world = Scenario()
     _, target = world.move_owner(hold_seconds=600)
@@ -282,7 +282,7 @@ def test_complete_ends_a_hold_and_nothing_else_does() -> None:
 @pytest.mark.parametrize("kind", ["reverse", "complete"])
 @pytest.mark.parametrize("stage", ["stable", STREAMING, USE_NEW])
 def test_reverse_and_complete_apply_to_a_held_move_only(kind: str, stage: str) -> None:
-    """F109: in any other stage, and after use_new, they are refused with the reason, and change
+    """In any other stage, and after use_new, they are refused with the reason, and change
     nothing."""
     world = Scenario()
     world.put_many(3)
@@ -307,7 +307,7 @@ def test_reverse_and_complete_apply_to_a_held_move_only(kind: str, stage: str) -
 
 
 def test_a_move_to_a_node_that_is_no_member_or_does_not_live_is_refused() -> None:
-    """F109: an illegal request gets words that say what to do, and no transition."""
+    """An illegal request gets words that say what to do, and no transition."""
     world = Scenario(nodes=5)
     a, b = sorted(world.replicas())[:2]
     world.nodes["n5"].crash()

@@ -510,7 +510,7 @@ def test_moving_there_and_back_again_with_writes_and_deletes_is_exact(
 
 
 def test_no_write_fails_during_a_move_and_the_pause_of_the_hand_over_is_short() -> None:
-    """F51: clients wait or are redirected; nothing fails, nothing is left unknown."""
+    """Clients wait or are redirected; nothing fails, nothing is left unknown."""
     world = Scenario()
     world.put_many(10)
     world.move_owner()

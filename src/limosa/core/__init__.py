@@ -1,1 +1,1 @@
-"""What is decided, and nothing else: values in, values out. No clock, dice, thread, socket or file."""
+"""What is decided, nothing else: values in, values out. No clock, dice, thread, socket or file."""

@@ -1,7 +1,7 @@
-"""What does a client do now? It routes by its cached topology, and refreshes and routes again when told.
+"""What does a client do now? It routes by its cached topology, and by a fresh one when told.
 
-A write keeps its (producer, sequence) over every attempt, so that trying again is safe. Its outcome is
-definite only if no attempt is left that may still take effect.
+A write keeps its (producer, sequence) over every attempt, so that trying again is safe. Its outcome
+is definite only if no attempt is left that may still take effect.
 """
 
 from bisect import bisect_right
@@ -36,7 +36,7 @@ class Settings(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True, gc=False):
-    """The application wants something: rows written (each with its token), or keys of one token read."""
+    """The application wants rows written (each with its token), or keys of one token read."""
 
     id: str
     zone: ZoneId

@@ -1,6 +1,7 @@
 """What can a brain ask for? Effects are imperative; drivers carry them out, in their order.
 
-Whatever changes a volume carries a ticket: `Stored` with that ticket, or a later one, means durable.
+Whatever changes a volume carries a ticket: `Stored` with that ticket, or a later one, means
+durable.
 """
 
 from msgspec import Struct
@@ -126,7 +127,7 @@ class ReadSlice(Effect, frozen=True, gc=False):
 
 
 class StartCopy(Effect, frozen=True, gc=False):
-    """Carry the rows of a partition from its owner to other replicas; asking twice changes nothing."""
+    """Carry a partition's rows from its owner to other replicas; asking twice changes nothing."""
 
     partition: PartitionId
     session: SessionId

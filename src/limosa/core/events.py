@@ -13,7 +13,7 @@ from limosa.core.producers import ProducersValue
 
 
 class Received(Struct, frozen=True, gc=False):
-    """A message arrived. For a compare-and-set the driver looked the row's latest version up, in order."""
+    """A message arrived. For a compare-and-set the driver looked up the row's version, in order."""
 
     sender: str
     message: Message

@@ -1,7 +1,7 @@
 """What is always true? One named function for each invariant of the agreed state.
 
-Each looks at one commit, the state before and after it, and yields what is wrong, in words. They are
-checked after every commit of a simulation, and by tests.
+Each looks at one commit, the state before and after it, and yields what is wrong, in words. They
+are checked after every commit of a simulation, and by tests.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ def _changed(before: Agreed, after: Agreed) -> Iterator[tuple[Partition | None, 
 
 
 def layouts_name_existing_partitions(before: Agreed, after: Agreed) -> Iterator[str]:
-    """Every layout tiles the token space (it can't be built otherwise) with partitions that exist."""
+    """Every layout tiles the token space (or it can't be built) with partitions that exist."""
     for layout in after.topology.layouts.values():
         for index, name in enumerate(layout.partitions):
             record = after.topology.partitions.get(name)
@@ -58,7 +58,7 @@ def the_owner_can_own(before: Agreed, after: Agreed) -> Iterator[str]:
 
 
 def another_owner_needs_seal_or_end(before: Agreed, after: Agreed) -> Iterator[str]:
-    """A new epoch while the owner's lease lives is a hand-over, so it names the next owner at once."""
+    """A new epoch while the owner's lease lives is a hand-over: it names the next owner at once."""
     for old, new in _changed(before, after):
         if old is None or old.owner is None or new.epoch == old.epoch:
             continue
@@ -82,7 +82,7 @@ def replicas_are_on_distinct_nodes(before: Agreed, after: Agreed) -> Iterator[st
 
 
 def stages_follow_the_table(before: Agreed, after: Agreed) -> Iterator[str]:
-    """At most one transition; it starts at its first stage, and every step is an edge that is drawn."""
+    """At most one transition; it starts at its first stage, and every step is a drawn edge."""
     for old, new in _changed(before, after):
         was = None if old is None else old.transition
         now = new.transition
@@ -104,9 +104,10 @@ def stages_follow_the_table(before: Agreed, after: Agreed) -> Iterator[str]:
 def sessions_are_open_where_the_table_says(before: Agreed, after: Agreed) -> Iterator[str]:
     for _, new in _changed(before, after):
         stage = routing.stage_of(new)
-        if new.transition is not None and stage is not None:
-            if (new.transition.session is not None) != stage.session:
-                yield f"{new.id}: the session is wrong for {stage.name}"
+        if new.transition is None or stage is None:
+            continue
+        if (new.transition.session is not None) != stage.session:
+            yield f"{new.id}: the session is wrong for {stage.name}"
 
 
 def transitions_come_from_intent(before: Agreed, after: Agreed) -> Iterator[str]:

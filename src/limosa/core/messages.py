@@ -1,7 +1,7 @@
 """What do processes say to each other?
 
-Every message of a partition names the incarnation that it is for, the epoch, and the revision of the
-record that its sender acted on, so that a late one can be told from a live one.
+Every message of a partition names the incarnation that it is for, the epoch, and the revision of
+the record that its sender acted on, so that a late one can be told from a live one.
 """
 
 from msgspec import Struct
@@ -127,7 +127,7 @@ class Replicate(ReplicaMessage, frozen=True, gc=False):
     entries: tuple[Entry, ...]
     watermark: Position
     how: str = "append"
-    """`append`; `match`: cut your log to `previous` first; `begin`: forget all, start at `previous`."""
+    """`append`; `match`: cut your log to `previous` first; `begin`: forget all, start there."""
     check: tuple[SessionId, Position] | None = None
     """Take a digest at exactly this position, for this session's verification."""
     probed: LeaseId = 0

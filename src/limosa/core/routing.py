@@ -68,6 +68,6 @@ def electable(partition: Partition) -> tuple[Replica, ...]:
 
 
 def may_return(partition: Partition) -> tuple[Replica, ...]:
-    """Who may come back in sync by catching up: not one that a transition is about to leave behind."""
+    """Who may come back in sync by catching up: not one that a transition will leave behind."""
     out = (r for r in readers(partition) if r not in partition.in_sync)
     return tuple(r for r in out if r not in old_only(partition))

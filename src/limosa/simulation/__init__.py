@@ -1,1 +1,1 @@
-"""What if? The same brains in a fake world, whose time, network, disks and clocks are ruled by a seed."""
+"""What if? The same brains in a fake world: a seed rules its time, network, disks and clocks."""

@@ -1,7 +1,7 @@
 """What does a disk do to you? It keeps what was synced, in order, and tears or loses the rest.
 
-Every change is made twice: on the live state at once, and on the durable one when a sync has covered
-it. A crash keeps the durable state and some prefix of what was not synced yet.
+Every change is made twice: on the live state at once, and on the durable one when a sync has
+covered it. A crash keeps the durable state and some prefix of what was not synced yet.
 """
 
 from collections import deque
@@ -151,7 +151,7 @@ class StoredReplica:
         return (0, None) if row is None or row.value is None else (row.version, row.value)
 
     def newest(self, key: str) -> Position:
-        """The version that a compare-and-set compares with: also of rows that are not committed yet."""
+        """The version that a compare-and-set compares with: also of rows not committed yet."""
         for entry in reversed(self.entries):
             if entry.at <= self.watermark:
                 break
@@ -191,7 +191,7 @@ class Disk:
             _apply(self._durable, self._journal.popleft(), node, _ignore)
 
     def crash(self, dice: Random, node: str) -> None:
-        """Some of what was not synced survives, in order; the last write is torn and does not count."""
+        """Some of what was not synced survives, in order; the last write is torn and void."""
         for _ in range(dice.randint(0, len(self._journal))):
             _apply(self._durable, self._journal.popleft(), node, _ignore)
         self._journal.clear()

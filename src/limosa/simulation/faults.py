@@ -1,7 +1,7 @@
-"""What goes wrong? Each fault is one function on the world, aimed at one partition; `FAULTS` lists them.
+"""What goes wrong? Each fault is a function on the world, aimed at one partition; see `FAULTS`.
 
-A fault never makes the promise impossible: a node is wiped only while another in-sync replica of each of
-its partitions lives, and everything heals in the end.
+A fault never makes the promise impossible: a node is wiped only while another in-sync replica of
+each of its partitions lives, and everything heals in the end.
 """
 
 from collections.abc import Callable
@@ -129,7 +129,7 @@ def cut_target_from_metastore(world: World, record: Partition) -> None:
 
 
 def wipe_replica(world: World, record: Partition) -> None:
-    """A node comes back with an empty disk: while others have all that it had, and nothing else fails."""
+    """A node comes back with an empty disk, while others have all it had and nothing else fails."""
     node = world.nodes[world.dice.choice(routing.everywhere(record)).node]
     if not node.run or world.wiped:
         return

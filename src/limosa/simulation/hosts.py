@@ -1,14 +1,14 @@
 """Who lives in the fake world? Processes that run the real brains, and carry their effects out.
 
 A process can crash, be paused and be started again. Its clock has any offset, and a rate within the
-margin that leases allow for. Whatever an earlier run of a process asked for never reaches a later one.
+margin that leases allow for. Whatever an earlier run of a process asked for never reaches a later
+one.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from limosa.core.client import Asked, Client, Finished
-from limosa.core.coordinator.brain import Coordinator
+from limosa.core.client import Asked, Finished
 from limosa.core.effects import (
     AcquireLease,
     AdvanceWatermark,
@@ -55,7 +55,6 @@ from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, leas
 from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
-from limosa.errors import LeaseLost, StaleGuard
 from limosa.simulation.disk import Disk
 from limosa.simulation.rows import SimulatedRows
 
@@ -235,7 +234,7 @@ class NodeProcess(Process):
                 sent_at = self.now
                 self.call(
                     lambda: self.world.metastore.register(self.name),
-                    lambda answer: self.on_event(LeaseGranted(*answer, sent_at)),
+                    lambda answer: self.on_event(LeaseGranted(answer[0], answer[1], sent_at)),
                 )
             case ReadSlice():
                 self._read_slice(effect)
@@ -326,12 +325,15 @@ class CoordinatorProcess(Process):
                 case Send(to=to, message=message):
                     self.send(to, message)
                 case MakeCommit(commit=commit):
-                    self.call(lambda c=commit: self.world.commit(c, self.name), self._committed)
+                    self._make(commit)
                 case StartCopy():
                     self.world.mover.begin(effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
                     self.world.on_wait(partition)
+
+    def _make(self, commit: Commit) -> None:
+        self.call(lambda: self.world.commit(commit, self.name), self._committed)
 
     def _committed(self, answer: tuple[bool, Agreed]) -> None:
         made, agreed = answer
@@ -392,7 +394,7 @@ class ClientProcess(Process):
 
 
 class _Task:
-    """One slice of one copy to one target: fetch, send, end; again until it has landed or is denied."""
+    """One slice of a copy to one target: fetch, send, end; again until it is landed or denied."""
 
     __slots__ = ("attempt", "job", "slice", "target")
 
@@ -404,7 +406,7 @@ class _Task:
 
 
 class Mover(Process):
-    """Carries rows from sources to targets, as Spark's tasks will: at least once, and never in order."""
+    """Carries rows from sources to targets, as Spark's tasks will: at least once, in no order."""
 
     SLICES = 2
 
@@ -462,11 +464,8 @@ class Mover(Process):
             case Landed() | Denied():
                 for key, task in list(self.tasks.items()):
                     same = task.job.session == message.session and task.slice == message.slice
-                    if same and task.target.node in (event.sender, *self._source_of(message, task)):
+                    if same and (isinstance(message, Denied) or task.target.node == event.sender):
                         del self.tasks[key]
-
-    def _source_of(self, message: Message, task: _Task) -> tuple[str, ...]:
-        return (task.target.node,) if isinstance(message, Denied) else ()
 
     def _pass_on(self, task: _Task, fetched: Fetched) -> None:
         rows = fetched.rows
@@ -498,17 +497,3 @@ def office(name: str, lease: int) -> Commit:
     return Commit(
         {COORDINATOR_KEY: 0}, (Put(CoordinatorLease(name, lease)),), f"{name} coordinates"
     )
-
-
-__all__ = [
-    "ClientProcess",
-    "CoordinatorProcess",
-    "LeaseLost",
-    "Mover",
-    "NodeProcess",
-    "Process",
-    "StaleGuard",
-    "lease_key",
-    "node_registration",
-    "office",
-]

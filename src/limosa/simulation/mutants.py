@@ -1,8 +1,8 @@
-"""Has the simulator teeth? Each mutant removes one rule of the protocol; a seed is recorded that finds it.
+"""Has the simulator teeth? Each mutant removes one rule of the protocol; a recorded seed finds it.
 
-A mutant is planted by replacing small functions of the core for the duration of a run: the core itself has
-no switches. One that nothing can find because other rules make it redundant is kept in a list of its own,
-with the argument, and does not count.
+A mutant is planted by replacing small functions of the core for the duration of a run: the core
+itself has no switches. One that nothing can find because other rules make it redundant is kept in a
+list of its own, with the argument, and does not count.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ from limosa.core.coordinator import ownership, transitions
 from limosa.core.coordinator.view import View
 from limosa.core.effects import ApplySlice, BeginLog, Send
 from limosa.core.events import TopologyRead
-from limosa.core.machines.catalogue import CLEANUP_TARGET, MACHINES, READ_NEW, USE_NEW, WRITE_BOTH
-from limosa.core.machines.machine import Side, Work
+from limosa.core.machines.catalogue import CLEANUP_TARGET, READ_NEW, USE_NEW, WRITE_BOTH
+from limosa.core.machines.machine import Work
 from limosa.core.messages import Fetched, Mismatched
 from limosa.core.model.changes import COORDINATOR_KEY, Topology, intent_key
 from limosa.core.model.keys import WHOLE
@@ -30,7 +30,7 @@ from limosa.core.participant.node import Participant
 from limosa.core.participant.owner import Lease, Owner
 from limosa.core.producers import Applied, Producers
 from limosa.simulation.disk import StoredReplica
-from limosa.simulation.rows import Row, SimulatedRows
+from limosa.simulation.rows import Row
 
 Plant = Callable[[Callable[[Any, str, Any], None]], None]
 
@@ -197,7 +197,9 @@ def stale_watch_trusted(change: Any) -> None:
 
 @mutant(
     "what is missing on a node is lost, not made anew",
-    argument="An empty log is matched with the owner's like any other: filled from its log, or found out of reach and rebuilt. It could be elected only before that, when the last good replica is away too, which is a second failure.",
+    argument="An empty log is matched with the owner's like any other: filled from its log, "
+    "or found out of reach and rebuilt. It could be elected only before that, when the last good "
+    "replica is away too, which is a second failure.",
 )
 def lost_replica_made_anew(change: Any) -> None:
     change(Participant, "_may_create", lambda self, record, replica: True)
@@ -210,7 +212,8 @@ def commit_without_revisions(change: Any) -> None:
 
 @mutant(
     "a commit is guarded by the intent, so that a cancel is not overtaken",
-    argument="A cancel is stored by the coordinator itself, whose commits for one partition go one at a time; a successor's are guarded by the office.",
+    argument="A cancel is stored by the coordinator itself, whose commits for one partition "
+    "go one at a time; a successor's are guarded by the office.",
 )
 def switch_overtakes_cancel(change: Any) -> None:
     guards = View.guards
@@ -251,7 +254,8 @@ def opens_without_equalising(change: Any) -> None:
 
 @mutant(
     "... the new side too",
-    argument="Once it serves, the owner acks nothing without the new side, whose log begins where everything is committed, and the copy begins again.",
+    argument="Once it serves, the owner acks nothing without the new side, whose log begins "
+    "where everything is committed, and the copy begins again.",
 )
 def new_side_not_equalised(change: Any) -> None:
     required = Owner.required
@@ -329,7 +333,8 @@ def hand_over_without_seal(change: Any) -> None:
 
 @mutant(
     "a seal is reported when everything in flight has ended",
-    argument="What is acked is on the whole write set, so it is in the log that the next owner commits; what is not is answered as unknown.",
+    argument="What is acked is on the whole write set, so it is in the log that the next "
+    "owner commits; what is not is answered as unknown.",
 )
 def sealed_before_in_flight_ended(change: Any) -> None:
     def report(self: Owner) -> Any:
@@ -551,8 +556,8 @@ def unknown_called_failed(change: Any) -> None:
 
 @mutant(
     "a request from before the fence is refused",
-    argument="An owner that is two stages behind has lost its lease, so a failover has raised the epoch, "
-    "and its messages are refused by epoch; its acks are refused by its lease.",
+    argument="An owner that is two stages behind has lost its lease, so a failover has raised the "
+    "epoch, and its messages are refused by epoch; its acks are refused by its lease.",
 )
 def fence_not_checked(change: Any) -> None:
     objection = Participant._objection
@@ -571,8 +576,8 @@ def no_barrier_before_streaming(change: Any) -> None:
 
 @mutant(
     "a commit is guarded by the coordinator's lease key",
-    argument="It is guarded by the revision of every record that it was computed from as well: what a "
-    "deposed coordinator computes from the present state is what its successor would.",
+    argument="It is guarded by the revision of every record that it was computed from as well: "
+    "what a deposed coordinator computes from the present state is what its successor would.",
 )
 def coordinator_key_not_guarded(change: Any) -> None:
     guards = View.guards
@@ -585,8 +590,8 @@ def coordinator_key_not_guarded(change: Any) -> None:
 
 @mutant(
     "a replica that is still being filled begins anew in every epoch",
-    argument="Its log is matched with the new owner's like any other, its rows are committed ones, and "
-    "what the old owner had not committed is above the position where its log began.",
+    argument="Its log is matched with the new owner's like any other, its rows are committed ones, "
+    "and what the old owner had not committed is above the position where its log began.",
 )
 def new_side_kept_over_failover(change: Any) -> None:
     def must_begin(self: Owner, replica: Any, begun: int) -> bool:

@@ -1,4 +1,4 @@
-"""What are rows in the simulator? Small tuples: (key, token, value), and a version once they have one."""
+"""What are rows in the simulator? Tuples (key, token, value), and a version once they have one."""
 
 from collections.abc import Iterable
 from zlib import crc32

@@ -1,9 +1,10 @@
-"""What does one seed do? It draws a world, lets applications, operators and faults loose on it, heals it,
-and looks at what is left.
+"""What does one seed do? It draws a world, lets applications, operators and faults loose on it,
+heals it, and looks at what is left.
 
 Every run has three acts: trouble, healing (in which everything must end), and the reckoning.
 """
 
+from itertools import chain
 from random import Random
 
 from msgspec import Struct
@@ -15,9 +16,9 @@ from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.faults import inject
+from limosa.simulation.rows import token_of
 from limosa.simulation.themes import THEMES, Theme, weather_of
 from limosa.simulation.workloads import KINDS, History, Reader, Registers, Workload
-from limosa.simulation.rows import token_of
 from limosa.simulation.world import ZONE, Shape, World
 
 HEALING_SECONDS = 45.0
@@ -240,7 +241,8 @@ class Drama:
 
     def _read_all(self) -> dict[str, object]:
         rows: dict[str, object] = {}
-        keys = list(dict.fromkeys(key for workload in self.workloads for key in workload.keys()))
+        held = chain.from_iterable(workload.keys() for workload in self.workloads)
+        keys = list(dict.fromkeys(held))
 
         def then(key: str) -> object:
             def record(effect: object) -> None:

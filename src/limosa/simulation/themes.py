@@ -48,7 +48,8 @@ THEMES: tuple[Theme, ...] = (
     EVERYTHING,
     Theme(
         "hand-over",
-        {"cut_target_from_metastore": 5, "replace_coordinator": 3, "pause_owner": 1, "pause_target": 1},
+        {"cut_target_from_metastore": 5, "replace_coordinator": 3, "pause_owner": 1,
+         "pause_target": 1},
         {"move": 10, "reverse": 1},
         {"read": 6, "write": 4},
         aimed=(0.5, 0.8),
@@ -70,7 +71,8 @@ THEMES: tuple[Theme, ...] = (
     ),
     Theme(
         "deletes",
-        {"kill_mover": 3, "crash_target": 2, "pause_target": 2, "isolate_target": 1, "cut_target_from_metastore": 1},
+        {"kill_mover": 3, "crash_target": 2, "pause_target": 2, "isolate_target": 1,
+         "cut_target_from_metastore": 1},
         {"move": 10, "cancel": 4, "collect": 14, "repair": 2},
         {"read": 4, "write": 4, "delete": 6, "compare": 1},
         aimed=(0.2, 0.5),
@@ -80,7 +82,8 @@ THEMES: tuple[Theme, ...] = (
     ),
     Theme(
         "give and take",
-        {"crash_target": 3, "isolate_target": 3, "pause_target": 3, "crash_owner": 1, "wipe_replica": 2},
+        {"crash_target": 3, "isolate_target": 3, "pause_target": 3, "crash_owner": 1,
+         "wipe_replica": 2},
         {"move": 10, "rebuild": 3, "cancel": 2, "reverse": 4},
         {"read": 4, "write": 5, "delete": 1, "compare": 2},
         aimed=(0.3, 0.6),

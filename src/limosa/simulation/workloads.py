@@ -1,7 +1,8 @@
-"""What do applications do? Each workload asks, remembers, and can tell afterwards what must be true.
+"""What do applications do? Each workload asks, remembers, and tells afterwards what must be true.
 
-A register's history goes to the linearizability checker; a bank's transfers are rows of one part, which
-become visible together or not at all; a set's members are inserted once; a list grows by compare-and-set.
+A register's history goes to the linearizability checker; a bank's transfers are rows of one part,
+which become visible together or not at all; a set's members are inserted once; a list grows by
+compare-and-set.
 """
 
 from collections.abc import Callable
@@ -185,7 +186,7 @@ class Registers(Workload):
 
 
 class Reader(Registers):
-    """Only reads, so nothing tells it of a new owner: it stays with the old one as long as that answers."""
+    """Only reads, so nothing tells it of a new owner: it stays with an old one that answers."""
 
     def step(self) -> None:
         key = self.dice.choice(self.NAMES)
@@ -284,13 +285,14 @@ class Bank(Workload):
         self.busy = False
         self.started = False
         self.over = False
-        """A transfer of unknown outcome may still happen: another one would be computed without it."""
+        """A transfer of unknown outcome may still happen: another would be computed without it."""
 
     def _names(self) -> list[str]:
         """Names whose tokens lie in one partition."""
         layout = self.world.agreed.topology.layouts["zone"]
         held = layout.range_of(0)
-        names, number = [], 0
+        names: list[str] = []
+        number = 0
         while len(names) < self.ACCOUNTS:
             name = f"bank.{self.client.name}.{number}"
             if held.holds(token_of(name)):
@@ -308,7 +310,8 @@ class Bank(Workload):
         elif self.balances is None or self.over or self.dice.random() < 0.5:
             eventual = self.started and self.dice.random() < 0.4
             self.history.ask(
-                self.client, self._read(eventual), keys=tuple(self.names), token=token_of(self.names[0]),
+                self.client, self._read(eventual),
+                keys=tuple(self.names), token=token_of(self.names[0]),
                 eventual=eventual, choice=self.dice.randrange(8),
             )  # fmt: skip
         elif not self.busy:

@@ -1,4 +1,4 @@
-"""What happens? A world of processes, with one queue of events and one die, all drawn from a seed."""
+"""What happens? A world of processes, one queue of events and one die, all drawn from a seed."""
 
 import heapq
 from bisect import bisect_right

@@ -1,8 +1,8 @@
 """What should happen next? For every partition: one commit, or a wait with its reason in words.
 
-The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing else.
-Its successor computes the same. Every commit is guarded by its lease key and by the revisions of all that
-it was computed from, so a stale coordinator changes nothing.
+The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing
+else. Its successor computes the same. Every commit is guarded by its lease key and by the revisions
+of all that it was computed from, so a stale coordinator changes nothing.
 """
 
 from msgspec import Struct
@@ -114,7 +114,7 @@ class Coordinator:
             self._wait(view, record, decision, out)
 
     def next_step(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
-        """Ownership first, in whatever stage; then who is in sync; then the transition; then intent."""
+        """Ownership first, in any stage; then who is in sync; then the transition; then intent."""
         if record.owner is None:
             elected = ownership.elect(view, record)
             return transitions.Waiting(elected) if isinstance(elected, str) else elected
@@ -169,7 +169,7 @@ class Coordinator:
     def _propose(
         self, now: float, partition: PartitionId, commit: Commit, out: list[Effect]
     ) -> None:
-        """Once for each state that it was computed from; a lost answer is made good after a while."""
+        """Once for each state it was computed from; a lost answer is made good after a while."""
         guards, asked_at = self._asked.get(partition, ({}, 0.0))
         if guards == commit.guards and now - asked_at < self.settings.ask_again_seconds:
             return

@@ -1,7 +1,7 @@
 """Who should own a partition, and who is in sync? Failover, election, taking out and putting back.
 
-A replica that does not answer is first taken out by a commit; only then may the owner go on without it.
-Taking out a replica that a transition makes is giving the transition up, in that same commit.
+A replica that does not answer is first taken out by a commit; only then may the owner go on without
+it. Taking out a replica that a transition makes is giving the transition up, in that same commit.
 """
 
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
 
 
 def fail_over(view: View, record: Partition) -> Commit:
-    """The owner's lease has ended: a new epoch, in which nobody owns the partition until one is elected."""
+    """The owner's lease has ended: a new epoch, in which nobody owns it until one is elected."""
     after = next_epoch(record, None)
     return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
 

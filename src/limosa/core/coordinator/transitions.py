@@ -1,7 +1,8 @@
 """What must be done to leave a stage, and what is missing? One function for each kind of work.
 
-Each returns what it waits for, in words (a required sentence: `explain` shows it), or nothing when the
-work is done. Whatever it asks nodes to do is idempotent, and is asked again until it is reported.
+Each returns what it waits for, in words (a required sentence: `explain` shows it), or nothing when
+the work is done. Whatever it asks nodes to do is idempotent, and is asked again until it is
+reported.
 """
 
 from collections.abc import Callable

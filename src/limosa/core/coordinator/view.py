@@ -75,8 +75,9 @@ class View:
         return None if record.owner is None else self.of(record, record.owner.replica)
 
     def barrier(self, partition: PartitionId) -> str:
-        """Why the barrier is not passed, or nothing: every live node has applied the record, ended what it
-        began before it, and released the permits of closed sessions. A dead node must register anew."""
+        """Why the barrier is not passed, or nothing: every live node has applied the record, ended
+        what it began before it, and released the permits of closed sessions. A dead node must
+        register anew."""
         revision = self.agreed.topology.revision_of(partition)
         for node in sorted(self.agreed.leases):
             status = self.status(node)

@@ -1,1 +1,1 @@
-"""What may change? Each machine is a table; a rule over neighbouring stages refuses an unsafe one."""
+"""What may change? Each machine is a table; rules over neighbouring stages refuse unsafe ones."""

@@ -1,8 +1,8 @@
 """Which machines are there?
 
 A move has the stages that ScyllaDB's topology-over-raft describes, one more that its diagram lacks
-(`write_both_read_old_fallback`: going straight from reading the new side to not writing it loses reads),
-and the seals and openings of a hand-over, since one owner orders a partition's writes here.
+(`write_both_read_old_fallback`: going straight from reading the new side to not writing it loses
+reads), and the seals and openings of a hand-over, since one owner orders a partition's writes here.
 """
 
 from limosa.core.machines.machine import END, REVERT, Life, Machine, Side, Stage, Work

@@ -5,7 +5,8 @@ from limosa.core.machines.machine import Life, Machine
 
 def markdown_table(machine: Machine) -> str:
     lines = [
-        "| stage | reads | writes | owner | session | to leave it | then | given up → | what holds in it |",
+        "| stage | reads | writes | owner | session | to leave it | then | given up → "
+        "| what holds in it |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [

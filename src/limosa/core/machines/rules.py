@@ -1,4 +1,4 @@
-"""Which stage tables are safe? Each rule is a named function that yields what is wrong with a table.
+"""Which stage tables are safe? Each rule is a named function that yields what is wrong with one.
 
 The rules look at one stage or at two neighbours. An unsafe table raises `UnsafeMachine` when it is
 built, so it can't be imported.
@@ -86,7 +86,7 @@ def the_owner_is_read(machine: Machine) -> Iterator[str]:
 
 
 def another_owner_is_sealed_and_opened(machine: Machine) -> Iterator[str]:
-    """A hand-over needs the old owner's seal going forward; backwards the coordinator asks for it."""
+    """A hand-over needs the old owner's seal going forward; back, the coordinator asks for it."""
     for at, to, given_up in edges(machine):
         if at.owner is to.owner:
             continue

@@ -89,7 +89,7 @@ Change: TypeAlias = Put | Remove
 
 
 class Commit(Struct, frozen=True):
-    """Changes that are made together, if every key still has the revision that they were computed from."""
+    """Changes made together, if every key still has the revision that they were computed from."""
 
     guards: dict[str, Revision]
     changes: tuple[Change, ...]

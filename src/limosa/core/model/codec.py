@@ -1,4 +1,4 @@
-"""How is a record written down? One codec, readable JSON, for the metastore and for messages about it."""
+"""How is a record written? One codec, readable JSON, for the metastore and messages about it."""
 
 from typing import TypeAlias
 

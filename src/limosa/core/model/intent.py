@@ -1,8 +1,8 @@
 """What should each partition be? `stable`, `pending`, `planned`, `cancel` and the last `change`.
 
-Every request of an operator, of the balancer or of the coordinator itself is a row; its revision is the
-trigger. What a trigger does to the intent is one table (BRANCHES): the seed of this protocol forgot two
-of its cells, and both were real bugs.
+Every request of an operator, of the balancer or of the coordinator itself is a row; its revision is
+the trigger. What a trigger does to the intent is one table (BRANCHES): the seed of this protocol
+forgot two of its cells, and both were real bugs.
 """
 
 from typing import Literal, TypeAlias

@@ -1,6 +1,7 @@
 """What does the core need to know of rows? Their number, their digest, and which tokens they have.
 
-What rows are made of is the driver's business: Arrow batches in a node, small tuples in the simulator.
+What rows are made of is the driver's business: Arrow batches in a node, small tuples in the
+simulator.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,6 @@
 """Which nodes, zones, tables, layouts and partitions are there, and who holds what?"""
 
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -88,7 +89,7 @@ class Layout(Record, frozen=True):
     ) -> "Layout":
         """Build a layout from ranges that somebody wrote down, and refuse a gap by its place."""
         ordered = sorted(ranges.items(), key=lambda item: item[1].start)
-        for (left, held), (right, next_held) in zip(ordered, ordered[1:], strict=False):
+        for (left, held), (right, next_held) in pairwise(ordered):
             if held.end != next_held.start:
                 what = "a gap" if held.end < next_held.start else "an overlap"
                 raise InvalidLayout(

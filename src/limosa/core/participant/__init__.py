@@ -1,1 +1,1 @@
-"""What does a node do now? `handle(now, event) → effects`: the same code in a node and in the simulator."""
+"""What does a node do now? `handle(now, event) → effects`, in a node as in the simulator."""

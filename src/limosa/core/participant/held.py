@@ -1,4 +1,4 @@
-"""What does this node hold of one replica? Its log, how far it is committed, and what runs on it."""
+"""What does this node hold of a replica? Its log, how far it is committed, what runs on it."""
 
 from bisect import bisect_right
 
@@ -12,7 +12,7 @@ from limosa.core.producers import Producers
 
 
 class Held:
-    """One replica on this node. All of it but the log, epoch and watermark is gone with the process."""
+    """One replica on this node. All but the log, epoch and watermark is gone with the process."""
 
     __slots__ = (
         "appending",
@@ -58,7 +58,8 @@ class Held:
         self.watermark: Position = ORIGIN
         self.producers = Producers()
         self.appending: dict[int, tuple[Revision, Position]] = {}
-        """What is on its way to the volume: by which revision it was asked for, and where the log ends then."""
+        """What is on its way to the volume: by which revision it was asked for, and where the log
+        ends then."""
         self.reads: dict[int, tuple[Revision, Read, str]] = {}
         self.permits: dict[int, SessionId] = {}
         self.chunks: dict[tuple[SessionId, int, str], list[Chunk]] = {}
@@ -93,7 +94,7 @@ class Held:
         return tuple(self.entries[bisect_right(self.positions, position) :])
 
     def nearest(self, position: Position) -> Position | None:
-        """The last position of this log that is not behind the given one; None: the log starts later."""
+        """The last position here that is not behind the given one; None: the log starts later."""
         index = bisect_right(self.positions, position)
         if index:
             return self.positions[index - 1]
@@ -143,7 +144,7 @@ class Held:
     # --- what is committed
 
     def advance(self, to: Position) -> list[AdvanceWatermark]:
-        """Move the watermark, stopping where a digest is wanted: rows must be exactly those of there."""
+        """Move the watermark, but stop where a digest is wanted: of exactly the rows there."""
         steps: list[AdvanceWatermark] = []
         if self.check is not None and self.watermark <= self.check[1] <= to:
             steps.append(self._to(self.check[1], True))
@@ -167,7 +168,7 @@ class Held:
     # --- what still runs
 
     def oldest_work(self, session: SessionId | None) -> Revision | None:
-        """The oldest revision under which something runs; work of a closed session is as old as can be."""
+        """The oldest revision under which something runs; a closed session's work is the oldest."""
         running = [revision for revision, _ in self.appending.values()]
         running += [revision for revision, _, _ in self.reads.values()]
         running += [0 for of in self.permits.values() if of != session]

@@ -1,7 +1,7 @@
 """What does a node do now? It keeps its lease, follows the topology, and serves what is its own.
 
-A node acts on its *applied* topology only. Calls say "look" or name the revision, session or incarnation
-that they are about; one that is about the past changes nothing.
+A node acts on its *applied* topology only. Calls say "look" or name the revision, session or
+incarnation that they are about; one that is about the past changes nothing.
 """
 
 from collections import deque
@@ -307,7 +307,7 @@ class Participant:
             self._disown(held)
 
     def _promise(self, held: Held, epoch: int) -> None:
-        """Nothing of an older epoch is accepted from now on; the promise counts when it is durable."""
+        """Nothing of an older epoch is accepted from now on; the promise counts once durable."""
         if epoch > held.epoch:
             held.epoch = epoch
             ticket = self._when_stored(lambda now: self._promised(held, epoch))

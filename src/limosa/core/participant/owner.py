@@ -1,8 +1,8 @@
-"""What does an owner do? It orders writes, makes every replica of the write set hold them, and commits.
+"""What does an owner do? It orders writes, makes the whole write set hold them, and commits.
 
 One rule covers an ordinary write, a stage that moved on in the middle of one, and a failover: the
-watermark is what *today's* write set holds durably. A row is acknowledged when the watermark has passed
-it, and read from then on.
+watermark is what *today's* write set holds durably. A row is acknowledged when the watermark has
+passed it, and read from then on.
 """
 
 from collections import deque
@@ -115,7 +115,7 @@ class Owner:
     # --- the record
 
     def adopt(self, now: float, record: Partition, revision: Revision) -> None:
-        """Another revision of the record: other peers perhaps, and every seal and proposal is void."""
+        """Another revision of the record: perhaps other peers; every seal and proposal is void."""
         self.record = record
         self.revision = revision
         self.sealed = self.unsealed()
@@ -282,7 +282,7 @@ class Owner:
         )
 
     def collect(self) -> None:
-        """Tombstones go when no transition runs and every replica of the set, in sync or not, has them."""
+        """Tombstones go when no transition runs and every replica, in sync or not, has them."""
         point = self.held.watermark
         for replica in self.record.replicas:
             if replica != self.held.replica:
@@ -322,7 +322,7 @@ class Owner:
         return point
 
     def commit(self, now: float) -> None:
-        """Move the watermark, open when everything that this log holds is committed, answer clients."""
+        """Move the watermark, open when everything in this log is committed, answer clients."""
         if not self.lease.holds(now):
             return
         point = self.commit_point()
@@ -367,7 +367,7 @@ class Owner:
             self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
 
     def propose(self, now: float, peer: Peer) -> None:
-        """A replica that has everything may come back: from now on nothing is acknowledged without it."""
+        """A replica that has everything may come back: from now on nothing is acked without it."""
         if (
             self.open
             and peer.matched
@@ -388,7 +388,7 @@ class Owner:
         )
 
     def touch(self, why: str) -> None:
-        """An empty change of the record: it voids every seal and proposal that rests on its revision."""
+        """An empty change of the record: it voids every seal and proposal for its revision."""
         guards = {
             partition_key(self.record.id): self.revision,
             lease_key(self.held.replica.node): self.lease.revision,

@@ -1,0 +1,411 @@
+"""When is a write committed, and when may an owner open, seal, take back or give up waiting?"""
+
+from itertools import count
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.effects import AppendEntries, MakeCommit, Send, Surprise
+from limosa.core.events import CollectionDue, DigestTaken, Ticked
+from limosa.core.machines.catalogue import STREAMING
+from limosa.core.messages import (
+    Mismatched,
+    Probe,
+    Probed,
+    Refuse,
+    Replicate,
+    Seal,
+    Unheld,
+    Verify,
+    Wait,
+    Written,
+)
+from limosa.core.model.changes import Put, lease_key, partition_key
+from limosa.core.model.keys import position
+from limosa.core.model.topology import Replica
+from limosa.core.participant.held import Held
+from limosa.core.participant.owner import Lease, Owner, Peer
+from limosa.core.participant.settings import Settings
+from limosa.simulation.rows import Row, SimulatedRows
+from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
+from tests.core.stage import (
+    Stage,
+    done,
+    entry,
+    owner_on_stage,
+    rows,
+    sent,
+    stored,
+    write,
+)
+
+
+def probed(replica: Replica, last: int = 0, epoch: int = 3, begun: int = 0) -> Probed:
+    return Probed(P, replica, epoch, last, begun, LEASES[replica.node])
+
+
+def peer(stage: Stage, replica: Replica) -> Peer:
+    return stage.owner.peers[replica]
+
+
+# --- opening
+
+
+def test_an_owner_opens_when_every_in_sync_replica_is_equal_to_it() -> None:
+    stage = Stage("a")
+    effects = stage.register(stable(), stored(A))
+    asked = [e for e in effects if isinstance(e, Send)]
+    assert {e.to for e in asked} == {"b", "c"}
+    assert all(isinstance(e.message, Probe) for e in asked)
+    assert not stage.is_open()
+    stage.acknowledge(B)
+    assert not stage.is_open()
+    assert stage.status().replicas[P][0].open_epoch == 0
+    stage.acknowledge(C)
+    assert stage.is_open()
+    assert stage.status().replicas[P][0].open_epoch == 3
+
+
+def test_an_owner_that_is_alone_in_sync_opens_at_once() -> None:
+    stage = Stage("a")
+    stage.register(stable(in_sync=(A,)), stored(A))
+    assert stage.owner.open
+
+
+def test_rows_of_an_earlier_epoch_are_committed_before_the_owner_opens() -> None:
+    stage = Stage("a")
+    stage.register(stable(), stored(A, entries=(entry(1, 0), entry(2, 1))))
+    stage.owner.held.watermark = 0
+    stage.acknowledge(B, C, upto=1)
+    assert not stage.owner.open
+    stage.acknowledge(B, C, upto=2)
+    assert (stage.owner.open, stage.owner.held.watermark) == (True, 2)
+
+
+def test_a_peer_is_matched_where_both_logs_agree() -> None:
+    stage = Stage("a")
+    stage.register(stable(), stored(A, entries=(entry(1, 0), entry(4, 1))))
+    (message,) = sent(stage.say(probed(B, 3), "b"), Replicate)
+    assert (message.how, message.previous, message.probed) == ("match", 1, LEASES["b"])
+    assert [e.at for e in message.entries] == [4]
+
+
+def test_a_matched_peer_that_is_behind_is_sent_the_rest() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    (message,) = sent(stage.say(probed(B, 0), "b"), Replicate)
+    assert (message.how, message.previous) == ("append", 0)
+
+
+def test_a_matched_peer_that_lost_what_it_acknowledged_is_matched_anew() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.acknowledge(B)
+    (message,) = sent(stage.say(probed(B, 0), "b"), Replicate)
+    assert message.how == "match"
+    assert not peer(stage, B).matched
+
+
+def test_a_replica_that_is_being_filled_begins_from_nothing_in_every_epoch() -> None:
+    """F101."""
+    stage = Stage("a")
+    stage.register(moving(STREAMING), stored(A, entries=(entry(1, 0),)))
+    (message,) = sent(stage.say(probed(D, 0), "d"), Replicate)
+    assert (message.how, message.previous) == ("begin", 1)
+    (message,) = sent(stage.say(probed(D, 1, begun=3), "d"), Replicate)
+    assert message.how == "match"
+
+
+def test_a_peer_that_the_log_does_not_reach_back_to_is_reported() -> None:
+    stage = Stage("a", Settings(entries_kept=1))
+    log = (entry(1, 0), entry(2, 1), entry(3, 2))
+    stage.register(stable(in_sync=(A,)), stored(A, entries=log))
+    held = stage.owner.held
+    held.trim(1)
+    assert held.first == 2
+    stage.say(probed(B, 1), "b")
+    assert not peer(stage, B).reachable
+    stage.say(probed(C, 5), "c")
+    peer(stage, C).matched = True
+    stage.owner.replicate(peer(stage, C), 1)
+    assert not peer(stage, C).reachable
+    assert stage.status().replicas[P][0].unreachable == (B, C)
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_words_of_another_epoch_or_of_a_stranger_are_ignored(epoch: int) -> None:
+    stage = owner_on_stage()
+    before = peer(stage, B).acked
+    messages = [
+        probed(B, 9, epoch),
+        Unheld(P, B, epoch, 50, "unmatched"),
+        probed(D, 9),
+        Unheld(P, D, 3, 50, "unmatched"),
+    ]
+    for message in messages:
+        assert stage.say(message, "b") == []
+    assert stage.acknowledge(D) == []
+    assert peer(stage, B).acked == before
+
+
+# --- writing
+
+
+def test_a_write_is_acknowledged_when_today_s_write_set_has_it_durably() -> None:
+    stage = owner_on_stage()
+    effects = stage.say(write(), "client")
+    (appended,) = done(effects, AppendEntries)
+    assert appended.entries[0].at == position(3, 1)
+    assert len(sent(effects, Replicate)) == 2
+    assert sent(stage.acknowledge(B, C), Written) == []
+    assert sent(stage.store(), Written) == [Written("w.1", position(3, 1))]
+
+
+def test_a_write_is_not_acknowledged_while_one_in_sync_replica_lacks_it() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    assert sent(stage.acknowledge(B), Written) == []
+    assert sent(stage.agree(stable(in_sync=(A, B))), Written) == [Written("w.1", position(3, 1))]
+
+
+def test_a_write_in_flight_when_the_write_set_grows_waits_for_the_new_side_too() -> None:
+    """F101: the watermark is what *today's* write set holds."""
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    stage.agree(moving(STREAMING))
+    assert sent(stage.acknowledge(B, C), Written) == []
+    assert sent(stage.acknowledge(D), Written) == [Written("w.1", position(3, 1))]
+
+
+def test_a_repeated_write_is_answered_and_not_written_again() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C)
+    effects = stage.say(write("w.2"), "client")
+    assert not done(effects, AppendEntries)
+    assert sent(effects, Written) == [Written("w.2", position(3, 1))]
+
+
+def test_only_the_rows_that_are_missing_of_a_repeated_batch_are_written() -> None:
+    stage = owner_on_stage()
+    both = SimulatedRows((Row("l", -5, 1), Row("r", 5, 2)))
+    first = replace(write(batch=rows("l", token=-5)), range=replace(write().range, end=0))
+    stage.say(first, "client")
+    (appended,) = done(stage.say(write("w.2", batch=both), "client"), AppendEntries)
+    written = appended.entries[0].rows
+    assert isinstance(written, SimulatedRows)
+    assert [row.key for row in written.rows] == ["r"]
+
+
+def test_a_sequence_below_the_floor_is_refused() -> None:
+    stage = owner_on_stage()
+    stage.say(write(sequence=5, floor=5), "client")
+    (refusal,) = sent(stage.say(write("w.2", sequence=4), "client"), Refuse)
+    assert "sequence 4 is past" in refusal.why
+
+
+@pytest.mark.parametrize("known", ["applied", "past", "below the floor", "unknown"])
+def test_a_write_waits_for_the_one_before_it(known: str) -> None:
+    stage = owner_on_stage()
+    if known == "applied":
+        stage.say(write(sequence=1), "client")
+    elif known == "past":
+        stage.say(write(sequence=2, floor=2), "client")
+    floor = 2 if known == "below the floor" else 0
+    effects = stage.say(write("w.2", sequence=3, after=1, floor=floor), "client")
+    assert bool(sent(effects, Wait)) == (known == "unknown")
+    assert bool(done(effects, AppendEntries)) != (known == "unknown")
+
+
+def test_a_comparison_that_fails_is_logged_without_rows_and_repeated_as_it_was() -> None:
+    stage = owner_on_stage()
+    message = write(expected=7)
+    (appended,) = done(stage.say(message, "client", found=9), AppendEntries)
+    assert (appended.entries[0].rows, appended.entries[0].found) == (None, 9)
+    stage.store()
+    assert sent(stage.acknowledge(B, C), Mismatched) == [Mismatched("w.1", 9)]
+    again = stage.say(replace(message, id="w.2"), "client", found=7)
+    assert sent(again, Mismatched) == [Mismatched("w.2", 9)]
+
+
+def test_a_comparison_that_holds_is_written() -> None:
+    stage = owner_on_stage()
+    (appended,) = done(stage.say(write(expected=7), "client", found=7), AppendEntries)
+    assert appended.entries[0].rows is not None
+
+
+def test_a_peer_that_still_waits_for_earlier_entries_is_not_sent_later_ones() -> None:
+    stage = owner_on_stage()
+    stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
+    effects = stage.say(write(), "client")
+    assert [e.to for e in effects if isinstance(e, Send)] == ["c"]
+
+
+# --- who does not answer, and who comes back
+
+
+SETTINGS = Settings(
+    resend_seconds=0.1,
+    silence_seconds_max=1.0,
+    idle_seconds_max=0.5,
+    seal_seconds_max=1.0,
+    lease_seconds=1000.0,
+)
+
+
+def later(stage: Stage, seconds: float) -> list[object]:
+    stage.now += seconds
+    return list(stage.tell(Ticked()))
+
+
+def test_whoever_owes_an_answer_for_too_long_is_reported_as_silent() -> None:
+    stage = owner_on_stage(settings=SETTINGS)
+    stage.say(write(), "client")
+    later(stage, 1.0)
+    assert stage.status().replicas[P][0].silent == ()
+    stage.acknowledge(B)
+    later(stage, 0.1)
+    assert stage.status().replicas[P][0].silent == (C,)
+
+
+def test_what_was_not_acknowledged_is_sent_again() -> None:
+    stage = owner_on_stage(settings=SETTINGS)
+    stage.say(write(), "client")
+    stage.acknowledge(B)
+    effects = stage.tell(Ticked())
+    again = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Replicate)]
+    assert again == ["c"]
+
+
+def test_a_peer_that_knows_an_older_watermark_or_said_nothing_for_long_is_told_again() -> None:
+    stage = owner_on_stage(settings=SETTINGS)
+    assert sent(stage.tell(Ticked()), Replicate) == []
+    stage.now += 0.6
+    assert len(sent(stage.tell(Ticked()), Replicate)) == 2
+
+
+def test_a_peer_that_is_not_matched_is_probed_again() -> None:
+    stage = owner_on_stage(settings=SETTINGS)
+    assert len(sent(stage.say(Unheld(P, B, 3, 50, "unmatched"), "b"), Probe)) == 1
+    assert not peer(stage, B).matched
+    assert len(sent(stage.tell(Ticked()), Probe)) == 1
+
+
+def test_a_replica_that_has_everything_is_proposed_and_waited_for_from_then_on() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    stage.say(write(), "client")
+    stage.store()
+    assert sent(stage.acknowledge(B), Written) == []
+    assert len(sent(stage.acknowledge(C), Written)) == 1
+
+
+def test_a_proposal_that_nothing_comes_of_is_voided_by_a_commit() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    effects = later(stage, 1.1)
+    (commit,) = [e.commit for e in effects if isinstance(e, MakeCommit)]
+    assert commit.changes == (Put(stable(in_sync=(A, B))),)
+    assert commit.guards == {partition_key(P): 50, lease_key("a"): LEASES["a"]}
+    assert commit.why == "nothing came of a proposal"
+    assert stage.owner.proposed
+    stage.agree(stable(in_sync=(A, B)))
+    assert not stage.owner.proposed
+
+
+def test_a_seal_that_nothing_comes_of_is_lifted_by_a_commit_and_not_by_time() -> None:
+    stage = owner_on_stage(moving(STREAMING), settings=SETTINGS)
+    stage.say(Seal(P, 50), "coordinator")
+    effects = later(stage, 1.1)
+    (commit,) = [e.commit for e in effects if isinstance(e, MakeCommit)]
+    assert commit.why == "nothing came of a seal"
+    later(stage, 5.0)
+    assert stage.owner.sealed == 50
+    stage.agree(moving(STREAMING))
+    assert stage.owner.sealed is None
+
+
+def test_a_seal_is_reported_when_everything_that_was_begun_has_ended() -> None:
+    stage = owner_on_stage(moving(STREAMING))
+    stage.say(write(), "client")
+    stage.say(Seal(P, 50), "coordinator")
+    assert stage.owner.seal_report() is None
+    stage.store()
+    stage.acknowledge(B, C)
+    assert stage.owner.seal_report() is None
+    stage.acknowledge(D)
+    assert stage.status().replicas[P][0].sealed == (50, position(3, 1))
+
+
+@pytest.mark.parametrize("why", ["fenced", "dropped"])
+def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: str) -> None:
+    stage = owner_on_stage()
+    (surprise,) = done(stage.say(Unheld(P, B, 3, 50, why), "b"), Surprise)
+    assert surprise.what == f"b refused its owner: {why}"
+    for harmless in (Unheld(P, B, 3, 49, why), Unheld(P, B, 3, 50, "lost")):
+        assert stage.say(harmless, "b") == []
+    stage.now += 3.0
+    assert stage.say(Unheld(P, B, 3, 50, why), "b") == []
+
+
+# --- an owner that is not open
+
+
+def closed() -> Owner:
+    lease = Lease(LEASES["a"], 11)
+    return Owner(Held(P, A), stable(), lease, count(1), Settings())
+
+
+def test_an_owner_that_is_not_open_neither_seals_nor_verifies() -> None:
+    owner = closed()
+    owner.adopt(100.0, stable(), 50)
+    owner.out.clear()
+    owner.seal(100.0, 50)
+    owner.verify("t9@3")
+    assert (owner.sealed, owner.held.check, owner.out) == (None, None, [])
+
+
+# --- verification and tombstones
+
+
+def test_digests_are_taken_where_the_log_ends() -> None:
+    stage = owner_on_stage(moving(STREAMING))
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C, D)
+    peer(stage, B).matched = False
+    effects = stage.say(Verify(P, "t9@3"), "coordinator")
+    checks = {message.check for message in sent(effects, Replicate)}
+    assert checks == {("t9@3", position(3, 1))}
+    assert len(sent(effects, Replicate)) == 2
+    stage.tell(DigestTaken(P, "first", position(3, 1), 42))
+    assert stage.status().replicas[P][0].digest == ("t9@3", position(3, 1), 42)
+
+
+def test_tombstones_are_collected_up_to_what_every_replica_has() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C)
+    (appended,) = done(stage.tell(CollectionDue(P)), AppendEntries)
+    assert appended.entries[0].collects == position(3, 1)
+
+
+def test_tombstones_stay_while_a_replica_lacks_them_or_a_transition_runs() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)))
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    assert stage.tell(CollectionDue(P)) == []
+    moved = owner_on_stage(moving(STREAMING))
+    moved.say(write(), "client")
+    moved.store()
+    moved.acknowledge(B, C, D)
+    assert moved.tell(CollectionDue(P)) == []
+    assert owner_on_stage().tell(CollectionDue("q")) == []
+    peer(stage, C).matched = False
+    assert stage.tell(CollectionDue(P)) == []

@@ -1,0 +1,185 @@
+"""Does copied data count only whole, under an open session, and once?"""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.effects import ApplySlice, ReadSlice
+from limosa.core.events import SliceRead
+from limosa.core.machines.catalogue import ALLOW, CLEANUP_TARGET, READ_NEW, STREAMING, WRITE_BOTH
+from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed
+from limosa.core.model.topology import Partition
+from limosa.core.producers import Applied
+from tests.core.samples import D, P, moving, stable
+from tests.core.stage import (
+    Stage,
+    done,
+    follower_on_stage,
+    owner_on_stage,
+    replicate,
+    rows,
+    sent,
+    write,
+)
+
+SESSION = "t9@3"
+ROWS = rows("k", "l", version=5)
+
+
+def chunk(slice: int = 0, attempt: str = "one", session: str = SESSION, epoch: int = 3) -> Chunk:
+    return Chunk(P, "t9", session, epoch, slice, attempt, ROWS)
+
+
+def end(slice: int = 0, slices: int = 1, attempt: str = "one", through: int = 5) -> End:
+    return End(P, "t9", SESSION, 3, slice, slices, attempt, len(ROWS), ROWS.digest(), through, ())
+
+
+def target(record: Partition | None = None, base: int = 0) -> Stage:
+    """The replica that is being filled, begun in this epoch."""
+    stage = follower_on_stage(moving(STREAMING) if record is None else record, D)
+    stage.say(replicate(D, base, how="begin"), "a")
+    return stage
+
+
+# --- the source
+
+
+def test_a_slice_is_read_from_the_owner_under_its_session() -> None:
+    stage = owner_on_stage(moving(STREAMING))
+    stage.say(write(), "client")
+    fetch = Fetch(P, "first", SESSION, 3, 1, 4)
+    (reading,) = done(stage.say(fetch, "mover"), ReadSlice)
+    assert (reading.slice, reading.slices) == (1, 4)
+    at = stage.owner.held.last
+    (fetched,) = sent(stage.tell(SliceRead(reading.ticket, ROWS, at)), Fetched)
+    assert (fetched.slice, fetched.rows, fetched.through) == (1, ROWS, at)
+    assert fetched.producers == (("x", 0, ((1, (Applied(write().range, at),)),)),)
+
+
+@pytest.mark.parametrize(
+    ("record", "fetch"),
+    [
+        (moving(STREAMING), Fetch(P, "first", "t9@2", 3, 0, 1)),
+        (moving(STREAMING), Fetch(P, "first", SESSION, 2, 0, 1)),
+        (moving(WRITE_BOTH), Fetch(P, "first", SESSION, 3, 0, 1)),
+        (moving(ALLOW), Fetch(P, "first", SESSION, 3, 0, 1)),
+        (stable(), Fetch(P, "first", SESSION, 3, 0, 1)),
+        (stable(), Fetch("q", "first", SESSION, 3, 0, 1)),
+    ],
+    ids=["session", "epoch", "too early", "not open yet", "no transition", "no partition"],
+)
+def test_a_slice_is_denied_outside_an_open_session(record: Partition, fetch: Fetch) -> None:
+    stage = owner_on_stage(record)
+    effects = stage.say(fetch, "mover")
+    assert len(sent(effects, Denied)) == 1
+    assert not done(effects, ReadSlice)
+
+
+def test_a_slice_is_denied_by_whoever_does_not_own() -> None:
+    stage = target()
+    assert len(sent(stage.say(Fetch(P, "t9", SESSION, 3, 0, 1), "mover"), Denied)) == 1
+
+
+# --- the target
+
+
+def test_a_slice_counts_when_it_is_whole_and_durable() -> None:
+    stage = target()
+    held = stage.brain.held[P, "t9"]
+    assert stage.say(chunk(), "mover") == []
+    (applied,) = done(stage.say(end(), "mover"), ApplySlice)
+    assert applied.rows == (ROWS,)
+    assert stage.copied("t9") is None
+    assert held.permits == {applied.ticket: SESSION}
+    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0)]
+    assert stage.copied("t9") == SESSION
+    assert held.permits == {}
+
+
+def test_the_copy_is_done_when_every_slice_has_landed() -> None:
+    stage = target()
+    for number in (1, 0):
+        assert stage.copied("t9") is None
+        stage.say(chunk(number), "mover")
+        stage.say(end(number, slices=2), "mover")
+        stage.store()
+    assert stage.copied("t9") == SESSION
+
+
+def test_a_slice_that_landed_already_is_not_applied_again() -> None:
+    stage = target()
+    stage.say(chunk(), "mover")
+    stage.say(end(), "mover")
+    stage.store()
+    stage.say(chunk(attempt="two"), "mover")
+    effects = stage.say(end(attempt="two"), "mover")
+    assert sent(effects, Landed) == [Landed(P, SESSION, 0)]
+    assert not done(effects, ApplySlice)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "change", "why"),
+    [
+        ((), {}, "rows are missing"),
+        ((chunk(attempt="two"),), {}, "rows are missing"),
+        ((chunk(), chunk()), {}, "rows are missing"),
+        ((chunk(),), {"count": 1}, "rows are missing"),
+        ((chunk(),), {"digest": 1}, "the digest differs"),
+        ((chunk(),), {"through": 3}, "the copy is older than where this replica begins"),
+    ],
+)
+def test_a_slice_that_is_not_whole_does_not_count(
+    chunks: tuple[Chunk, ...], change: dict[str, int], why: str
+) -> None:
+    stage = target(base=4)
+    for each in chunks:
+        stage.say(each, "mover")
+    effects = stage.say(replace(end(), **change), "mover")
+    assert [denied.why for denied in sent(effects, Denied)] == [why]
+    assert not done(effects, ApplySlice)
+
+
+def test_a_repair_does_not_bring_rows_that_are_not_committed_here_yet() -> None:
+    stage = follower_on_stage(moving(STREAMING), D)
+    stage.say(chunk(), "mover")
+    (denied,) = sent(stage.say(end(), "mover"), Denied)
+    assert denied.why.startswith("the copy is ahead of this replica")
+
+
+LATER: dict[str, Callable[[], Partition]] = {
+    "given up": lambda: moving(CLEANUP_TARGET),
+    "switched": lambda: moving(READ_NEW, epoch=4),
+    "a new epoch": lambda: moving(STREAMING, epoch=4),
+    "ended": lambda: stable((*moving(STREAMING).replicas[:2], D)),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_chunks_of_a_closed_session_are_denied(case: str) -> None:
+    stage = target()
+    stage.say(chunk(), "mover")
+    stage.agree(LATER[case]())
+    for message in (chunk(), end()):
+        effects = stage.say(message, "mover")
+        assert [denied.why for denied in sent(effects, Denied)] == ["no open session"]
+        assert not done(effects, ApplySlice)
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_what_becomes_durable_after_its_session_was_closed_does_not_count(case: str) -> None:
+    """And until then the barrier waits for its permit."""
+    stage = target()
+    stage.say(chunk(), "mover")
+    stage.say(end(), "mover")
+    stage.agree(LATER[case]())
+    assert stage.status().busy == {P: 0}
+    assert sent(stage.store(), Landed) == []
+    assert stage.brain.held[P, "t9"].copied is None
+    assert stage.status().busy == {}
+
+
+def test_chunks_for_a_replica_that_is_not_here_are_denied() -> None:
+    stage = follower_on_stage(moving(STREAMING))
+    for message in (chunk(), end()):
+        assert len(sent(stage.say(message, "mover"), Denied)) == 1
