@@ -64,7 +64,7 @@ ClientEvent: TypeAlias = Asked | Received | TopologyRead | Ticked
 class Part:
     """The rows of one operation that go to one partition."""
 
-    __slots__ = ("done", "id", "partition", "range", "retry_at", "rows")
+    __slots__ = ("after", "done", "id", "node", "partition", "range", "retry_at", "rows")
 
     def __init__(self, rows: Rows | None, held: TokenRange) -> None:
         self.rows = rows
@@ -72,6 +72,10 @@ class Part:
         self.partition: PartitionId | None = None
         self.id = ""
         """Of the attempt that is under way."""
+        self.node = ""
+        """Whom it was sent to."""
+        self.after = 0
+        """The sequence that must come first."""
         self.retry_at = 0.0
         self.done = False
 
@@ -158,12 +162,18 @@ class Client:
                 self._give_up(operation)
                 continue
             for part in operation.parts:
-                if not part.done and ((refreshed and not part.id) or now >= part.retry_at):
+                moved = refreshed and self._is_elsewhere(operation, part)
+                if not part.done and (moved or now >= part.retry_at):
                     if part.id:
                         operation.maybe |= part.rows is not None
                         self._refresh(now)
                     self._send_parts(now, operation)
                     break
+
+    def _is_elsewhere(self, operation: Operation, part: Part) -> bool:
+        """It is not under way, or it is on its way to somebody who is not asked any more."""
+        record = None if part.partition is None else self.topology.partitions.get(part.partition)
+        return not part.id or record is None or self._node(operation.asked, record) != part.node
 
     def _give_up(self, operation: Operation) -> None:
         maybe = operation.maybe or any(part.id or part.done for part in operation.parts)
@@ -189,6 +199,7 @@ class Client:
             self._refresh(now)
             return
         operation.attempts += 1
+        part.node, part.after = node, 0
         part.id = f"{operation.asked.id}.{operation.attempts}"
         version = self.topology.layouts[operation.asked.zone].version
         if part.rows is None:
@@ -271,18 +282,27 @@ class Client:
                 operation.value = answer.at if isinstance(answer, Written) else answer.rows
                 if all(each.done for each in operation.parts):
                     self._finish(operation, "done", operation.value)
+                    self._send_next(now, operation.sequence)
             case Mismatched(found=found):
                 self._finish(operation, "mismatch", found)
             case Redirect(definite=definite):
                 operation.maybe |= not definite
                 self._later(now, part)
                 self._refresh(now)
-            case Wait():
+            case Wait(after=after):
                 self._later(now, part)
+                part.after = after
+                self._refresh(now)
             case Refuse(why=why):
                 others = any(each.done or each.id for each in operation.parts if each is not part)
                 unknown = operation.maybe or others
                 self._finish(operation, "unknown" if unknown else "failed", why)
+
+    def _send_next(self, now: float, sequence: int) -> None:
+        """What had to wait for this sequence goes at once."""
+        for operation in list(self.operations.values()):
+            if sequence and any(part.after == sequence for part in operation.parts):
+                self._send_parts(now, operation)
 
     def _later(self, now: float, part: Part) -> None:
         part.id = ""

@@ -96,6 +96,8 @@ class Wait(Answer, frozen=True, gc=False):
     """Here, but not now: ask again."""
 
     why: str
+    after: int = 0
+    """The producer's sequence that must come first."""
 
 
 class Refuse(Answer, frozen=True, gc=False):
@@ -202,6 +204,7 @@ class Chunk(Message, frozen=True, gc=False):
     epoch: int
     slice: int
     attempt: str
+    number: int
     rows: Rows
 
 

@@ -123,9 +123,11 @@ def silence_to_metastore(world: World, record: Partition) -> None:
 
 
 def cut_target_from_metastore(world: World, record: Partition) -> None:
-    """It hears nothing of what is decided, and goes on as it was: perhaps the owner until now."""
+    """One that is left behind hears nothing of what is decided, and goes on as the owner it was."""
     others = [METASTORE, *(coordinator.name for coordinator in world.coordinators)]
-    _cut(world, _target(world, record), others, both_ways=True)
+    left = routing.old_only(record)
+    node = world.nodes[world.dice.choice(left).node] if left else _target(world, record)
+    _cut(world, node, others, both_ways=True)
 
 
 def wipe_replica(world: World, record: Partition) -> None:

@@ -475,8 +475,8 @@ class Mover(Process):
         middle = len(rows.rows) // 2
         parts = [SimulatedRows(rows.rows[:middle]), SimulatedRows(rows.rows[middle:])]
         head = (job.partition, target.incarnation, job.session, job.epoch, task.slice)
-        for part in parts:
-            self.send(target.node, Chunk(*head, attempt, part))
+        for number, part in enumerate(parts):
+            self.send(target.node, Chunk(*head, attempt, number, part))
         digest = sum(part.digest() for part in parts)
         end = End(
             *head, self.SLICES, attempt, len(rows), digest, fetched.through, fetched.producers

@@ -126,13 +126,16 @@ class Drama:
         return self.dice.choices(tuple(faults), tuple(faults.values()))[0]
 
     def _stage_entered(self, record: Partition) -> None:
+        stage = self.world.stage_name(record.id)
+        if self.theme.stages and stage not in self.theme.stages:
+            return
         if not self.world.healed and self.dice.random() < self.aimed:
-            delay = self.dice.choice((0.0, 0.003, 0.02, 0.1))
+            delay = self.dice.choice(self.theme.delays)
             self.world.schedule(delay, inject, self.world, record.id, self._fault())
 
     def _waited(self, partition: str) -> None:
         """Whatever the coordinator waits for is a moment at which something may fail."""
-        if not self.world.healed and self.dice.random() < self.aimed / 8:
+        if not self.world.healed and self.dice.random() < self.aimed * self.theme.waits:
             delay = self.dice.choice((0.0, 0.003, 0.02))
             self.world.schedule(delay, inject, self.world, partition, self._fault())
 

@@ -8,6 +8,7 @@ from random import Random
 
 from msgspec import Struct
 
+from limosa.core.machines.catalogue import FALLBACK, READ_NEW
 from limosa.simulation.faults import FAULTS
 from limosa.simulation.network import Weather
 
@@ -23,6 +24,12 @@ class Theme(Struct, frozen=True):
     """What register clients do."""
     aimed: tuple[float, ...] = (0.1, 0.3, 0.6)
     """How often a stage that was just entered is met by a fault."""
+    stages: tuple[str, ...] = ()
+    """Which stages faults are aimed at; empty: all."""
+    delays: tuple[float, ...] = (0.0, 0.003, 0.02, 0.1)
+    """How long after it was entered."""
+    waits: float = 0.12
+    """How much less often that happens whenever the coordinator waits for something."""
     owner_moves: float = 0.6
     operator_seconds: float = 1.2
     fault_seconds: tuple[float, ...] = (1.5, 4.0)
@@ -48,14 +55,16 @@ THEMES: tuple[Theme, ...] = (
     EVERYTHING,
     Theme(
         "hand-over",
-        {"cut_target_from_metastore": 5, "replace_coordinator": 3, "pause_owner": 1,
-         "pause_target": 1},
+        {"cut_target_from_metastore": 6, "replace_coordinator": 3, "pause_owner": 1},
         {"move": 10, "reverse": 1},
         {"read": 6, "write": 4},
-        aimed=(0.5, 0.8),
+        aimed=(0.6, 0.9),
+        stages=(READ_NEW, FALLBACK),
+        delays=(0.0, 0.0, 0.001),
+        waits=0.05,
         owner_moves=1.0,
-        operator_seconds=0.6,
-        fault_seconds=(6.0,),
+        operator_seconds=0.7,
+        fault_seconds=(20.0,),
         hold_seconds=(0.0, 2.0),
         replicas=(1, 2, 2, 3),
     ),

@@ -13,12 +13,10 @@ from limosa.core.coordinator.view import View
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
     AgreedRead,
-    CommitAnswered,
     CoordinatorEvent,
     Deposed,
     Elected,
     Received,
-    Ticked,
 )
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.messages import Look, Status
@@ -49,7 +47,7 @@ class Coordinator:
         self.waits: dict[PartitionId, str] = {}
         self._asked: dict[PartitionId, tuple[dict[str, Revision], float]] = {}
         self._effects_at: dict[PartitionId, tuple[str, float]] = {}
-        self._held_since: dict[str, float] = {}
+        self._held_since: dict[PartitionId, tuple[str, float]] = {}
         self._looked_at = -1e9
 
     def handle(self, now: float, event: CoordinatorEvent) -> list[Effect]:
@@ -66,8 +64,8 @@ class Coordinator:
                 self._looked_at = -1e9
             case Deposed():
                 self.office = None
-            case CommitAnswered() | Ticked() | Received():
-                pass
+            case _:
+                pass  # time went by, or a commit was answered: look again
         if not self._in_office():
             return []
         return [*self._look(now), *self._decide(now)]
@@ -135,7 +133,11 @@ class Coordinator:
         assert record.transition is not None
         if record.transition.stage != READ_NEW:
             return now
-        return self._held_since.setdefault(record.transition.id, now)
+        held, since = self._held_since.get(record.id, ("", now))
+        if held != record.transition.id:
+            since = now
+            self._held_since[record.id] = (record.transition.id, since)
+        return since
 
     def _rebuild(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
         """A replica that can't catch up is made anew: as a request, like everything else."""
@@ -158,11 +160,15 @@ class Coordinator:
             return "the owner's log does not reach back to it"
         return ""
 
-    def _ask_rebuild(self, view: View, record: Partition, replica: Replica, why: str) -> Commit:
+    def _ask_rebuild(
+        self, view: View, record: Partition, replica: Replica, why: str
+    ) -> Commit | transitions.Waiting:
         revision = view.agreed.topology.revision_of(record.id)
-        request = Request(
-            f"rebuild-{record.id}-{revision}", "rebuild", record.id, renewed=(replica.node,)
-        )
+        name = f"rebuild-{record.id}-{revision}-{view.lease_of(replica.node)}"
+        asked = view.agreed.requests.get(name)
+        if asked is not None:
+            return transitions.Waiting(f"{replica.node} is not rebuilt: {asked.answer}")
+        request = Request(name, "rebuild", record.id, renewed=(replica.node,))
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
 

@@ -8,12 +8,15 @@ from msgspec.structs import replace
 from limosa.core import routing
 from limosa.core.coordinator.view import View
 from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     Change,
     Commit,
     Put,
     intent_key,
+    lease_key,
+    node_key,
     partition_key,
     request_key,
 )
@@ -38,10 +41,10 @@ def answer(view: View, request: Request) -> Commit:
         state = replace(request, state="done", answer=words)
     except IllegalRequest as refusal:
         changes, state = (), replace(request, state="refused", answer=str(refusal))
-    guards = {
-        each: view.agreed.revision_of(each)
-        for each in (key, partition_key(request.partition), intent_key(request.partition))
-    }
+    keys = [key, partition_key(request.partition), intent_key(request.partition)]
+    for place in request.placements:
+        keys += [node_key(place.node), lease_key(place.node)]
+    guards = {each: view.agreed.revision_of(each) for each in keys}
     guards[COORDINATOR_KEY] = view.coordinator
     why = f"{request.partition}: {request.kind} {state.state}: {state.answer}"
     return Commit(guards, (*changes, Put(state)), why)
@@ -60,7 +63,8 @@ def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...
         request.kind, request.placements, request.renewed, request.hold_seconds, trigger
     )
     check(view, record, new, request.placements or intent.stable)
-    return (Put(assign(intent, new)),), "accepted"
+    after = assign(intent, new)
+    return (Put(after),), "accepted" if after.change == trigger else "a newer request was served"
 
 
 def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
@@ -76,6 +80,8 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
     for place in new.placements:
         check_place(view, place)
     for node in new.renewed:
+        if node not in nodes:
+            raise IllegalRequest(f"{node} holds no replica of it", "name a node that does")
         kept = [r for r in record.in_sync if r.node != node]
         if not kept:
             raise IllegalRequest(
@@ -95,7 +101,8 @@ def check_place(view: View, place: Placement) -> None:
         raise IllegalRequest(f"{place.node} holds no data by choice", "choose another node")
     if place.volume not in node.volumes:
         raise IllegalRequest(
-            f"{place.node} has no volume {place.volume!r}", "it has " + ", ".join(node.volumes)
+            f"{place.node} has no volume {place.volume!r}",
+            f"it has {', '.join(map(repr, node.volumes))}",
         )
     if not view.is_live(place.node):
         raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
@@ -107,7 +114,9 @@ def cancel(record: Partition, intent: Intent, request: Request) -> tuple[tuple[C
     after = with_cancel(intent, request.cancels)
     if stage is None:
         return (Put(cancelled(intent)),), "cancelled before it began"
-    if not stage.given_up or stage.name == READ_NEW:
+    if stage.reads is Side.OLD and not stage.given_up:
+        raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
+    if stage.reads is Side.NEW:
         raise IllegalRequest(
             f"{record.id} has switched already ({stage.name})",
             "it will complete; while it is held, `reverse` takes it back",

@@ -91,7 +91,8 @@ class View:
         self, before: Partition, after: Partition, why: str, more: tuple[Change, ...] = ()
     ) -> Commit:
         """A change of one partition's record, guarded by all that it was computed from."""
-        return Commit(self.guards(before), (Put(after), *more), f"{before.id}: {why}")
+        guards = self.guards(before) | self.guards(after)
+        return Commit(guards, (Put(after), *more), f"{before.id}: {why}")
 
     def guards(self, record: Partition) -> dict[str, Revision]:
         keys = [partition_key(record.id), intent_key(record.id)]

@@ -2,9 +2,9 @@
 
 A transition's table says for every stage which side is read, which is written, who owns, what must
 be done to leave it, where it goes then, and where it goes when it is given up. Routing reads two
-columns, the coordinator one, and the drawings in the docs are printed from the same lines. Leaving
-a stage needs every node's acknowledgement, so no two processes are more than one stage apart, and
-it is enough to check neighbours (`rules`).
+columns, the coordinator one, and the drawings in the docs are printed from the same lines. Where
+what is read or written changes, every node must have followed (a barrier), so no two processes are
+more than one such step apart, and it is enough to check neighbours (`rules`).
 
 A life (`Life`) is the simpler kind: states and the named events that lead from one to the next.
 """

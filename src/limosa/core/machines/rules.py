@@ -175,6 +175,31 @@ def _moves_forward(machine: Machine, stage: Stage) -> bool:
     return not any(at.reads is Side.NEW and stage.name in at.given_up for at in stages.values())
 
 
+def giving_up_is_final(machine: Machine) -> Iterator[str]:
+    """Giving up skips a stage's work, so from there on there is one way only."""
+    stages = _stages(machine)
+    for at, to, given_up in edges(machine):
+        step = to
+        while given_up and step.name not in (END, REVERT):
+            if step.given_up:
+                yield f"{at.name} is given up to {step.name}, which can be given up again"
+                break
+            step = stages[step.next]
+    for stage in machine.stages:
+        if stage.given_up and stage.writes is Side.NEW:
+            yield f"{stage.name} can be given up, though the old side is written no more"
+
+
+def new_replicas_are_prepared(machine: Machine) -> Iterator[str]:
+    for at, to, given_up in edges(machine):
+        widens = at.writes is Side.OLD and to.writes is Side.BOTH
+        if widens and (given_up or Work.PREPARE not in at.work):
+            yield f"{to.name} writes to replicas that {at.name} did not prepare"
+    for stage in machine.stages:
+        if stage.session and stage.writes is Side.OLD and Work.REPAIR not in stage.work:
+            yield f"{stage.name} opens a session for a side that is not written"
+
+
 RULES: tuple[Callable[[Machine], Iterable[str]], ...] = (
     edges_lead_somewhere,
     what_is_read_was_written,
@@ -187,6 +212,8 @@ RULES: tuple[Callable[[Machine], Iterable[str]], ...] = (
     what_is_left_behind_is_dropped,
     copies_run_under_a_session,
     every_copy_can_be_given_up,
+    giving_up_is_final,
+    new_replicas_are_prepared,
 )
 
 

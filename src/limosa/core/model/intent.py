@@ -90,7 +90,8 @@ def assign(intent: Intent, new: Assignment) -> Intent:
     if intent.pending is None:
         pending_is = "empty"
     else:
-        pending_is = "same" if intent.pending.same_goal(new) else "other"
+        same = intent.pending.same_goal(new) and intent.cancel is None
+        pending_is = "same" if same else "other"
     branch = BRANCHES[pending_is, is_reached(intent, new)]
     after = replace(intent, planned=None, change=new.trigger)
     if branch == PENDING:

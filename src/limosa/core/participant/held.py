@@ -62,7 +62,7 @@ class Held:
         ends then."""
         self.reads: dict[int, tuple[Revision, Read, str]] = {}
         self.permits: dict[int, SessionId] = {}
-        self.chunks: dict[tuple[SessionId, int, str], list[Chunk]] = {}
+        self.chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
         self.landed: set[tuple[SessionId, int]] = set()
         self.session: SessionId | None = None
         self.copied: SessionId | None = None

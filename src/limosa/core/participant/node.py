@@ -214,7 +214,7 @@ class Participant:
             before = self.topology
             self.topology = event.topology
             self._changed = True
-            for partition in event.topology.partitions:
+            for partition in event.topology.partitions if self.lease.registered else ():
                 if event.topology.revision_of(partition) != before.revision_of(partition):
                     self._apply(now, partition)
         if not self.lease.registered:
@@ -705,16 +705,16 @@ class Participant:
         if held is None or not self._permit(message.partition, message.session, message.epoch):
             self._deny(sender, message, "no open session")
             return
-        held.chunks.setdefault((message.session, message.slice, message.attempt), []).append(
-            message
-        )
+        key = (message.session, message.slice, message.attempt)
+        held.chunks.setdefault(key, {})[message.number] = message
 
     def _end(self, now: float, sender: str, message: End) -> None:
         held = self.held.get((message.partition, message.to))
         if held is None or not self._permit(message.partition, message.session, message.epoch):
             self._deny(sender, message, "no open session")
             return
-        parts = held.chunks.pop((message.session, message.slice, message.attempt), [])
+        chunks = held.chunks.pop((message.session, message.slice, message.attempt), {})
+        parts = list(chunks.values())
         if (message.session, message.slice) in held.landed:
             self._send(sender, Landed(message.partition, message.session, message.slice))
             return
@@ -759,6 +759,7 @@ class Participant:
 
     def _look(self, now: float, sender: str, message: Look) -> None:
         self._coordinator = sender
+        self._changed = False
         if message.generation > self.topology.generation:
             self._refresh(now)
         if self.lease is not None:

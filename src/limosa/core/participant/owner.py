@@ -241,7 +241,8 @@ class Owner:
             self.wait_for(now, client, self.answer_to(message, last.at, last.found))
             return None
         if message.after and not self.is_known(message):
-            return Wait(message.id, f"sequence {message.after} of this producer comes first")
+            why = f"sequence {message.after} of this producer comes first"
+            return Wait(message.id, why, message.after)
         if message.expected is not None and message.expected != found:
             self.order(message, None, found)
             self.wait_for(now, client, self.answer_to(message, held.last, found))
