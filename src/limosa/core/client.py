@@ -131,7 +131,8 @@ class Client:
         operation = Operation(asked, sequence, now + self.settings.operation_seconds)
         self.operations[asked.id] = operation
         operation.parts = self._split(operation, asked.rows, None)
-        self._send_parts(now, operation)
+        for part in operation.parts:
+            self._send(now, operation, part)
 
     def _split(
         self, operation: Operation, rows: Rows | None, held: TokenRange | None
@@ -161,14 +162,16 @@ class Client:
             if now >= operation.deadline:
                 self._give_up(operation)
                 continue
-            for part in operation.parts:
-                moved = refreshed and self._is_elsewhere(operation, part)
-                if not part.done and (moved or now >= part.retry_at):
-                    if part.id:
-                        operation.maybe |= part.rows is not None
-                        self._refresh(now)
-                    self._send_parts(now, operation)
-                    break
+            due = [
+                part
+                for part in operation.parts
+                if not part.done
+                and (now >= part.retry_at or (refreshed and self._is_elsewhere(operation, part)))
+            ]
+            if any(part.id for part in due):
+                self._refresh(now)
+            if due:
+                self._send_parts(now, operation, due)
 
     def _is_elsewhere(self, operation: Operation, part: Part) -> bool:
         """It is not under way, or it is on its way to somebody who is not asked any more."""
@@ -179,16 +182,16 @@ class Client:
         maybe = operation.maybe or any(part.id or part.done for part in operation.parts)
         self._finish(operation, "unknown" if maybe else "failed", "no answer in time")
 
-    def _send_parts(self, now: float, operation: Operation) -> None:
-        """Route again whatever is not done."""
-        parts = [part for part in operation.parts if part.done]
-        for part in operation.parts:
-            if not part.done:
-                parts += self._split(operation, part.rows, part.range)
-        operation.parts = parts
-        for part in parts:
-            if not part.done:
-                self._send(now, operation, part)
+    def _send_parts(self, now: float, operation: Operation, due: list[Part]) -> None:
+        """Route them again; an attempt that was not answered may still take effect."""
+        parts = [part for part in operation.parts if part not in due]
+        again = []
+        for part in due:
+            operation.maybe |= part.rows is not None and bool(part.id)
+            again += self._split(operation, part.rows, part.range)
+        operation.parts = parts + again
+        for part in again:
+            self._send(now, operation, part)
 
     def _send(self, now: float, operation: Operation, part: Part) -> None:
         part.retry_at = now + self.settings.attempt_seconds
@@ -301,8 +304,9 @@ class Client:
     def _send_next(self, now: float, sequence: int) -> None:
         """What had to wait for this sequence goes at once."""
         for operation in list(self.operations.values()):
-            if sequence and any(part.after == sequence for part in operation.parts):
-                self._send_parts(now, operation)
+            due = [part for part in operation.parts if part.after == sequence and not part.id]
+            if sequence and due:
+                self._send_parts(now, operation, due)
 
     def _later(self, now: float, part: Part) -> None:
         part.id = ""

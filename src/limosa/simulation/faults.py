@@ -61,6 +61,7 @@ def _cut(world: World, process: Process, others: list[str], both_ways: bool) -> 
 
 
 def _mend(world: World, process: Process, others: list[str]) -> None:
+    world.deaf.discard(process.name)
     for other in others:
         world.network.mend(process.name, other)
 
@@ -118,8 +119,10 @@ def cut_owner_from_peers(world: World, record: Partition) -> None:
 
 
 def silence_to_metastore(world: World, record: Partition) -> None:
-    """Its renewals are lost, but old answers still arrive."""
-    _cut(world, _owner(world, record), [METASTORE], both_ways=False)
+    """Its renewals are lost and its watch is dead, but old answers still arrive."""
+    node = _owner(world, record)
+    world.deaf.add(node.name)
+    _cut(world, node, [METASTORE], both_ways=False)
 
 
 def cut_target_from_metastore(world: World, record: Partition) -> None:

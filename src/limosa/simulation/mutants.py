@@ -184,7 +184,13 @@ def epoch_not_compared(change: Any) -> None:
 
 @mutant("a new lease counts only with a topology from after it")
 def lease_before_the_topology(change: Any) -> None:
-    change(Participant, "_is_fresh", lambda self, revision: True)
+    granted = Participant._lease_granted
+
+    def at_once(self: Participant, now: float, event: Any) -> None:
+        granted(self, now, event)
+        self._register(now)
+
+    change(Participant, "_lease_granted", at_once)
 
 
 @mutant("an older topology is ignored: a watch is a hint")

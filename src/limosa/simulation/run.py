@@ -48,6 +48,7 @@ def shape_of(theme: Theme, dice: Random) -> Shape:
         entries_kept=dice.choice((4, 12, 1000)),
         seal_seconds=dice.choice((0.4, 2.0)),
         silence_seconds=dice.choice((0.4, 1.2)),
+        attempt_seconds=dice.choice((1.0, 1.0, 5.5)),
         weather=weather_of(theme, dice),
     )
 
@@ -206,6 +207,7 @@ class Drama:
         world = self.world
         world.healed = True
         world.network.heal()
+        world.deaf.clear()
         world.tell("everything heals")
         for process in world.processes.values():
             process.resume()

@@ -117,7 +117,7 @@ THEMES: tuple[Theme, ...] = (
         aimed=(0.2, 0.5),
         operator_seconds=0.7,
         fault_seconds=(0.7, 1.5),
-        stuck=(0.02, 0.05, 0.1),
+        stuck=(0.05, 0.1, 0.2),
         replicas=(1, 2, 3),
     ),
 )  # fmt: skip

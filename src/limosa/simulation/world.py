@@ -47,6 +47,7 @@ class Shape(Struct, frozen=True):
     entries_kept: int = 12
     seal_seconds: float = 2.0
     silence_seconds: float = 1.2
+    attempt_seconds: float = 1.0
     weather: Weather = Weather()
 
 
@@ -71,6 +72,8 @@ class World:
         self.wiped: set[str] = set()
         """A node is wiped once a run: two at a time could take every copy of a row."""
         self.quiet_until = 0.0
+        self.deaf: set[str] = set()
+        """Nodes whose watch is dead."""
         self.moves = 0
         self.mismatches = 0
         """Moves that were given up because digests differed, though nobody touched the data."""
@@ -132,7 +135,7 @@ class World:
         return Coordinator(name, CoordinatorSettings())
 
     def make_client(self, name: str) -> Client:
-        return Client(name, ClientSettings())
+        return Client(name, ClientSettings(attempt_seconds=self.shape.attempt_seconds))
 
     # --- time
 
@@ -196,6 +199,8 @@ class World:
         if topology:
             event = TopologyRead(agreed.topology, agreed.revision)
             for node in self.nodes.values():
+                if node.name in self.deaf:
+                    continue
                 network.send(METASTORE, node.name, None, self._pushed, node, event)
 
     def _pushed(self, process: Process, event: Any) -> None:
