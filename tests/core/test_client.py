@@ -149,6 +149,27 @@ def test_a_refusal_of_one_part_is_unknown_while_another_is_written_or_under_way(
     assert outcome(answer(client, Refuse(right.id, "no"))) == ("unknown", "no")
 
 
+@pytest.mark.parametrize("last", ["no answer", "a refusal"])
+def test_a_part_in_flight_stays_possible_while_another_one_waits(last: str) -> None:
+    """The part that was told to wait goes again alone. The other may still take effect, so that
+    nobody may say afterwards that it surely failed."""
+    client = knowing(halves())
+    left, right = sent(client.handle(0.0, Asked("o", "z", two_rows("l", "r"))), Write)
+    answer(client, Wait(left.id, "later"), 0.1)
+    (again,) = sent(client.handle(0.3, Ticked()), Write)
+    assert (again.partition, again.sequence) == ("p", 1)
+    (replaced,) = sent(client.handle(1.0, Ticked()), Write)
+    assert replaced.partition == "q"
+    answer(client, Wait(again.id, "later"), 1.05)
+    answer(client, Wait(replaced.id, "later"), 1.05)
+    if last == "a refusal":
+        (_, third) = sent(client.handle(1.2, Ticked()), Write)
+        assert outcome(answer(client, Refuse(third.id, "no"), 1.3)) == ("unknown", "no")
+    else:
+        assert outcome(client.handle(6.0, Ticked())) == ("unknown", "no answer in time")
+    assert answer(client, Written(right.id, 7), 6.1) == []
+
+
 def test_without_an_answer_in_time_it_is_unknown() -> None:
     client = knowing()
     client.handle(0.0, ASKED)
@@ -188,10 +209,11 @@ def test_a_part_that_is_done_is_not_sent_again() -> None:
     assert again.partition == "q"
 
 
-def test_a_wait_is_asked_again_after_a_while_without_a_refresh() -> None:
+def test_a_wait_is_asked_again_after_a_while_and_refreshes_at_once() -> None:
+    """Who says wait may not know yet that it is not the one to ask any more."""
     client = knowing()
     client.handle(0.0, ASKED)
-    assert answer(client, Wait("o.1", "later"), 0.1) == []
+    assert answer(client, Wait("o.1", "later"), 0.1) == [ReadTopology()]
     assert client.handle(0.15, Ticked()) == []
     assert len(sent(client.handle(0.2, Ticked()), Write)) == 1
 
@@ -202,6 +224,25 @@ def test_an_unanswered_attempt_is_repeated_with_a_refresh() -> None:
     effects = client.handle(1.0, Ticked())
     assert done(effects, ReadTopology)
     assert [w.id for w in sent(effects, Write)] == ["o.2"]
+
+
+def test_an_attempt_on_its_way_to_a_former_owner_is_replaced_at_once() -> None:
+    """F4: and it may still take effect there, so a refusal after it is not definite."""
+    client = knowing()
+    client.handle(0.0, ASKED)
+    moved = apply(cluster(stable()), (Put(stable(owner=OLD[1])),), 70).topology
+    effects = client.handle(0.2, TopologyRead(moved, 70))
+    assert [effect.to for effect in effects if isinstance(effect, Send)] == ["b"]
+    (again,) = sent(effects, Write)
+    assert outcome(answer(client, Refuse(again.id, "no"), 0.3)) == ("unknown", "no")
+
+
+def test_an_attempt_on_its_way_to_the_owner_is_left_alone_by_a_refresh() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    newer = apply(cluster(stable()), (Put(stable(in_sync=OLD[:2])),), 70).topology
+    assert client.handle(0.2, TopologyRead(newer, 70)) == []
+    assert outcome(answer(client, Written("o.1", 7), 0.3)) == ("done", 7)
 
 
 def test_a_refresh_is_not_asked_for_again_at_once() -> None:
@@ -273,6 +314,30 @@ def test_a_write_names_the_one_before_it_that_touches_the_same_range() -> None:
     answer(client, Written(first.id, 7))
     (fourth,) = sent(client.handle(0.0, Asked("o4", "z", rows("l", token=-5))), Write)
     assert (fourth.sequence, fourth.after, fourth.floor) == (4, 3, 2)
+
+
+def test_what_waits_for_a_sequence_goes_as_soon_as_that_one_is_written() -> None:
+    client = knowing()
+    (first,) = sent(client.handle(0.0, Asked("o1", "z", rows("k"))), Write)
+    (second,) = sent(client.handle(0.0, Asked("o2", "z", rows("k"))), Write)
+    (third,) = sent(client.handle(0.0, Asked("o3", "z", rows("k"))), Write)
+    assert (second.after, third.after) == (1, 2)
+    answer(client, Wait(second.id, "1 comes first", second.after), 0.1)
+    answer(client, Wait(third.id, "2 comes first", third.after), 0.1)
+    effects = answer(client, Written(first.id, 7), 0.11)
+    assert outcome(effects) == ("done", 7)
+    (again,) = sent(effects, Write)
+    assert (again.sequence, again.after, again.floor) == (2, 0, 2)
+
+
+def test_a_read_that_ends_wakes_nobody() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    answer(client, Wait("o.1", "later"), 0.1)
+    client.handle(0.1, Asked("r", "z", keys=("k",)))
+    effects = answer(client, Found("r.1", ()), 0.11)
+    assert outcome(effects) == ("done", ())
+    assert sent(effects, Write) == []
 
 
 def test_reads_take_no_sequence() -> None:

@@ -19,6 +19,7 @@ from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, appl
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import CoordinatorLease, Partition, Replica
 from tests.core.samples import (
+    LEASES,
     NODES,
     OFFICE,
     OLD,
@@ -233,13 +234,23 @@ def test_a_hold_is_counted_from_when_this_coordinator_first_saw_it() -> None:
     assert len(commits(coordinator.handle(105.0, Ticked()))) == 1
 
 
-@pytest.mark.xfail(reason="BUG: a hold is kept by the transition's id, which partitions can share")
 def test_a_hold_is_counted_for_each_partition() -> None:
     """Requests that were made in one commit have one trigger, so their transitions have one id."""
     other = replace(moving(READ_NEW, hold_seconds=5), id="q")
     coordinator = Coordinator("one", ORDINARY)
     assert coordinator._since(100.0, moving(READ_NEW, hold_seconds=5)) == 100.0
     assert coordinator._since(160.0, other) == 160.0
+    assert coordinator._since(161.0, moving(READ_NEW, hold_seconds=5)) == 100.0
+    assert coordinator._since(162.0, other) == 160.0
+
+
+def test_the_hold_of_the_next_transition_is_counted_anew() -> None:
+    record = moving(READ_NEW, hold_seconds=5)
+    assert record.transition is not None
+    coordinator = Coordinator("one", ORDINARY)
+    assert coordinator._since(100.0, record) == 100.0
+    later = replace(record, transition=replace(record.transition, id="t10"))
+    assert coordinator._since(160.0, later) == 160.0
 
 
 # --- replicas that can't come back by themselves
@@ -259,8 +270,9 @@ def missing(
 
 def test_a_lost_replica_is_rebuilt_by_a_request_like_everything_else() -> None:
     _, (commit,) = missing(says("c"))
-    assert put(commit.changes, Request) == [Request("rebuild-p-50", "rebuild", P, renewed=("c",))]
-    assert commit.guards == {"request/rebuild-p-50": 0, COORDINATOR_KEY: OFFICE}
+    name = f"rebuild-p-50-{LEASES['c']}"
+    assert put(commit.changes, Request) == [Request(name, "rebuild", P, renewed=("c",))]
+    assert commit.guards == {f"request/{name}": 0, COORDINATOR_KEY: OFFICE}
     assert commit.why == "p: rebuild c: it lost its replica"
 
 
@@ -276,16 +288,28 @@ def test_a_replica_that_is_away_or_catching_up_is_waited_for(c_says: Status | No
     assert coordinator.waits[P] == "c is not in sync: it is away, or catching up"
 
 
-@pytest.mark.xfail(reason="BUG: a rebuild that was refused or cancelled is proposed for ever")
 def test_a_rebuild_that_was_asked_for_already_is_not_asked_for_again() -> None:
     """Its key exists, so a commit that is guarded by its absence can never be made."""
     record = stable(in_sync=(A, B))
-    asked = Request("rebuild-p-50", "rebuild", P, renewed=("c",), state="refused", answer="no")
+    name = f"rebuild-p-50-{LEASES['c']}"
+    asked = Request(name, "rebuild", P, renewed=("c",), state="refused", answer="no")
     agreed = cluster(record, more=(asked,))
     statuses = [*well(record)[:2], says("c"), says("d")]
     coordinator, effects = in_office(agreed, *statuses)
     assert commits(effects) == []
-    assert coordinator.waits[P]
+    assert coordinator.waits[P] == "c is not rebuilt: no"
+
+
+def test_a_rebuild_is_asked_for_again_when_the_node_has_begun_anew() -> None:
+    """What was refused or cancelled in an earlier run of the node says nothing of this one."""
+    record = stable(in_sync=(A, B))
+    asked = Request("rebuild-p-50-1", "rebuild", P, renewed=("c",), state="refused", answer="no")
+    statuses = [*well(record)[:2], says("c"), says("d")]
+    _, effects = in_office(cluster(record, more=(asked,)), *statuses)
+    (commit,) = commits(effects)
+    (request,) = put(commit.changes, Request)
+    assert isinstance(request, Request)
+    assert request.id == f"rebuild-p-50-{LEASES['c']}"
 
 
 def test_without_rebuilds_the_wait_says_who_is_missing() -> None:

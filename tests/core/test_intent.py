@@ -152,6 +152,16 @@ def test_a_cancel_is_stored_for_the_trigger_that_the_caller_saw() -> None:
     assert with_cancel(intent, 4) == replace(intent, cancel=4)
 
 
+def test_the_goal_that_is_being_cancelled_can_be_asked_for_again() -> None:
+    """F161: it is planned, and runs after the cancelled one has ended."""
+    intent = with_cancel(assign(Intent("p", HERE), move(THERE, 4)), 4)
+    intent = assign(intent, move(THERE, 8))
+    assert intent == Intent("p", HERE, move(THERE, 4), move(THERE, 8), cancel=4, change=8)
+    intent = cancelled(intent)
+    assert intent == Intent("p", HERE, move(THERE, 8), None, None, change=8)
+    assert completed(intent) == Intent("p", THERE, change=8)
+
+
 @pytest.mark.parametrize("pending", [None, move(THERE, 5)])
 def test_a_cancel_of_another_trigger_is_refused(pending: Assignment | None) -> None:
     with pytest.raises(IllegalRequest) as caught:
@@ -165,7 +175,7 @@ def test_a_cancel_of_another_trigger_is_refused(pending: Assignment | None) -> N
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("assign"), st.sampled_from("hte"), st.integers(1, 12)),
-        st.tuples(st.sampled_from(["complete", "cancel"]), st.just(""), st.just(0)),
+        st.tuples(st.sampled_from(["complete", "wish", "cancel"]), st.just(""), st.just(0)),
     ),
     max_size=30,
 )
@@ -180,6 +190,10 @@ class Model:
         self.pending = ""
         self.latest = ""
         """The last word since the pending one began; it is a plan unless it is that one itself."""
+        self.wished = False
+        """The pending one is to be cancelled; whatever is asked for after that is another one."""
+        self.again = False
+        """The last word came after that wish."""
         self.newest = 0
 
     def assign(self, goal: str, trigger: int) -> None:
@@ -187,17 +201,21 @@ class Model:
             return
         self.newest = trigger
         if self.pending:
-            self.latest = goal
+            self.latest, self.again = goal, self.wished
         elif goal != self.stable:
             self.pending = self.latest = goal
 
     def plan(self) -> str:
-        return "" if self.latest == self.pending else self.latest
+        return "" if self.latest == self.pending and not self.again else self.latest
+
+    def wish(self) -> None:
+        self.wished = bool(self.pending)
 
     def end(self, done: bool) -> None:
         if done and self.pending:
             self.stable = self.pending
         self.pending = self.latest = self.plan()
+        self.wished = self.again = False
 
 
 def letters(assignment: Assignment | None) -> str:
@@ -217,6 +235,10 @@ def test_intent_does_what_a_model_that_forgets_nothing_does(
         if kind == "assign":
             intent = assign(intent, move(PLACES[goal], trigger))
             model.assign(goal, trigger)
+        elif kind == "wish":
+            pending = intent.pending
+            intent = intent if pending is None else with_cancel(intent, pending.trigger)
+            model.wish()
         else:
             intent = completed(intent) if kind == "complete" else cancelled(intent)
             model.end(kind == "complete")

@@ -98,6 +98,20 @@ CASES: list[tuple[Rule, Machine, str]] = [
      "use_new keeps a session for nothing"),
     (rules.every_copy_can_be_given_up, altered(MOVE, STREAMING, given_up=()),
      "streaming has no way back, though nothing reads the new side yet"),
+    (rules.giving_up_is_final, altered(MOVE, STREAMING, given_up=(WRITE_BOTH,)),
+     "streaming is given up to write_both_read_old, which can be given up again"),
+    (rules.giving_up_is_final, altered(MOVE, FALLBACK, given_up=(CLEANUP_TARGET,)),
+     "write_both_read_new is given up to write_both_read_old_fallback, which can be given up"),
+    (rules.giving_up_is_final, altered(MOVE, CLEANUP_TARGET, given_up=(REVERT,)),
+     "write_both_read_new is given up to cleanup_target, which can be given up again"),
+    (rules.giving_up_is_final, altered(MOVE, USE_NEW, given_up=(CLEANUP,)),
+     "use_new can be given up, though the old side is written no more"),
+    (rules.new_replicas_are_prepared, altered(MOVE, ALLOW, work=(Work.BARRIER,)),
+     "write_both_read_old writes to replicas that allow_write_both_read_old did not prepare"),
+    (rules.new_replicas_are_prepared, altered(MOVE, ALLOW, given_up=(FALLBACK,)),
+     "write_both_read_old_fallback writes to replicas that allow_write_both_read_old did not prep"),
+    (rules.new_replicas_are_prepared, altered(MOVE, ALLOW, session=True),
+     "allow_write_both_read_old opens a session for a side that is not written"),
 ]
 # fmt: on
 

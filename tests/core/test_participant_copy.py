@@ -27,8 +27,8 @@ SESSION = "t9@3"
 ROWS = rows("k", "l", version=5)
 
 
-def chunk(slice: int = 0, attempt: str = "one", session: str = SESSION, epoch: int = 3) -> Chunk:
-    return Chunk(P, "t9", session, epoch, slice, attempt, ROWS)
+def chunk(slice: int = 0, attempt: str = "one", number: int = 0) -> Chunk:
+    return Chunk(P, "t9", SESSION, 3, slice, attempt, number, ROWS)
 
 
 def end(slice: int = 0, slices: int = 1, attempt: str = "one", through: int = 5) -> End:
@@ -118,12 +118,24 @@ def test_a_slice_that_landed_already_is_not_applied_again() -> None:
     assert not done(effects, ApplySlice)
 
 
+def test_a_doubled_chunk_counts_once() -> None:
+    """The network may deliver a message twice; the chunks of an attempt are kept by number."""
+    stage = target()
+    first = replace(chunk(), rows=rows("k", version=5))
+    second = replace(chunk(number=1), rows=rows("l", version=5))
+    for each in (first, second, first, second):
+        assert stage.say(each, "mover") == []
+    (applied,) = done(stage.say(end(), "mover"), ApplySlice)
+    assert applied.rows == (first.rows, second.rows)
+    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0)]
+
+
 @pytest.mark.parametrize(
     ("chunks", "change", "why"),
     [
         ((), {}, "rows are missing"),
         ((chunk(attempt="two"),), {}, "rows are missing"),
-        ((chunk(), chunk()), {}, "rows are missing"),
+        ((chunk(), chunk(number=1)), {}, "rows are missing"),
         ((chunk(),), {"count": 1}, "rows are missing"),
         ((chunk(),), {"digest": 1}, "the digest differs"),
         ((chunk(),), {"through": 3}, "the copy is older than where this replica begins"),

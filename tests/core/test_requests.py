@@ -7,6 +7,7 @@ from limosa.core.coordinator import requests
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
+    CLEANUP_TARGET,
     FALLBACK,
     READ_NEW,
     STREAMING,
@@ -20,12 +21,15 @@ from limosa.core.model.changes import (
     Put,
     apply,
     intent_key,
+    lease_key,
+    node_key,
     partition_key,
     request_key,
 )
 from limosa.core.model.intent import Assignment, Intent, Placement, Request
 from limosa.core.model.topology import Node, Partition
 from tests.core.samples import (
+    LEASES,
     MEMBERS,
     NEW,
     NODES,
@@ -92,8 +96,18 @@ def test_an_answer_is_guarded_by_all_that_it_was_computed_from() -> None:
         request_key("r"): TRIGGER,
         partition_key(P): 50,
         intent_key(P): 45,
+        **{node_key(place.node): 2 for place in MOVE.placements},
+        **{lease_key(place.node): LEASES[place.node] for place in MOVE.placements},
         COORDINATOR_KEY: OFFICE,
     }
+
+
+def test_a_refusal_is_guarded_by_the_absence_of_what_it_missed() -> None:
+    """F158: a node that comes back meanwhile makes the refusal void."""
+    _, commit = asked(MOVE, live=("a", "b", "c"))
+    assert commit.guards[lease_key("d")] == 0
+    _, commit = asked(replace(MOVE, placements=(*placed(A, B), Placement("x"))))
+    assert (commit.guards[node_key("x")], commit.guards[lease_key("x")]) == (0, 0)
 
 
 def test_applying_an_answer_ends_the_request() -> None:
@@ -126,7 +140,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             replace(MOVE, placements=(*placed(A, B), Placement("d", "v9"))),
             {"nodes": TWO_VOLUMES},
             "d has no volume 'v9'",
-            "it has , v2",
+            "it has '', 'v2'",
         ),
         (MOVE, {"live": ("a", "b", "c")}, "d does not live", "start it"),
         (
@@ -134,6 +148,12 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             {"record": stable(in_sync=(A,))},
             "a holds the only good replica",
             "can't be rebuilt from others",
+        ),
+        (
+            Request("r", "rebuild", P, renewed=("d",)),
+            {},
+            "d holds no replica of it",
+            "name a node that does",
         ),
         (
             replace(MOVE, kind="volume_move"),
@@ -160,7 +180,22 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
                 f"p has switched already ({stage})",
                 "`reverse` takes it back",
             )
-            for stage in (READ_NEW, USE_NEW, CLEANUP, FALLBACK)
+            for stage in (READ_NEW, USE_NEW, CLEANUP)
+        ),
+        (
+            Request("r", "cancel", P, cancels=9),
+            {"record": moving(READ_NEW, kind="volume_move"), "intent": intends()},
+            f"p has switched already ({READ_NEW})",
+            "it will complete",
+        ),
+        *(
+            (
+                Request("r", "cancel", P, cancels=9),
+                {"record": moving(stage), "intent": intends()},
+                f"p is on its way back already ({stage})",
+                "wait",
+            )
+            for stage in (FALLBACK, CLEANUP_TARGET)
         ),
         *(
             (
@@ -202,6 +237,16 @@ def test_a_second_move_does_not_start_a_second_transition() -> None:
     assert after.topology == agreed.topology
     assert after.intents[P].pending == intends().pending
     assert after.intents[P].planned == Assignment("move", placed(A, C, D), trigger=TRIGGER)
+
+
+def test_a_request_that_is_older_than_the_last_one_served_is_told_so() -> None:
+    """F159 S17: it changes nothing."""
+    served = replace(intends(), change=TRIGGER + 1)
+    _, commit = asked(MOVE, moving(STREAMING), served)
+    assert put(commit.changes, Intent) == [served]
+    assert put(commit.changes, Request) == [
+        replace(MOVE, state="done", answer="a newer request was served")
+    ]
 
 
 @pytest.mark.parametrize("stage", [ALLOW, WRITE_BOTH, STREAMING])

@@ -539,9 +539,6 @@ def test_a_commit_is_guarded_by_all_that_it_was_computed_from(record: Partition)
     }
 
 
-@pytest.mark.xfail(
-    reason="BUG: `start` looks at the targets' leases, but guards the old nodes' only"
-)
 def test_the_beginning_is_guarded_by_the_lease_of_the_node_that_is_to_hold_it() -> None:
     _, commit = begun(intends())
     assert commit.guards[lease_key("d")] == LEASES["d"]

@@ -166,7 +166,7 @@ def test_work_with_an_invalid_session_is_refused(session: str) -> None:
 
     def attempt(to: str, incarnation: str) -> None:
         head = ("p0", incarnation, session, world.record().epoch, 0)
-        chunk = Chunk(*head, "a", rows)
+        chunk = Chunk(*head, "a", 0, rows)
         end = End(*head, 1, "a", 2, rows.digest(), 2**50, ())
         fetch = Fetch("p0", incarnation, session, world.record().epoch, 0, 1)
         before = world.image()[to, "p0", incarnation]
@@ -213,7 +213,7 @@ def test_nothing_is_copied_before_streaming_is_committed() -> None:
     head = ("p0", incarnation, session, epoch, 0)
     early = [
         Said(0, "mover", source, Fetch("p0", "made", session, epoch, 0, 1), print, ()),
-        Said(0, "mover", target, Chunk(*head, "a", rows), print, ()),
+        Said(0, "mover", target, Chunk(*head, "a", 0, rows), print, ()),
         Said(0, "mover", target, End(*head, 1, "a", 1, rows.digest(), 2**50, ()), print, ()),
     ]
     assert len(deliver(world, early)) == 3
@@ -547,7 +547,7 @@ def test_no_session_covers_more_than_its_own_partition() -> None:
     refused = deliver(
         world,
         [
-            Said(0, "mover", follower, Chunk(*head, "a", rows), print, ()),
+            Said(0, "mover", follower, Chunk(*head, "a", 0, rows), print, ()),
             Said(0, "mover", follower, End(*head, 1, "a", 1, rows.digest(), 0, ()), print, ()),
         ],
     )

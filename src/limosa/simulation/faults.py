@@ -57,7 +57,7 @@ def _cut(world: World, process: Process, others: list[str], both_ways: bool) -> 
     for other in others:
         if other != process.name:
             world.network.cut(process.name, other, both_ways)
-    world.schedule(world.dice.choice((0.3, 1.6, 2.4, 4.0)), _mend, world, process, others)
+    world.schedule(world.dice.choice((0.3, 1.6, 2.4, 4.0, 5.0)), _mend, world, process, others)
 
 
 def _mend(world: World, process: Process, others: list[str]) -> None:
@@ -75,7 +75,12 @@ def crash_target(world: World, record: Partition) -> None:
 
 
 def pause_owner(world: World, record: Partition) -> None:
-    _pause(world, _owner(world, record))
+    """At once, or between a read's check and its value."""
+    node = _owner(world, record)
+    if world.dice.random() < 0.5:
+        node.on_read = lambda: _pause(world, node)
+    else:
+        _pause(world, node)
 
 
 def pause_target(world: World, record: Partition) -> None:

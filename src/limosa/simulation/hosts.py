@@ -172,6 +172,8 @@ class NodeProcess(Process):
         self.settings = settings
         self.disk = Disk(world.on_row_commit)
         self.brain = Participant(name, settings)
+        self.on_read: Callable[[], None] | None = None
+        """What happens at the next read."""
         self._syncing = False
         self._wanted = 0
 
@@ -280,8 +282,11 @@ class NodeProcess(Process):
     def _look_up(self, effect: LookUp) -> None:
         """The value is taken when the disk answers, not when it is asked."""
         dice = self.world.dice
-        slow = 0.4 * dice.random() if dice.random() < 0.02 else 0.0003 * dice.random()
+        slow = 0.6 * dice.random() if dice.random() < 0.05 else 0.0003 * dice.random()
         self.world.schedule(slow, self.deliver, self.run, _Later(self._looked, effect))
+        if self.on_read is not None:
+            happen, self.on_read = self.on_read, None
+            happen()
 
     def _looked(self, effect: LookUp) -> None:
         stored = self.disk.live.get((effect.partition, effect.incarnation))

@@ -277,11 +277,6 @@ def log_not_cut(change: Any) -> None:
     change(Participant, "_cut", lambda self, held, to: None)
 
 
-@mutant("a match is for the run that was probed")
-def late_match_accepted(change: Any) -> None:
-    change(Participant, "_run", lambda self: 0)
-
-
 @mutant("a copy does not count over a failover: session and copy begin again")
 def copy_kept_over_failover(change: Any) -> None:
     begin = Held.begin

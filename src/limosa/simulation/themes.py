@@ -101,12 +101,12 @@ THEMES: tuple[Theme, ...] = (
     ),
     Theme(
         "leases",
-        {"silence_to_metastore": 5, "pause_owner": 2, "cut_owner_from_metastore": 3},
+        {"silence_to_metastore": 6, "pause_owner": 4, "cut_owner_from_metastore": 1},
         {"move": 2, "collect": 1},
         {"read": 4, "write": 5},
-        aimed=(0.3, 0.6),
-        fault_seconds=(1.0, 2.0),
-        stuck=(0.02, 0.1, 0.2),
+        aimed=(0.05,),
+        fault_seconds=(3.0, 4.5),
+        stuck=(0.05, 0.1, 0.2),
         replicas=(2, 3),
     ),
     Theme(

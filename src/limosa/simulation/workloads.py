@@ -189,8 +189,8 @@ class Reader(Registers):
     """Only reads, so nothing tells it of a new owner: it stays with an old one that answers."""
 
     def step(self) -> None:
-        key = self.dice.choice(self.NAMES)
-        self.history.ask(self.client, _ignore, keys=(key,), token=token_of(key))
+        for key in self.dice.sample(self.NAMES, 3):
+            self.history.ask(self.client, _ignore, keys=(key,), token=token_of(key))
 
 
 class Appends(Workload):
