@@ -97,10 +97,10 @@ class Operation:
 
 
 class Client:
-    """The brain of one client, which is one producer."""
+    """The brain of one run of one client, which is one producer: another run needs another name."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
-        self.name = name
+    def __init__(self, producer: str, settings: Settings) -> None:
+        self.producer = producer
         self.settings = settings
         self.topology = Topology()
         self.operations: dict[str, Operation] = {}
@@ -231,7 +231,7 @@ class Client:
                     record.id,
                     version,
                     record.epoch,
-                    self.name,
+                    self.producer,
                     operation.sequence,
                     self._after(operation, part),
                     self._floor(),

@@ -376,7 +376,7 @@ class ClientProcess(Process):
         self.brain = world.make_client(name)
 
     def boot(self) -> None:
-        self.brain = self.world.make_client(self.name)
+        self.brain = self.world.make_client(f"{self.name}/{self.starts}")
         self.on_event(TopologyRead(self.world.agreed.topology, self.world.agreed.revision))
 
     def ask(self, asked: Asked) -> None:

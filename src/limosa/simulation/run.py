@@ -208,6 +208,8 @@ class Drama:
         world.healed = True
         world.network.heal()
         world.deaf.clear()
+        for node in world.nodes.values():
+            node.on_read = None
         world.tell("everything heals")
         for process in world.processes.values():
             process.resume()

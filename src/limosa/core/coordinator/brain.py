@@ -20,7 +20,14 @@ from limosa.core.events import (
 )
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.messages import Look, Status
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, request_key
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    Agreed,
+    Commit,
+    Put,
+    intent_key,
+    request_key,
+)
 from limosa.core.model.intent import Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision
 from limosa.core.model.topology import Partition, Replica
@@ -164,7 +171,8 @@ class Coordinator:
         self, view: View, record: Partition, replica: Replica, why: str
     ) -> Commit | transitions.Waiting:
         revision = view.agreed.topology.revision_of(record.id)
-        name = f"rebuild-{record.id}-{revision}-{view.lease_of(replica.node)}"
+        intended = view.agreed.revision_of(intent_key(record.id))
+        name = f"rebuild-{record.id}-{revision}-{intended}-{view.lease_of(replica.node)}"
         asked = view.agreed.requests.get(name)
         if asked is not None:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {asked.answer}")

@@ -98,7 +98,8 @@ def change_in_sync(view: View, record: Partition) -> Commit | None:
         if replica in silent:
             return take_out(view, record, replica, "it does not answer its owner")
     for replica, revision in () if owner is None else owner.caught_up:
-        if is_current(view, record, revision) and replica in routing.may_return(record):
+        held = view.of(record, replica) is not None
+        if held and is_current(view, record, revision) and replica in routing.may_return(record):
             after = replace(record, in_sync=(*record.in_sync, replica))
             return view.commit(record, after, f"{replica.node} is in sync again")
     return None

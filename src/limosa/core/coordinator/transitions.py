@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
+from limosa.core.coordinator.requests import check
 from limosa.core.coordinator.view import View
 from limosa.core.effects import Effect, Send, StartCopy
 from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
@@ -20,6 +21,7 @@ from limosa.core.messages import DropReplica, Seal, Verify
 from limosa.core.model.changes import Change, Commit, Put
 from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
+from limosa.errors import IllegalRequest
 
 
 class Waiting(NamedTuple):
@@ -47,13 +49,31 @@ def start(view: View, record: Partition, intent: Intent) -> Commit | Waiting:
     targets = tuple(_target(record, place, pending, transition) for place in places)
     if pending.kind != "repair" and sorted(targets) == sorted(record.replicas):
         return view.commit(record, record, "already so", settle(view, record, True))
-    for replica in targets:
-        if replica not in record.replicas and not view.is_live(replica.node):
-            return Waiting(f"{replica.node}, which is to hold it, does not live")
+    problem = no_longer_possible(view, record, pending, places, targets)
+    if problem:
+        return view.commit(record, record, f"given up: {problem}", settle(view, record, False))
     stage = MACHINES[pending.kind].first.name
     change = Transition(transition, pending.kind, stage, targets, None, pending.hold_seconds)
     after = enter(replace(record, transition=change), stage)
     return view.commit(record, after, f"{pending.kind} {transition} begins")
+
+
+def no_longer_possible(
+    view: View,
+    record: Partition,
+    pending: Assignment,
+    places: tuple[Placement, ...],
+    targets: tuple[Replica, ...],
+) -> str:
+    """It was possible when it was asked for; since then it may have waited for another change."""
+    for replica in targets:
+        if replica not in record.replicas and not view.is_live(replica.node):
+            return f"{replica.node}, which was to hold it, does not live"
+    try:
+        check(view, record, pending, places)
+    except IllegalRequest as refusal:
+        return str(refusal)
+    return ""
 
 
 def _target(record: Partition, place: Placement, pending: Assignment, made_by: str) -> Replica:
@@ -266,7 +286,9 @@ def hold(view: View, record: Partition, held_since: float) -> Progress:
     change = record.transition
     assert change is not None
     left = held_since + change.hold_seconds - view.now
-    if change.released or left <= 0:
+    intent = view.agreed.intents.get(record.id)
+    waited_for = intent is not None and intent.planned is not None
+    if change.released or waited_for or left <= 0:
         return None
     return Waiting(f"held for another {left:.0f} s; `complete` ends the hold, `reverse` goes back")
 
@@ -288,7 +310,8 @@ def drop(view: View, record: Partition, replicas: tuple[Replica, ...]) -> Progre
         status = view.status(replica.node)
         if status is None or status.generation < revision:
             return Waiting(f"{replica.node} has not applied generation {revision}")
-        if view.of(record, replica) is not None or record.id in status.busy:
+        busy = status.busy.get(record.id, revision) < revision
+        if view.of(record, replica) is not None or busy:
             call = Send(replica.node, DropReplica(record.id, replica.incarnation, revision))
             return Waiting(f"{replica.node} drops its replica", (call,))
     return None

@@ -72,12 +72,21 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.changes import Topology
-from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId, Position, Revision
+from limosa.core.model.keys import (
+    Incarnation,
+    LeaseId,
+    NodeId,
+    PartitionId,
+    Position,
+    Revision,
+    SessionId,
+)
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner
 from limosa.core.participant.settings import Settings
 
+AHEAD_MAX = 255
 _STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
 
 
@@ -103,6 +112,7 @@ class Participant:
         self._coordinator: str | None = None
         self._asked_at = -1e9
         self._renewed_at = -1e9
+        self._reading = False
         self._refreshed_at = -1e9
         self._ticked_at = -1e9
         self._sequence = 0
@@ -169,8 +179,11 @@ class Participant:
                 self._changed |= bool(owner.proposed or owner.silent(now))
 
     def _refresh(self, now: float) -> None:
-        self._refreshed_at = now
-        self.out.append(ReadTopology())
+        """One question at a time; a lost one is asked again."""
+        if not self._reading or now - self._refreshed_at > self.settings.resend_seconds:
+            self._reading = True
+            self._refreshed_at = now
+            self.out.append(ReadTopology())
 
     def _lease_granted(self, now: float, event: LeaseGranted) -> None:
         if self.lease is not None and event.revision <= self.lease.revision:
@@ -208,6 +221,7 @@ class Participant:
     # --- the topology
 
     def _topology_read(self, now: float, event: TopologyRead) -> None:
+        self._reading = False
         if self.lease is None or not (self.lease.registered or self._is_fresh(event.revision)):
             return  # it may be older than what an earlier run acted on
         if self._is_newer(event.topology):
@@ -333,7 +347,7 @@ class Participant:
         if owner is None or owner.epoch != record.epoch or owner.held is not held:
             owner = Owner(held, record, self.lease, self._tickets, self.settings)
             self.owners[held.partition] = owner
-        owner.adopt(now, record, revision)
+        owner.adopt(now, record, revision, self.topology.zones[record.zone].needed_in_sync())
         self._collect_from(owner)
 
     def _disown(self, held: Held) -> None:
@@ -354,7 +368,7 @@ class Participant:
         if type(message) is Write:
             self._write(now, event.sender, message, event.found)
         elif self._knows_more(message):
-            self._ahead.append(event)
+            self._ahead = [*self._ahead[-AHEAD_MAX:], event]
             self._refresh(now)
         else:
             self._on_message[type(message)](now, event.sender, message)
@@ -394,12 +408,9 @@ class Participant:
         if answer is None:
             owner = self._serving(now, message.partition)
             assert owner is not None
-            zone = self.topology.zones[owner.record.zone]
             there = len(routing.electable(owner.record))
-            if there < zone.needed_in_sync():
-                answer = Refuse(
-                    message.id, f"{there} replicas in sync, {zone.needed_in_sync()} needed"
-                )
+            if there < owner.needed:
+                answer = Refuse(message.id, f"{there} replicas in sync, {owner.needed} needed")
             else:
                 answer = owner.write(now, sender, message, found)
             self._collect_from(owner)
@@ -650,8 +661,17 @@ class Participant:
     def _digest_taken(self, now: float, event: DigestTaken) -> None:
         held = self.held.get((event.partition, event.incarnation))
         if held is not None and held.check is not None and held.check[1] == event.at:
-            held.digest = (held.check[0], event.at, event.digest)
+            digest = (held.check[0], event.at, event.digest)
             held.check = None
+            # The rows of there must survive a crash before anybody relies on them.
+            ticket = self._when_stored(lambda now: self._digest_stored(held, digest))
+            self.out.append(
+                StoreEpoch(held.partition, held.replica.incarnation, ticket, held.epoch)
+            )
+
+    def _digest_stored(self, held: Held, digest: tuple[SessionId, Position, int]) -> None:
+        if held.session == digest[0]:
+            held.digest = digest
             self._changed = True
 
     def _collection_due(self, now: float, event: CollectionDue) -> None:
@@ -796,6 +816,9 @@ class Participant:
             oldest = held.oldest_work(None if change is None else change.session)
             if oldest is not None:
                 busy[partition] = min(oldest, busy.get(partition, oldest))
+            owner = self.owners.get(partition)
+            if owner is not None and owner.collecting is not None and owner.is_collecting():
+                busy[partition] = min(owner.collecting[1], busy.get(partition, owner.revision))
             if held.epoch_durable or not held.appending:
                 replicas.setdefault(partition, []).append(self._replica_status(now, held))
         for partition, _ in self._discarding:

@@ -19,6 +19,7 @@ from limosa.core.messages import (
     Mismatched,
     Probe,
     Probed,
+    Redirect,
     Refuse,
     Replicate,
     Unheld,
@@ -100,6 +101,10 @@ class Owner:
         self.tickets = tickets
         self.settings = settings
         self.epoch = record.epoch
+        self.needed = 1
+        """How many in-sync replicas the zone asks for."""
+        self.collecting: tuple[Position, Revision] | None = None
+        """A collection that is not committed yet: barriers wait for it."""
         self.open = False
         self.counter = 0
         self.peers: dict[Replica, Peer] = {}
@@ -114,16 +119,19 @@ class Owner:
 
     # --- the record
 
-    def adopt(self, now: float, record: Partition, revision: Revision) -> None:
+    def adopt(self, now: float, record: Partition, revision: Revision, needed: int) -> None:
         """Another revision of the record: perhaps other peers; every seal and proposal is void."""
         self.record = record
         self.revision = revision
+        self.needed = needed
         self.sealed = self.unsealed()
         self.proposed.clear()
         wanted = [r for r in routing.written(record) if r != self.held.replica]
         self.peers = {r: self.peers.get(r) or Peer(r, now) for r in wanted}
         for peer in self.peers.values():
             peer.since = now
+            if peer.replica in routing.may_return(record):
+                peer.matched = False  # it must answer anew before it is proposed
             if not peer.matched:
                 self.probe(peer)
         self.commit(now)
@@ -209,8 +217,10 @@ class Owner:
         peer = self.peers.get(message.replica)
         if peer is None or message.epoch != self.epoch:
             return
-        if message.why == "unmatched":
+        if message.why in ("unmatched", "lost"):
             peer.matched = False
+            peer.acked = 0 if message.why == "lost" else peer.acked
+        if message.why == "unmatched":
             self.probe(peer)
         elif (
             message.why in ("fenced", "dropped")
@@ -289,11 +299,15 @@ class Owner:
             if replica != self.held.replica:
                 peer = self.peers.get(replica)
                 point = min(point, peer.acked if peer is not None and peer.matched else 0)
-        if point and self.may_collect():
+        if point and self.may_collect() and not self.is_collecting():
+            self.collecting = (position(self.epoch, self.counter + 1), self.revision)
             self.append(Entry(self.next_position(), self.held.last, None, collects=point))
 
     def may_collect(self) -> bool:
         return self.record.transition is None
+
+    def is_collecting(self) -> bool:
+        return self.collecting is not None and self.held.watermark < self.collecting[0]
 
     def next_position(self) -> Position:
         self.counter += 1
@@ -334,7 +348,13 @@ class Owner:
         self.out += self.held.advance(point)
         while self.pending and self.pending[0].at <= self.held.watermark:
             ready = self.pending.popleft()
-            self.out.append(Send(ready.client, ready.answer))
+            self.out.append(Send(ready.client, self.as_promised(ready.answer)))
+
+    def as_promised(self, answer: Answer) -> Answer:
+        """Replicas may have been taken out since it was admitted: then it is no ack, nor a refusal."""
+        if len(routing.electable(self.record)) >= self.needed:
+            return answer
+        return Redirect(answer.id, self.held.replica.node, 0, 0, definite=False)
 
     def all_matched(self) -> bool:
         return all(
