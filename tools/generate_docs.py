@@ -60,7 +60,20 @@ def _sections(texts: Mapping[str, str]) -> str:
     return "\n\n".join(f"### {title}\n\n{text.strip()}" for title, text in texts.items())
 
 
-GENERATORS: Mapping[str, Generator] = {"stage_tables": stage_tables, "diagrams": diagrams}
+def lives() -> str:
+    """The machines of nodes and sessions."""
+    drawing, _ = _machines()
+    catalogue = importlib.import_module("limosa.core.machines.catalogue")
+    return _sections(
+        {name: _fenced(drawing.mermaid_life(life)) for name, life in catalogue.LIVES.items()}
+    )
+
+
+GENERATORS: Mapping[str, Generator] = {
+    "stage_tables": stage_tables,
+    "diagrams": diagrams,
+    "lives": lives,
+}
 
 
 def regenerate(text: str, generators: Mapping[str, Generator], skipped: list[str]) -> str:

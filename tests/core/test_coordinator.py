@@ -270,7 +270,7 @@ def missing(
 
 def test_a_lost_replica_is_rebuilt_by_a_request_like_everything_else() -> None:
     _, (commit,) = missing(says("c"))
-    name = f"rebuild-p-50-{LEASES['c']}"
+    name = f"rebuild-p-50-45-{LEASES['c']}"
     assert put(commit.changes, Request) == [Request(name, "rebuild", P, renewed=("c",))]
     assert commit.guards == {f"request/{name}": 0, COORDINATOR_KEY: OFFICE}
     assert commit.why == "p: rebuild c: it lost its replica"
@@ -291,7 +291,7 @@ def test_a_replica_that_is_away_or_catching_up_is_waited_for(c_says: Status | No
 def test_a_rebuild_that_was_asked_for_already_is_not_asked_for_again() -> None:
     """Its key exists, so a commit that is guarded by its absence can never be made."""
     record = stable(in_sync=(A, B))
-    name = f"rebuild-p-50-{LEASES['c']}"
+    name = f"rebuild-p-50-45-{LEASES['c']}"
     asked = Request(name, "rebuild", P, renewed=("c",), state="refused", answer="no")
     agreed = cluster(record, more=(asked,))
     statuses = [*well(record)[:2], says("c"), says("d")]
@@ -300,16 +300,20 @@ def test_a_rebuild_that_was_asked_for_already_is_not_asked_for_again() -> None:
     assert coordinator.waits[P] == "c is not rebuilt: no"
 
 
-def test_a_rebuild_is_asked_for_again_when_the_node_has_begun_anew() -> None:
-    """What was refused or cancelled in an earlier run of the node says nothing of this one."""
+@pytest.mark.parametrize(
+    "earlier", ["50-45-1", f"50-44-{LEASES['c']}"], ids=["the node began anew", "it was cancelled"]
+)
+def test_a_rebuild_is_asked_for_again_when_it_was_of_another_run_or_intent(earlier: str) -> None:
+    """What was refused or cancelled then says nothing of now."""
     record = stable(in_sync=(A, B))
-    asked = Request("rebuild-p-50-1", "rebuild", P, renewed=("c",), state="refused", answer="no")
+    name = f"rebuild-p-{earlier}"
+    asked = Request(name, "rebuild", P, renewed=("c",), state="done", answer="accepted")
     statuses = [*well(record)[:2], says("c"), says("d")]
     _, effects = in_office(cluster(record, more=(asked,)), *statuses)
     (commit,) = commits(effects)
     (request,) = put(commit.changes, Request)
     assert isinstance(request, Request)
-    assert request.id == f"rebuild-p-50-{LEASES['c']}"
+    assert request.id == f"rebuild-p-50-45-{LEASES['c']}"
 
 
 def test_without_rebuilds_the_wait_says_who_is_missing() -> None:

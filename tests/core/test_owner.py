@@ -5,13 +5,14 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import AppendEntries, MakeCommit, Send, Surprise
+from limosa.core.effects import AppendEntries, MakeCommit, Send, StoreEpoch, Surprise
 from limosa.core.events import CollectionDue, DigestTaken, Ticked
-from limosa.core.machines.catalogue import STREAMING
+from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
     Mismatched,
     Probe,
     Probed,
+    Redirect,
     Refuse,
     Replicate,
     Seal,
@@ -169,6 +170,16 @@ def test_a_write_is_not_acknowledged_while_one_in_sync_replica_lacks_it() -> Non
     assert sent(stage.agree(stable(in_sync=(A, B))), Written) == [Written("w.1", position(3, 1))]
 
 
+def test_what_is_committed_with_too_few_replicas_in_sync_is_no_promise_and_no_refusal() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    effects = stage.agree(stable(in_sync=(A,)))
+    assert stage.owner.held.watermark == position(3, 1)
+    assert sent(effects, Written) == []
+    assert [(e.id, e.definite) for e in sent(effects, Redirect)] == [("w.1", False)]
+
+
 def test_a_write_in_flight_when_the_write_set_grows_waits_for_the_new_side_too() -> None:
     """F101: the watermark is what *today's* write set holds."""
     stage = owner_on_stage()
@@ -304,6 +315,27 @@ def test_a_replica_that_has_everything_is_proposed_and_waited_for_from_then_on()
     assert len(sent(stage.acknowledge(C), Written)) == 1
 
 
+def test_a_replica_that_may_return_answers_anew_before_it_is_proposed_again() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    assert list(stage.owner.proposed) == [C]
+    effects = stage.agree(stable(in_sync=(A, B)))
+    assert [e.to for e in effects if isinstance(e, Send)] == ["c"]
+    later(stage, 0.1)
+    assert not stage.owner.proposed
+    stage.acknowledge(C)
+    later(stage, 0.1)
+    assert list(stage.owner.proposed) == [C]
+
+
+def test_a_replica_that_is_lost_has_nothing_any_more() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.acknowledge(B)
+    assert stage.say(Unheld(P, B, 3, 50, "lost"), "b") == []
+    assert (peer(stage, B).matched, peer(stage, B).acked) == (False, 0)
+
+
 def test_a_proposal_that_nothing_comes_of_is_voided_by_a_commit() -> None:
     stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
     later(stage, 0.1)
@@ -362,7 +394,7 @@ def closed() -> Owner:
 
 def test_an_owner_that_is_not_open_neither_seals_nor_verifies() -> None:
     owner = closed()
-    owner.adopt(100.0, stable(), 50)
+    owner.adopt(100.0, stable(), 50, 2)
     owner.out.clear()
     owner.seal(100.0, 50)
     owner.verify("t9@3")
@@ -382,7 +414,9 @@ def test_digests_are_taken_where_the_log_ends() -> None:
     checks = {message.check for message in sent(effects, Replicate)}
     assert checks == {("t9@3", position(3, 1))}
     assert len(sent(effects, Replicate)) == 2
-    stage.tell(DigestTaken(P, "first", position(3, 1), 42))
+    (stores,) = done(stage.tell(DigestTaken(P, "first", position(3, 1), 42)), StoreEpoch)
+    assert stage.status().replicas[P][0].digest is None
+    stage.store(stores.ticket)
     assert stage.status().replicas[P][0].digest == ("t9@3", position(3, 1), 42)
 
 
@@ -393,6 +427,22 @@ def test_tombstones_are_collected_up_to_what_every_replica_has() -> None:
     stage.acknowledge(B, C)
     (appended,) = done(stage.tell(CollectionDue(P)), AppendEntries)
     assert appended.entries[0].collects == position(3, 1)
+
+
+def test_one_collection_at_a_time_and_barriers_wait_for_it() -> None:
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C)
+    assert done(stage.tell(CollectionDue(P)), AppendEntries)
+    stage.store()
+    assert not done(stage.tell(CollectionDue(P)), AppendEntries)
+    stage.agree(moving(ALLOW))
+    assert stage.status().busy == {P: 50}
+    stage.acknowledge(B, C)
+    assert stage.status().busy == {}
+    stage.agree(stable())
+    assert done(stage.tell(CollectionDue(P)), AppendEntries)
 
 
 def test_tombstones_stay_while_a_replica_lacks_them_or_a_transition_runs() -> None:

@@ -234,6 +234,13 @@ def test_who_had_caught_up_at_an_older_revision_is_not() -> None:
     assert changed(record, *all_hold(record, caught_up=((C, 49),)))[1] is None
 
 
+def test_who_does_not_hold_its_replica_is_not() -> None:
+    record = stable(in_sync=(A, B))
+    statuses = all_hold(record, caught_up=((C, 50),))
+    statuses[2] = says("c")
+    assert changed(record, *statuses)[1] is None
+
+
 def test_who_is_left_behind_by_a_transition_is_not_put_back() -> None:
     record = moving(STREAMING, in_sync=(B, C, D), owner=B)
     statuses = [says("b", of(B, caught_up=((A, 50),))), *all_hold(record)[2:]]

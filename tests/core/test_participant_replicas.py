@@ -15,7 +15,7 @@ from limosa.core.effects import (
     TruncateLog,
 )
 from limosa.core.events import DigestTaken, LeaseGranted, Started, TopologyRead
-from limosa.core.machines.catalogue import ALLOW, STREAMING, WRITE_BOTH
+from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING, WRITE_BOTH
 from limosa.core.messages import Acked, Probed, Unheld
 from limosa.core.model.topology import Replica
 from limosa.core.participant.settings import Settings
@@ -212,10 +212,22 @@ def test_a_digest_is_taken_for_a_session_whose_copy_is_here() -> None:
     for wrong in (DigestTaken(P, "t9", 7, 5), DigestTaken(P, "none", 1, 5)):
         stage.tell(wrong)
         assert held.digest is None
-    stage.tell(DigestTaken(P, "t9", 1, 5))
+    (stores,) = done(stage.tell(DigestTaken(P, "t9", 1, 5)), StoreEpoch)
+    assert stage.brain.held[P, "t9"].digest is None
+    stage.store(stores.ticket)
     assert held.digest == ("t9@3", 1, 5)
     stage.tell(DigestTaken(P, "t9", 1, 6))
     assert held.digest == ("t9@3", 1, 5)
+
+
+def test_a_digest_that_is_stored_after_its_session_was_closed_does_not_count() -> None:
+    stage = follower_on_stage(moving(STREAMING), D)
+    held = stage.brain.held[P, "t9"]
+    held.check = ("t9@3", 0)
+    stage.tell(DigestTaken(P, "t9", 0, 5))
+    stage.agree(moving(READ_NEW, epoch=4))
+    stage.store()
+    assert held.digest is None
 
 
 def test_a_digest_of_a_session_that_was_not_copied_here_is_not_taken() -> None:

@@ -21,6 +21,7 @@ from limosa.core.messages import (
 )
 from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.topology import Layout, Replica
+from limosa.core.participant.node import AHEAD_MAX
 from tests.core.samples import A, B, D, P, moving, stable
 from tests.core.stage import (
     Stage,
@@ -163,6 +164,23 @@ def test_a_message_about_a_newer_record_waits_until_it_is_applied() -> None:
     effects = stage.agree(stable(in_sync=(A, B)))
     assert len(sent(effects, Unheld)) == 0
     assert len(effects) == 1
+
+
+def test_one_read_of_the_topology_at_a_time_and_a_lost_one_is_asked_again() -> None:
+    stage = follower_on_stage()
+    for seconds, asked in ((0.0, 1), (0.2, 0), (0.2, 1), (0.1, 0)):
+        stage.now += seconds
+        assert len(done(stage.say(probe(B, revision=51), "a"), ReadTopology)) == asked
+    assert done(stage.read_topology(), ReadTopology) == [ReadTopology()]
+
+
+def test_only_the_latest_messages_about_newer_records_wait() -> None:
+    stage = follower_on_stage()
+    for number in range(2 * AHEAD_MAX):
+        stage.say(probe(B, epoch=number, revision=51), "a")
+    waiting = [received.message for received in stage.brain._ahead]
+    assert len(waiting) == AHEAD_MAX + 1
+    assert waiting[-1] == probe(B, epoch=2 * AHEAD_MAX - 1, revision=51)
 
 
 @pytest.mark.parametrize("revision", [49, 50])

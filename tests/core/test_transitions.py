@@ -33,9 +33,10 @@ from limosa.core.model.changes import (
     partition_key,
 )
 from limosa.core.model.intent import Assignment, Intent, Placement
-from limosa.core.model.topology import Grant, Partition, Replica
+from limosa.core.model.topology import Grant, Node, Partition, Replica
 from tests.core.samples import (
     LEASES,
+    MEMBERS,
     NEW,
     NODES,
     OFFICE,
@@ -223,12 +224,6 @@ def test_every_wait_says_in_words_what_it_waits_for(case: str) -> None:
     assert outcome.why == words
 
 
-def test_a_transition_does_not_begin_while_its_new_node_is_dead() -> None:
-    agreed = cluster(stable(), intends(), ("a", "b", "c"))
-    outcome = transitions.start(seen(agreed), stable(), intends())
-    assert outcome == Waiting("d, which is to hold it, does not live")
-
-
 def test_a_hand_over_waits_for_a_live_replica_of_the_new_side() -> None:
     """Only reachable between the loss of the new side and its being taken out."""
     record = moving(STREAMING, targets=(D,))
@@ -354,6 +349,19 @@ def test_the_end_makes_the_targets_the_replicas_and_settles_the_intent_at_once()
     assert settled == Intent(P, placed(*NEW), plan, change=9)
 
 
+def test_the_end_waits_for_older_work_only() -> None:
+    statuses = everyone(owner=D, without=(A,), busy={P: RECORD_REVISION})
+    outcome, _ = advance(moving(CLEANUP), *statuses)
+    assert isinstance(outcome, Partition)
+    assert outcome.transition is None
+
+
+def test_a_hold_ends_when_another_change_is_planned() -> None:
+    plan = intends(planned=Assignment("move", placed(*OLD), trigger=12))
+    outcome, _ = advance(moving(READ_NEW, hold_seconds=60), *everyone(owner=D), intent=plan)
+    assert stage_of(outcome) == USE_NEW
+
+
 def test_the_end_does_not_wait_for_the_dead_to_drop() -> None:
     outcome, _ = advance(moving(CLEANUP), *everyone(owner=D), live=("b", "c", "d"))
     assert isinstance(outcome, Partition)
@@ -469,9 +477,11 @@ def test_without_an_in_sync_old_replica_it_goes_on_instead(
 # --- the beginning
 
 
-def begun(intent: Intent, record: Partition | None = None) -> tuple[Partition, Commit]:
-    record = stable() if record is None else record
-    agreed = cluster(record, intent)
+def begun(
+    intent: Intent, live: tuple[str, ...] = NODES, nodes: tuple[Node, ...] = MEMBERS
+) -> tuple[Partition, Commit]:
+    record = stable()
+    agreed = cluster(record, intent, live, nodes)
     outcome = transitions.start(seen(agreed), record, intent)
     assert isinstance(outcome, Commit)
     assert broken(agreed, apply(agreed, outcome.changes, 70)) == []
@@ -496,9 +506,28 @@ def test_a_renewed_replica_gets_an_incarnation_of_its_own() -> None:
 def test_another_volume_is_another_replica() -> None:
     places = (Placement("a", "v2"), *placed(B, C))
     pending = Assignment("volume_move", places, trigger=9)
-    after, _ = begun(Intent(P, placed(*OLD), pending, change=9))
+    nodes = (Node("a", volumes=("", "v2")), *MEMBERS[1:])
+    after, _ = begun(Intent(P, placed(*OLD), pending, change=9), nodes=nodes)
     assert after.transition is not None
     assert after.transition.targets == (Replica("a", "t9", "v2"), B, C)
+
+
+@pytest.mark.parametrize(
+    ("live", "nodes", "why"),
+    [
+        (("a", "b", "c"), MEMBERS, "d, which was to hold it, does not live"),
+        (NODES, (*MEMBERS[:3], Node("d", state="left")), "d is no member"),
+    ],
+    ids=["its new node is dead", "it would be refused by now"],
+)
+def test_what_can_not_begin_any_more_is_given_up_and_the_plan_comes_next(
+    live: tuple[str, ...], nodes: tuple[Node, ...], why: str
+) -> None:
+    plan = Assignment("repair", (), trigger=12)
+    after, commit = begun(intends(planned=plan), live, nodes)
+    assert after == stable()
+    assert put(commit.changes, Intent) == [Intent(P, placed(*OLD), plan, change=9)]
+    assert commit.why.startswith(f"p: given up: {why}")
 
 
 def test_a_repair_begins_although_no_place_changes() -> None:

@@ -302,6 +302,31 @@ def test_a_seal_of_a_hand_over_that_never_comes_is_lifted_by_a_commit() -> None:
     world.conclude()
 
 
+def test_a_rebuild_that_is_cancelled_before_it_begins_is_asked_for_again() -> None:
+    world = Scenario()
+    rows = world.put_many(5)
+    lost = next(node for node in world.replicas() if node != world.owner().name)
+    cancels: list[str] = []
+
+    def cancel_first(by: str, commit: Commit) -> bool:
+        begins = "rebuild t" in commit.why and commit.why.endswith("begins")
+        if begins and not cancels:
+            cancels.append(world.cancel())
+            return True
+        return False
+
+    world.loses = cancel_first
+    world.nodes[lost].crash()
+    world.nodes[lost].disk.wipe()
+    world.nodes[lost].start()
+    world.until(lambda: bool(cancels))
+    assert world.answer(cancels[0]) == ("done", "cancelled before it began")
+    world.until(lambda: world.is_quiet() and len(world.record().in_sync) == 3)
+    assert len([name for name in world.agreed.requests if name.startswith("rebuild")]) == 2
+    assert world.rows_at(lost) == rows
+    world.conclude()
+
+
 # ------------------------------------------------ verification
 
 

@@ -18,10 +18,13 @@ from limosa.core.messages import (
     Write,
     Written,
 )
-from limosa.core.model.changes import Topology
+from limosa.core.model.changes import Commit, Put, Topology, partition_key
 from limosa.core.model.topology import Partition, Transition
+from limosa.simulation.hosts import METASTORE
 from limosa.simulation.workloads import rows_of
 from tests.simulation.scenarios import Said, Scenario, said
+
+LAG = 0.5
 
 
 def last_write(world: Scenario) -> Said:
@@ -414,3 +417,53 @@ def test_asking_whether_a_partition_migrates_costs_the_same_however_many_do() ->
     assert looks <= 6
     assert walks == 0
     assert looks_of_a_write(2000) == (looks, 0)
+
+
+def test_a_node_that_lags_behind_a_busy_record_asks_a_bounded_number_of_questions() -> None:
+    """Its watch is dead and answers of the metastore arrive late there, while the record changes
+    often and is written: it is behind all the time, and every message that it gets is ahead."""
+    world = Scenario()
+    world.keep_busy(8.0)
+    lagging = next(name for name in world.replicas() if name != world.owner().name)
+    asked: list[float] = []
+
+    def late(said: Said) -> bool:
+        if said.sender == lagging and said.to == METASTORE:
+            asked.append(world.now)
+        if (said.sender, said.to) != (METASTORE, lagging):
+            return False
+        world.schedule(LAG, said.arrive, *said.arguments)
+        return True
+
+    def touch() -> None:
+        guards = {partition_key("p0"): world.revision()}
+        world.commit(Commit(guards, (Put(world.record()),), "p0: touched"), "operator")
+        if world.now < end:
+            world.schedule(0.02, touch)
+
+    end = world.now + 8.0
+    world.wire.holds = late
+    world.deaf.add(lagging)
+    touch()
+    world.run_for(8.0)
+    for second in range(8):
+        begin = end - 8.0 + second
+        assert 2 <= len([at for at in asked if begin <= at < begin + 1.0]) <= 12
+    world.wire.waiting.clear()
+    world.deaf.clear()
+    world.conclude()
+
+
+def test_a_client_that_restarts_is_another_producer() -> None:
+    """Else its first write would be taken for a repetition of the earlier run's first."""
+    world = Scenario()
+    client = world.clients[0]
+    assert world.put("k", 1).outcome == "done"
+    client.crash()
+    client.start()
+    assert world.put("k", 2).outcome == "done"
+    assert world.get("k") == 2
+    messages = [each.message for each in world.wire.said if each.sender == client.name]
+    writes = [(m.producer, m.sequence) for m in messages if isinstance(m, Write)]
+    assert writes == [("c1/1", 1), ("c1/2", 1)]
+    world.conclude()

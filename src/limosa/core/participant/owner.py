@@ -351,7 +351,7 @@ class Owner:
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
 
     def as_promised(self, answer: Answer) -> Answer:
-        """Replicas may have been taken out since it was admitted: then it is no ack, nor a refusal."""
+        """If replicas were taken out since it was admitted, it is neither acked nor refused."""
         if len(routing.electable(self.record)) >= self.needed:
             return answer
         return Redirect(answer.id, self.held.replica.node, 0, 0, definite=False)
