@@ -48,6 +48,8 @@ class TopologyRead(Struct, frozen=True, gc=False):
 
     topology: Topology
     revision: Revision
+    asked: bool = False
+    """The answer to a question; otherwise the watch brought it."""
 
 
 class LeaseGranted(Struct, frozen=True, gc=False):

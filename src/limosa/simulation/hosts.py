@@ -230,7 +230,9 @@ class NodeProcess(Process):
             case ReadTopology():
                 self.call(
                     lambda: self.world.agreed,
-                    lambda agreed: self.on_event(TopologyRead(agreed.topology, agreed.revision)),
+                    lambda agreed: self.on_event(
+                        TopologyRead(agreed.topology, agreed.revision, asked=True)
+                    ),
                 )
             case AcquireLease():
                 sent_at = self.now

@@ -140,24 +140,6 @@ def serves_after_its_lease(change: Any) -> None:
     change(Lease, "holds", lambda self, now: self.registered)
 
 
-@mutant("lease time runs from the sending of the renewal, not from its answer")
-def lease_counted_from_the_answer(change: Any) -> None:
-    renewed, granted = Participant._lease_renewed, Participant._lease_granted
-    change(
-        Participant, "_lease_renewed",
-        lambda self, now, event: renewed(self, now, replace(event, sent_at=now)),
-    )  # fmt: skip
-    change(
-        Participant, "_lease_granted",
-        lambda self, now, event: granted(self, now, replace(event, sent_at=now)),
-    )  # fmt: skip
-
-
-@mutant("the check of the lease after the value was taken")
-def read_not_checked_after(change: Any) -> None:
-    change(Participant, "_may_answer", lambda self, now, held: True)
-
-
 @mutant("an ack needs the new side too")
 def ack_without_the_new_side(change: Any) -> None:
     change(Owner, "required", lambda self: list(routing.electable(self.record)))

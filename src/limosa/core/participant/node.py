@@ -221,7 +221,7 @@ class Participant:
     # --- the topology
 
     def _topology_read(self, now: float, event: TopologyRead) -> None:
-        self._reading = False
+        self._reading = self._reading and not event.asked
         if self.lease is None or not (self.lease.registered or self._is_fresh(event.revision)):
             return  # it may be older than what an earlier run acted on
         if self._is_newer(event.topology):
@@ -794,7 +794,7 @@ class Participant:
     def _verify(self, now: float, sender: str, message: Verify) -> None:
         owner = self._serving(now, message.partition)
         if owner is not None:
-            owner.verify(message.session)
+            owner.verify(now, message.session)
             self._collect_from(owner)
 
     def _drop_replica(self, now: float, sender: str, message: DropReplica) -> None:

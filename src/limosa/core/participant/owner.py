@@ -111,6 +111,7 @@ class Owner:
         self.pending: deque[Pending] = deque()
         self.sealed: Revision | None = None
         self.sealed_at = 0.0
+        self.verified_at = -inf
         self.proposed: dict[Replica, float] = {}
         """Replicas that the next commit may put in sync again: acks wait for them already."""
         self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
@@ -430,9 +431,15 @@ class Owner:
             return None
         return self.sealed, held.last
 
-    def verify(self, session: SessionId) -> None:
-        """Choose the position at which digests are compared: where the log ends now."""
-        if self.open:
+    def verify(self, now: float, session: SessionId) -> None:
+        """Choose the position at which digests are compared: where the log ends now.
+
+        Not too often: the slower of the two disks must have the time to report it.
+        """
+        chosen = self.held.check or self.held.digest
+        again = chosen is not None and chosen[0] == session
+        if not again or now - self.verified_at > self.settings.idle_seconds_max:
+            self.verified_at = now
             self.held.check = (session, self.held.last)
             for peer in self.peers.values():
                 if peer.matched:
