@@ -72,7 +72,7 @@ class Stage:
         return effects
 
     def read_topology(self) -> list[Effect]:
-        return self.tell(TopologyRead(self.agreed.topology, self.agreed.revision))
+        return self.tell(TopologyRead(self.agreed.topology, self.agreed.revision, asked=True))
 
     def agree(self, *records: Record, revision: int = 0) -> list[Effect]:
         """A commit, which the node gets to know at once."""

@@ -19,6 +19,7 @@ from limosa.core.model.changes import (
     node_key,
     partition_key,
     request_key,
+    zone_key,
 )
 from limosa.core.model.intent import (
     Assignment,
@@ -30,24 +31,59 @@ from limosa.core.model.intent import (
     with_cancel,
 )
 from limosa.core.model.topology import Partition
+from limosa.core.planning.placement import data_nodes, place
 from limosa.errors import IllegalRequest
 
 
 def answer(view: View, request: Request) -> Commit:
     """One commit that does what is asked for, or refuses it."""
     key = request_key(request.id)
+    about_zone = request.kind == "set_replicas" or request.kind == "follow_nodes"
     try:
-        changes, words = serve(view, request, view.agreed.revision_of(key))
+        act = serve_zone if about_zone else serve
+        changes, words = act(view, request, view.agreed.revision_of(key))
         state = replace(request, state="done", answer=words)
     except IllegalRequest as refusal:
         changes, state = (), replace(request, state="refused", answer=str(refusal))
     keys = [key, partition_key(request.partition), intent_key(request.partition)]
-    for place in request.placements:
-        keys += [node_key(place.node), lease_key(place.node)]
-    guards = {each: view.agreed.revision_of(each) for each in keys}
+    for each in request.placements:
+        keys += [node_key(each.node), lease_key(each.node)]
+    if about_zone:
+        keys = [key, zone_key(request.zone), *map(intent_key, view.agreed.intents)]
+        keys += [node_key(node) for node in view.agreed.topology.nodes]
+    guards = {name: view.agreed.revision_of(name) for name in keys}
     guards[COORDINATOR_KEY] = view.coordinator
-    why = f"{request.partition}: {request.kind} {state.state}: {state.answer}"
+    why = f"{request.partition or request.zone}: {request.kind} {state.state}: {state.answer}"
     return Commit(guards, (*changes, Put(state)), why)
+
+
+def serve_zone(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...], str]:
+    """Another replica count or other data nodes: an intent for every partition, in one commit.
+
+    (Another partition count is a repartition: an operation of its own.)
+    """
+    topology = view.agreed.topology
+    zone = topology.zones.get(request.zone)
+    if zone is None:
+        raise IllegalRequest(f"there is no zone {request.zone}", "list the zones")
+    if request.kind == "set_replicas":
+        zone = replace(zone, replica_count=request.count)
+    nodes = data_nodes(zone, topology.nodes.values())
+    if not 1 <= zone.replica_count <= len(nodes):
+        raise IllegalRequest(
+            f"{zone.replica_count} replicas on {len(nodes)} data nodes",
+            "ask for at least one, and at most one a node",
+        )
+    current = {
+        name: intent.stable
+        for name, intent in sorted(view.agreed.intents.items())
+        if topology.partitions[name].zone == zone.id
+    }
+    changes: list[Change] = [Put(zone)]
+    for name, places in place(zone.replica_count, nodes, current).items():
+        new = Assignment("move", places, trigger=trigger)
+        changes.append(Put(assign(view.agreed.intents[name], new)))
+    return tuple(changes), "accepted"
 
 
 def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...], str]:
@@ -59,6 +95,8 @@ def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...
         return cancel(record, intent, request)
     if request.kind == "reverse" or request.kind == "complete":
         return end_hold(record, request)
+    assert request.kind != "set_replicas"
+    assert request.kind != "follow_nodes"
     new = Assignment(
         request.kind, request.placements, request.renewed, request.hold_seconds, trigger
     )
@@ -69,7 +107,7 @@ def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...
 
 def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
     zone = view.agreed.topology.zones[record.zone]
-    nodes = [place.node for place in places]
+    nodes = [each.node for each in places]
     if len(set(nodes)) != len(nodes):
         raise IllegalRequest("two replicas on one node", "name distinct nodes")
     if len(nodes) != zone.replica_count:
@@ -77,8 +115,8 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
             f"{len(nodes)} replicas, but the zone {zone.id} asks for {zone.replica_count}",
             "name as many nodes as the zone has replicas",
         )
-    for place in new.placements:
-        check_place(view, place)
+    for each in new.placements:
+        check_place(view, each)
     for node in new.renewed:
         if node not in nodes:
             raise IllegalRequest(f"{node} holds no replica of it", "name a node that does")

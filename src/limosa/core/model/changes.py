@@ -29,6 +29,10 @@ def node_key(node: NodeId) -> str:
     return f"topology/node/{node}"
 
 
+def zone_key(zone: ZoneId) -> str:
+    return f"topology/zone/{zone}"
+
+
 def partition_key(partition: PartitionId) -> str:
     return f"topology/partition/{partition}"
 
@@ -54,7 +58,7 @@ def key_of(record: Record) -> str:
         case Node(id=name):
             return node_key(name)
         case Zone(id=name):
-            return f"topology/zone/{name}"
+            return zone_key(name)
         case Table(name=name):
             return f"topology/table/{name}"
         case Layout(zone=name):

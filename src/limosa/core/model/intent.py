@@ -10,13 +10,22 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
 from limosa.core.model.topology import Record, TransitionKind
 from limosa.errors import IllegalRequest
 
 RequestKind: TypeAlias = Literal[
-    "move", "rebuild", "volume_move", "repair", "cancel", "reverse", "complete"
+    "move",
+    "rebuild",
+    "volume_move",
+    "repair",
+    "cancel",
+    "reverse",
+    "complete",
+    "set_replicas",
+    "follow_nodes",
 ]
+"""The last two are about a zone: another replica count, or another set of data nodes."""
 
 
 class Placement(Struct, frozen=True, order=True):
@@ -58,12 +67,15 @@ class Request(Record, frozen=True):
 
     id: str
     kind: RequestKind
-    partition: PartitionId
+    partition: PartitionId = ""
     placements: tuple[Placement, ...] = ()
     renewed: tuple[NodeId, ...] = ()
     hold_seconds: float = 0.0
     cancels: Revision = 0
     """For `cancel`: the trigger of the pending assignment that the caller saw."""
+    zone: ZoneId = ""
+    count: int = 0
+    """For `set_replicas`."""
     state: Literal["waiting", "done", "refused"] = "waiting"
     answer: str = ""
 

@@ -1,0 +1,1 @@
+"""What should change? Plans are values; nothing here acts."""

@@ -1,0 +1,121 @@
+"""Where replicas go when a zone's replica count or its data nodes change."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from limosa.core.coordinator import requests
+from limosa.core.coordinator.view import View
+from limosa.core.model.changes import Commit, Put
+from limosa.core.model.intent import Intent, Placement, Request
+from limosa.core.model.topology import Node, Zone
+from limosa.core.planning.placement import data_nodes, place
+from limosa.simulation.world import ZONE, Shape, World
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def on(*nodes: str) -> tuple[Placement, ...]:
+    return tuple(Placement(node) for node in nodes)
+
+
+def test_only_normal_nodes_with_tokens_in_the_zones_datacenters_hold_data() -> None:
+    nodes = [
+        Node("a", datacenter="east"),
+        Node("b", datacenter="west"),
+        Node("c", datacenter="east", state="left"),
+        Node("d", datacenter="east", tokens=False),
+    ]
+    assert data_nodes(Zone("z"), nodes) == ("a", "b")
+    assert data_nodes(Zone("z", datacenters=("east",)), nodes) == ("a",)
+
+
+def test_without_data_nodes_everything_stays() -> None:
+    assert place(2, (), {"p": on("n1", "n2")}) == {"p": on("n1", "n2")}
+
+
+def test_new_places_go_to_the_nodes_that_hold_least() -> None:
+    planned = place(2, NODES, {"p": on("n1"), "q": on("n1"), "r": on("n1")})
+    assert planned == {"p": on("n1", "n2"), "q": on("n1", "n3"), "r": on("n1", "n4")}
+
+
+@given(
+    st.integers(1, 4),
+    st.dictionaries(
+        st.sampled_from("pqrs"),
+        st.lists(st.sampled_from(NODES), unique=True, min_size=1, max_size=4),
+    ),
+)
+def test_replicas_are_on_distinct_nodes_and_move_as_little_as_possible(
+    count: int, current: dict[str, list[str]]
+) -> None:
+    before = {name: on(*nodes) for name, nodes in current.items()}
+    after = place(count, NODES, before)
+    for name, places in after.items():
+        assert len(places) == count == len({each.node for each in places})
+        assert len(set(places) & set(before[name])) == min(count, len(before[name]))
+
+
+def asked(world: World, request: Request) -> Request:
+    world.commit(Commit({}, (Put(request),), "asked"), "operator")
+    world.run_until(world.now + 15)
+    return world.agreed.requests[request.id]
+
+
+def holders(world: World) -> set[frozenset[str]]:
+    return {
+        frozenset(replica.node for replica in record.replicas)
+        for record in world.agreed.topology.partitions.values()
+    }
+
+
+def test_another_replica_count_becomes_pending_for_every_partition_and_is_reached() -> None:
+    """F157: the replica count is a trigger; F158: one commit holds all of it."""
+    world = World(5, Shape(replicas=2, partitions=2))
+    world.run_until(2)
+    answer = asked(world, Request("r1", "set_replicas", zone=ZONE, count=3))
+    assert (answer.state, answer.answer) == ("done", "accepted")
+    assert all(len(nodes) == 3 for nodes in holders(world))
+    assert asked(world, Request("r2", "set_replicas", zone=ZONE, count=1)).state == "done"
+    assert all(len(nodes) == 1 for nodes in holders(world))
+    assert not world.violations
+
+
+def test_other_data_nodes_become_pending_for_every_partition_and_are_followed() -> None:
+    """F157: the set of data nodes is a trigger."""
+    world = World(6, Shape(replicas=2, partitions=2))
+    world.run_until(2)
+    leaving = replace(world.agreed.topology.nodes["n2"], tokens=False)
+    world.commit(Commit({}, (Put(leaving),), "n2 holds no data any more"), "operator")
+    assert asked(world, Request("r1", "follow_nodes", zone=ZONE)).state == "done"
+    assert all("n2" not in nodes for nodes in holders(world))
+    assert not world.violations
+
+
+def test_an_impossible_request_about_a_zone_is_refused_and_changes_nothing_else() -> None:
+    world = World(7, Shape(replicas=2, partitions=2))
+    world.run_until(2)
+    view = View(world.agreed, {}, 1, 0.0)
+    for request, reason in (
+        (Request("r1", "set_replicas", zone="nowhere", count=1), "there is no zone"),
+        (Request("r2", "set_replicas", zone=ZONE, count=5), "5 replicas on 4 data nodes"),
+        (Request("r3", "set_replicas", zone=ZONE, count=0), "0 replicas"),
+    ):
+        (change,) = requests.answer(view, request).changes
+        assert isinstance(change, Put)
+        assert isinstance(change.record, Request)
+        assert change.record.state == "refused"
+        assert reason in change.record.answer
+
+
+def test_partitions_of_other_zones_are_left_alone() -> None:
+    world = World(8, Shape(replicas=2, partitions=2))
+    world.run_until(2)
+    other = replace(world.agreed.topology.partitions["p1"], zone="other")
+    partitions = {**world.agreed.topology.partitions, "p1": other}
+    topology = replace(world.agreed.topology, partitions=partitions)
+    view = View(replace(world.agreed, topology=topology), {}, 1, 0.0)
+    request = Request("r1", "set_replicas", zone=ZONE, count=3)
+    commit = requests.answer(view, request)
+    records = [change.record for change in commit.changes if isinstance(change, Put)]
+    assert [record.partition for record in records if isinstance(record, Intent)] == ["p0"]
