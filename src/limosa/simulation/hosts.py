@@ -337,7 +337,7 @@ class CoordinatorProcess(Process):
                     self.world.mover.begin(effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
-                    self.world.on_wait(partition)
+                    self.world.on_wait(partition, why)
 
     def _make(self, commit: Commit) -> None:
         self.call(lambda: self.world.commit(commit, self.name), self._committed)

@@ -134,8 +134,11 @@ class Drama:
             delay = self.dice.choice(self.theme.delays)
             self.world.schedule(delay, inject, self.world, record.id, self._fault())
 
-    def _waited(self, partition: str) -> None:
+    def _waited(self, partition: str, why: str = "") -> None:
         """Whatever the coordinator waits for is a moment at which something may fail."""
+        for words, fault in self.theme.at_waits.items():
+            if why.startswith(words) and self.dice.random() < 0.5:
+                self.world.schedule(0.0005, inject, self.world, partition, fault)
         if not self.world.healed and self.dice.random() < self.aimed * self.theme.waits:
             delay = self.dice.choice((0.0, 0.003, 0.02))
             self.world.schedule(delay, inject, self.world, partition, self._fault())

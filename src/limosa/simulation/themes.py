@@ -30,6 +30,8 @@ class Theme(Struct, frozen=True):
     """How long after it was entered."""
     waits: float = 0.12
     """How much less often that happens whenever the coordinator waits for something."""
+    at_waits: dict[str, str] = {}
+    """Faults for the moments at which the coordinator begins to wait, by the words of its wait."""
     owner_moves: float = 0.6
     operator_seconds: float = 1.2
     fault_seconds: tuple[float, ...] = (1.5, 4.0)
@@ -62,6 +64,7 @@ THEMES: tuple[Theme, ...] = (
         stages=(READ_NEW, FALLBACK),
         delays=(0.0, 0.0, 0.001),
         waits=0.05,
+        at_waits={"hand-over": "replace_coordinator"},
         owner_moves=1.0,
         operator_seconds=0.7,
         fault_seconds=(20.0,),

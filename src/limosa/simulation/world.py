@@ -84,7 +84,7 @@ class World:
         self._placed: dict[tuple[PartitionId, str, int], Position] = {}
         self.on_stage: Callable[[Partition], None] = lambda record: None
         self.on_record: Callable[[PartitionId], None] = lambda partition: None
-        self.on_wait: Callable[[PartitionId], None] = lambda partition: None
+        self.on_wait: Callable[[PartitionId, str], None] = lambda partition, why: None
         settings = Settings(
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
