@@ -48,7 +48,7 @@ def shape_of(theme: Theme, dice: Random) -> Shape:
         entries_kept=dice.choice((4, 12, 1000)),
         seal_seconds=dice.choice((0.4, 2.0)),
         silence_seconds=dice.choice((0.4, 1.2)),
-        attempt_seconds=dice.choice((1.0, 1.0, 5.5)),
+        patience_seconds=dice.choice((1.0, 5.5)),
         weather=weather_of(theme, dice),
     )
 

@@ -47,7 +47,8 @@ class Shape(Struct, frozen=True):
     entries_kept: int = 12
     seal_seconds: float = 2.0
     silence_seconds: float = 1.2
-    attempt_seconds: float = 1.0
+    patience_seconds: float = 1.0
+    """How long the client that only reads waits for an answer."""
     weather: Weather = Weather()
 
 
@@ -135,7 +136,9 @@ class World:
         return Coordinator(name, CoordinatorSettings())
 
     def make_client(self, name: str) -> Client:
-        return Client(name, ClientSettings(attempt_seconds=self.shape.attempt_seconds))
+        patient = name.startswith("c1")
+        seconds = self.shape.patience_seconds if patient else 1.0
+        return Client(name, ClientSettings(attempt_seconds=seconds))
 
     # --- time
 
