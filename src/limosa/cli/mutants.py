@@ -20,7 +20,6 @@ from rich.table import Table
 from limosa.cli.simulate import JobsOption, cores
 from limosa.simulation.run import run_seed
 from limosa.simulation.swarm import TookTooLong, in_processes, named, run_guarded, within
-from limosa.simulation.world import Violated
 
 CATALOGUE = "limosa.simulation.mutants"
 """Where MUTANTS, REDUNDANT and `planted` are. It is imported late: a worker plants by name."""
@@ -73,7 +72,7 @@ def _violation(catalogue: str, mutant: str, seed: int) -> tuple[str, str]:
     try:
         with within(SEED_SECONDS_MAX), planted(mutant):
             violations = run_seed(seed).violations
-    except (AssertionError, Violated) as error:
+    except AssertionError as error:
         return named(error), ""
     except TookTooLong as error:
         return "", str(error)

@@ -51,9 +51,6 @@ class Network:
         self._cut.clear()
         self.weather = FAIR
 
-    def is_cut(self, one: str, other: str) -> bool:
-        return (one, other) in self._cut
-
     def send(
         self,
         sender: str,

@@ -52,10 +52,6 @@ class Shape(Struct, frozen=True):
     weather: Weather = Weather()
 
 
-class Violated(Exception):
-    """The run has shown something that must never be."""
-
-
 class World:
     """Everything that exists in one run."""
 
