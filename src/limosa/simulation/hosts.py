@@ -5,6 +5,7 @@ margin that leases allow for. Whatever an earlier run of a process asked for nev
 one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 METASTORE = "metastore"
 
 
-class Process:
+class Process(ABC):
     """Something that runs, stops and runs again, by a clock of its own."""
 
     tick_seconds = 0.15
@@ -92,8 +93,9 @@ class Process:
         self.boot()
         self.tick(self.run)
 
+    @abstractmethod
     def boot(self) -> None:
-        raise NotImplementedError
+        """Begin a run with what the disk holds."""
 
     def crash(self) -> None:
         self.run = 0
@@ -130,8 +132,9 @@ class Process:
             return
         self.on_event(event)
 
+    @abstractmethod
     def on_event(self, event: Any) -> None:
-        raise NotImplementedError
+        """Hand it to the brain and carry its effects out."""
 
     def send(self, to: str, message: Message) -> None:
         target = self.world.processes.get(to)

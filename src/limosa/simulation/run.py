@@ -9,6 +9,7 @@ from random import Random
 
 from msgspec import Struct
 
+from limosa.core.client import Finished
 from limosa.core.events import CollectionDue
 from limosa.core.model.changes import Commit, Put, layout_key, request_key
 from limosa.core.model.intent import Placement, Request
@@ -18,7 +19,7 @@ from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.faults import inject
 from limosa.simulation.rows import token_of
 from limosa.simulation.themes import THEMES, Theme, weather_of
-from limosa.simulation.workloads import KINDS, History, Reader, Registers, Workload
+from limosa.simulation.workloads import KINDS, History, Reader, Registers, Then, Workload
 from limosa.simulation.world import ZONE, Shape, World
 
 HEALING_SECONDS = 45.0
@@ -254,15 +255,17 @@ class Drama:
         held = chain.from_iterable(workload.keys() for workload in self.workloads)
         keys = list(dict.fromkeys(held))
 
-        def then(key: str) -> object:
-            def record(effect: object) -> None:
-                rows[key] = effect.value[0][1] if effect.outcome == "done" else None  # type: ignore[attr-defined]
+        def then(key: str) -> Then:
+            def record(effect: Finished) -> None:
+                found = effect.value if effect.outcome == "done" else ((0, None),)
+                assert isinstance(found, tuple)
+                rows[key] = found[0][1]
 
             return record
 
         self.world.run_until(self.world.now + 0.01)
         for key in keys:
-            self.history.ask(self.world.clients[0], then(key), keys=(key,), token=token_of(key))  # type: ignore[arg-type]
+            self.history.ask(self.world.clients[0], then(key), keys=(key,), token=token_of(key))
         self.world.run_until(self.world.now + 5, lambda: not self.history.outstanding)
         if self.history.outstanding:
             self.world.violate("a read of a healed world was not answered", "")

@@ -1,6 +1,6 @@
 """What is a run about? A mix of workloads, operators and faults, written as data.
 
-Half of all seeds let everything loose; the others dwell on one kind of trouble, because some
+Three seeds in ten let everything loose; the others dwell on one kind of trouble, because some
 interleavings need three unlikely things in a row.
 """
 

@@ -5,6 +5,7 @@ which become visible together or not at all; a set's members are inserted once; 
 compare-and-set.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -107,7 +108,9 @@ class History:
         ]
 
     def _tell(self, asked: Asked, effect: Finished) -> None:
-        what = asked.keys if asked.rows is None else [(r.key, r.value) for r in asked.rows.rows]  # type: ignore[attr-defined]
+        what: object = asked.keys
+        if isinstance(asked.rows, SimulatedRows):
+            what = [(row.key, row.value) for row in asked.rows.rows]
         condition = "" if asked.expected is None else f" if {asked.expected}"
         verb = "reads" if asked.rows is None else "writes"
         self.world.tell(
@@ -120,7 +123,7 @@ def rows_of(*pairs: tuple[str, object]) -> SimulatedRows:
     return SimulatedRows(tuple(Row(key, token_of(key), value) for key, value in pairs))
 
 
-class Workload:
+class Workload(ABC):
     """Something that a client does over and over."""
 
     def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
@@ -129,15 +132,17 @@ class Workload:
         self.client = client
         self.dice: Random = world.dice
 
+    @abstractmethod
     def step(self) -> None:
-        raise NotImplementedError
+        """Ask for something."""
 
     def verdict(self, rows: dict[str, object]) -> list[str]:
         """What is wrong with the rows at the end."""
         return []
 
+    @abstractmethod
     def keys(self) -> list[str]:
-        raise NotImplementedError
+        """What to read at the end."""
 
 
 class Registers(Workload):

@@ -32,6 +32,7 @@ from limosa.simulation.hosts import (
 )
 from limosa.simulation.metastore import SimulatedMetastore
 from limosa.simulation.network import Network, Weather
+from limosa.simulation.rows import SimulatedRows
 
 ZONE = "zone"
 
@@ -235,6 +236,8 @@ class World:
         return "stable" if stage is None else stage.name
 
     def partition_of(self, asked: Asked) -> PartitionId:
-        token = asked.token if asked.rows is None else asked.rows.rows[0].token  # type: ignore[attr-defined]
+        token = asked.token
+        if isinstance(asked.rows, SimulatedRows):
+            token = asked.rows.rows[0].token
         layout = self.agreed.topology.layouts[ZONE]
         return layout.partitions[bisect_right(layout.starts, token) - 1]
