@@ -7,6 +7,7 @@ Every error says what happened and what to do, and whether the operation *surely
     ├── BadInput                definite; the caller can mend it
     │   ├── InvalidLayout       ranges with a gap, an overlap or nothing at all
     │   ├── InvalidKey          null, NaN, or a type that has no token
+    │   ├── InvalidSchema       columns that no table can have, or that this table does not
     │   ├── UnknownStage        a stage that the machine does not have
     │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
     │   ├── IllegalTransition   an edge that the machine does not draw
@@ -21,6 +22,7 @@ Every error says what happened and what to do, and whether the operation *surely
     │   └── MetastoreUnavailable  the metastore is busy, full, failing or closed: try again
     ├── StaleGuard              definite; the agreed state moved on since it was read
     ├── LeaseLost               definite; the holder must register anew
+    ├── VolumeFailed            not definite; a disk failed: the node must be started anew
     └── OutcomeUnknown          not definite; it may have happened: retry with the same sequence
 """
 
@@ -48,6 +50,10 @@ class InvalidLayout(BadInput):
 
 class InvalidKey(BadInput):
     """A key that has no token."""
+
+
+class InvalidSchema(BadInput):
+    """Columns that no table can have, or that this table does not have."""
 
 
 class UnknownStage(BadInput):
@@ -114,3 +120,9 @@ class OutcomeUnknown(LimosaError):
     """No answer: the operation may have happened."""
 
     definite = False
+
+
+class VolumeFailed(LimosaError):
+    """A disk did not take or sync what was written; what was under way may or may not be kept."""
+
+    definite: ClassVar[bool] = False

@@ -1,0 +1,565 @@
+"""What does a file system do to you when the power goes?
+
+It keeps what was synced, and of the rest whatever it likes. Here is all that it may like:
+
+    names    of each directory, a prefix of what happened to it since it was synced; a replace
+             happens whole or not at all, also between two directories
+    bytes    of each file, a prefix of what was appended since it was synced, with a run of sectors
+             in it that were never written; each overwrite whole or not at all
+
+A file's sync says nothing about its name. When only the process dies, everything stays as it was,
+as the page cache does; it is no more durable than before.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from threading import RLock
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from limosa.errors import UnusableFile
+from limosa.storage.files import Piece
+
+SECTOR_BYTES: Final = 512
+TORN: Final = 0.4
+"""How often the bytes that survived without a sync have a hole."""
+
+
+# ------------------------------------------------------------------------------------- bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Overwritten:
+    at: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.at + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Emptied:
+    """By the creation of a file that was there already."""
+
+
+_Write: TypeAlias = _Appended | _Overwritten | _Emptied
+
+
+class _File:
+    """An inode: what the process sees, what the disk has, and what happened in between."""
+
+    __slots__ = ("durable", "links", "live", "unsynced")
+
+    def __init__(self) -> None:
+        self.live = bytearray()
+        self.durable = bytearray()
+        self.unsynced: list[_Write] = []
+        self.links = 0
+        """How many live names it has."""
+
+    def write(self, write: _Write) -> None:
+        _apply(self.live, write)
+        self.unsynced.append(write)
+
+    def sync(self) -> None:
+        for write in self.unsynced:
+            _apply(self.durable, write)
+        self.unsynced.clear()
+
+    def crash(self, dice: Random) -> None:
+        if self.unsynced:
+            self.durable = _survivor(self.durable, self.unsynced, dice)
+            self.live = bytearray(self.durable)
+            self.unsynced.clear()
+
+
+def _apply(content: bytearray, write: _Write) -> None:
+    match write:
+        case _Appended(data):
+            content += data
+        case _Overwritten(at, data):
+            content[at : write.end] = data
+        case _Emptied():
+            content.clear()
+
+
+def _survivor(durable: bytearray, unsynced: Sequence[_Write], dice: Random) -> bytearray:
+    """What a power loss leaves of a file: synced bytes never change by themselves."""
+    content, writes = _last_emptied(durable, unsynced, dice)
+    safe = len(content)
+    appended = b"".join(write.data for write in writes if isinstance(write, _Appended))
+    content += appended[: _some(len(appended), dice)]
+    for write in writes:
+        if isinstance(write, _Overwritten) and dice.random() < 0.5 and write.end <= len(content):
+            _apply(content, write)
+    _tear(content, safe, dice)
+    return content
+
+
+def _last_emptied(
+    durable: bytearray, unsynced: Sequence[_Write], dice: Random
+) -> tuple[bytearray, Sequence[_Write]]:
+    """Which emptying of the file survived, if any: the content then, and the writes until the next.
+
+    As if by a prefix of the writes, so a file may be empty and what was then written be lost.
+    """
+    starts = [at for at, write in enumerate(unsynced) if isinstance(write, _Emptied)]
+    chosen = dice.randint(0, len(starts)) if starts else 0
+    end = starts[chosen] if chosen < len(starts) else len(unsynced)
+    if chosen == 0:
+        return bytearray(durable), unsynced[:end]
+    return bytearray(), unsynced[starts[chosen - 1] + 1 : end]
+
+
+def _some(count: int, dice: Random) -> int:
+    """Any number of them, but often none or all."""
+    roll = dice.random()
+    if roll < 0.25:
+        return 0
+    return count if roll < 0.5 else dice.randint(0, count)
+
+
+def _tear(content: bytearray, safe: int, dice: Random) -> None:
+    """The disk writes back in any order: some sectors are still as they were, zeros or garbage."""
+    if len(content) == safe or dice.random() >= TORN:
+        return
+    last = (len(content) - 1) // SECTOR_BYTES
+    first_torn = dice.randint(safe // SECTOR_BYTES, last)
+    last_torn = dice.randint(first_torn, last)
+    start = max(safe, first_torn * SECTOR_BYTES)
+    end = min(len(content), (last_torn + 1) * SECTOR_BYTES)
+    zeros = dice.random() < 0.5
+    content[start:end] = bytes(end - start) if zeros else dice.randbytes(end - start)
+
+
+# ------------------------------------------------------------------------------------- names
+
+
+class _Directory:
+    """Names as the process sees them, as the disk has them, and what happened in between."""
+
+    __slots__ = ("durable", "live", "unsynced")
+
+    def __init__(self) -> None:
+        self.live: dict[str, _Node] = {}
+        self.durable: dict[str, _Node] = {}
+        self.unsynced: list[_Renaming] = []
+
+    def settle(self, count: int) -> None:
+        """So many of the changes are durable."""
+        for renaming in self.unsynced[:count]:
+            for name, node in renaming.edits[self].items():
+                if node is None:
+                    self.durable.pop(name, None)
+                else:
+                    self.durable[name] = node
+        del self.unsynced[:count]
+
+    def crash(self) -> None:
+        self.live = dict(self.durable)
+        self.unsynced.clear()
+
+    def nodes(self) -> "Iterator[_Node]":
+        """All that has, had or may get back a name in here."""
+        for names in (self.live, self.durable):
+            yield from (names[name] for name in sorted(names))
+        for renaming in self.unsynced:
+            yield from (node for node in renaming.edits[self].values() if node is not None)
+
+
+_Node: TypeAlias = _File | _Directory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Renaming:
+    """One atomic change of names, in one or two directories; None is a name that is gone."""
+
+    edits: dict[_Directory, dict[str, _Node | None]]
+
+
+def _settle(counts: dict[_Directory, int]) -> None:
+    """Make so many changes of each directory durable, and with a replace also its other side."""
+    queue = list(counts)
+    while queue:
+        directory = queue.pop()
+        for renaming in directory.unsynced[: counts[directory]]:
+            for other in renaming.edits:
+                if other is directory or renaming not in other.unsynced:
+                    continue
+                needed = other.unsynced.index(renaming) + 1
+                if counts.get(other, 0) < needed:
+                    counts[other] = needed
+                    queue.append(other)
+    for directory, count in counts.items():
+        directory.settle(count)
+
+
+# ------------------------------------------------------------------------------------- the port
+
+
+class MemoryFile:
+    """A handle; it dies with its process."""
+
+    def __init__(self, files: "MemoryFiles", file: _File) -> None:
+        self._files = files
+        self._file = file
+        self._life = files._life
+        self._is_open = True
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        data = b"".join(pieces)
+        with self._files._guard:
+            self._check()
+            self._files._append(self._file, data)
+
+    def overwrite(self, at: int, data: bytes) -> None:
+        with self._files._guard:
+            self._check()
+            end = at + len(data)
+            assert 0 <= at < end <= len(self._file.live), "only what is there can be overwritten"
+            assert at // SECTOR_BYTES == (end - 1) // SECTOR_BYTES, "not within one sector"
+            self._file.write(_Overwritten(at, bytes(data)))
+
+    def sync(self) -> None:
+        with self._files._guard:
+            self._check()
+            self._file.sync()
+
+    def close(self) -> None:
+        """A dead process's handles were closed for it."""
+        with self._files._guard:
+            if self._life == self._files._life:
+                self._check()
+                self._is_open = False
+
+    def _check(self) -> None:
+        if self._life != self._files._life:
+            raise OSError(errno.EBADF, "this handle is of a process that crashed")
+        if not self._is_open:
+            raise OSError(errno.EBADF, "this handle was closed")
+
+
+class MemoryLock:
+    """Held until closed, or until the process crashed."""
+
+    def __init__(self, held: "dict[_File, MemoryLock]", file: _File) -> None:
+        self._held = held
+        self._file = file
+        held[file] = self
+
+    def close(self) -> None:
+        if self._held.get(self._file) is self:
+            del self._held[self._file]
+
+
+class MemoryFiles:
+    """A file system in memory; `directories` are there from the start, durably.
+
+    Relative paths start at the root, so `a/b` and `/a/b` are the same.
+    """
+
+    def __init__(self, directories: Sequence[str] = (), capacity_bytes: int = 2**50) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._life = 0
+        """How many crashes there were: a handle is of one life only."""
+        self._guard = RLock()
+        self._root = _Directory()
+        self._used = 0
+        self._locks: dict[_File, MemoryLock] = {}
+        for path in directories:
+            self.make_directory(path)
+        self.write_back()
+
+    # --- files
+
+    def create(self, path: str) -> MemoryFile:
+        with self._guard:
+            return MemoryFile(self, self._file_at(path, empty=True))
+
+    def reopen(self, path: str) -> MemoryFile:
+        with self._guard:
+            return MemoryFile(self, self._file(path))
+
+    def read(self, path: str) -> pa.Buffer:
+        with self._guard:
+            return pa.py_buffer(bytes(self._file(path).live))
+
+    def _append(self, file: _File, data: bytes) -> None:
+        """As much as there is room for: what a full disk took stays there."""
+        room = max(0, self.capacity_bytes - self._used)
+        written = data[:room] if file.links else data
+        if written:
+            file.write(_Appended(written))
+            self._used += len(written) if file.links else 0
+        if len(written) < len(data):
+            raise _refusal(errno.ENOSPC)
+
+    def lock(self, path: str) -> MemoryLock:
+        with self._guard:
+            file = self._file_at(path, empty=False)
+            if file in self._locks:
+                raise UnusableFile(
+                    f"{path} is locked", "another process uses this volume: stop it first"
+                )
+            return MemoryLock(self._locks, file)
+
+    def free_bytes(self, path: str) -> int:
+        with self._guard:
+            self._node(path)
+            return max(0, self.capacity_bytes - self._used)
+
+    def _file_at(self, path: str, empty: bool) -> _File:
+        """The file that is there, or a new one."""
+        directory, name = self._place(path)
+        if name not in directory.live:
+            file = _File()
+            self._rename({directory: {name: file}})
+            return file
+        file = self._file(path)
+        if empty and file.live:
+            self._used -= len(file.live)
+            file.write(_Emptied())
+        return file
+
+    # --- names
+
+    def names(self, directory: str) -> list[str]:
+        with self._guard:
+            return sorted(self._directory(directory).live)
+
+    def make_directory(self, path: str) -> None:
+        with self._guard:
+            parts = _parts(path)
+            for depth in range(1, len(parts) + 1):
+                directory, name = self._place("/".join(parts[:depth]))
+                if name not in directory.live:
+                    self._rename({directory: {name: _Directory()}})
+                elif not isinstance(directory.live[name], _Directory):
+                    raise _refusal(errno.EEXIST, path)
+
+    def replace(self, source: str, target: str) -> None:
+        with self._guard:
+            old, old_name = self._place(source)
+            new, new_name = self._place(target)
+            node = self._node(source)
+            there = new.live.get(new_name)
+            if there is node:
+                return  # two names of one file: both stay, as POSIX wants it
+            if isinstance(node, _Directory):
+                _check_target_of_directory(node, there, new, target)
+            elif isinstance(there, _Directory):
+                raise _refusal(errno.EISDIR, target)
+            if old is new:
+                self._rename({old: {old_name: None, new_name: node}})
+            else:
+                self._rename({old: {old_name: None}, new: {new_name: node}})
+
+    def link(self, source: str, target: str) -> None:
+        with self._guard:
+            file = self._file(source)
+            directory, name = self._place(target)
+            if name not in directory.live:
+                self._rename({directory: {name: file}})
+
+    def remove(self, path: str) -> None:
+        """A directory is emptied first, name by name, and a crash may come in between."""
+        with self._guard:
+            try:
+                directory, name = self._place(path)
+            except FileNotFoundError:
+                return
+            if name in directory.live:
+                self._remove(directory, name)
+
+    def _remove(self, directory: _Directory, name: str) -> None:
+        node = directory.live[name]
+        if isinstance(node, _Directory):
+            for inner in sorted(node.live):
+                self._remove(node, inner)
+        self._rename({directory: {name: None}})
+
+    def sync_directory(self, path: str) -> None:
+        with self._guard:
+            directory = self._directory(path)
+            _settle({directory: len(directory.unsynced)})
+
+    def _rename(self, edits: dict[_Directory, dict[str, _Node | None]]) -> None:
+        renaming = _Renaming(edits)
+        for directory, names in edits.items():
+            directory.unsynced.append(renaming)
+            for name, node in names.items():
+                self._unlink(directory.live.pop(name, None))
+                if node is not None:
+                    directory.live[name] = node
+                    self._count_link(node)
+
+    def _unlink(self, node: _Node | None) -> None:
+        if isinstance(node, _File):
+            node.links -= 1
+            self._used -= 0 if node.links else len(node.live)
+
+    def _count_link(self, node: _Node) -> None:
+        if isinstance(node, _File):
+            self._used += 0 if node.links else len(node.live)
+            node.links += 1
+
+    # --- finding
+
+    def _place(self, path: str) -> tuple[_Directory, str]:
+        """The directory that a path is in, and its last name."""
+        parts = _parts(path)
+        if not parts:
+            raise _refusal(errno.EBUSY, path)
+        node: _Node = self._root
+        for part in parts[:-1]:
+            if not isinstance(node, _Directory):
+                raise _refusal(errno.ENOTDIR, path)
+            if part not in node.live:
+                raise _refusal(errno.ENOENT, path)
+            node = node.live[part]
+        if not isinstance(node, _Directory):
+            raise _refusal(errno.ENOTDIR, path)
+        return node, parts[-1]
+
+    def _node(self, path: str) -> _Node:
+        if not _parts(path):
+            return self._root
+        directory, name = self._place(path)
+        if name not in directory.live:
+            raise _refusal(errno.ENOENT, path)
+        return directory.live[name]
+
+    def _file(self, path: str) -> _File:
+        node = self._node(path)
+        if not isinstance(node, _File):
+            raise _refusal(errno.EISDIR, path)
+        return node
+
+    def _directory(self, path: str) -> _Directory:
+        node = self._node(path)
+        if not isinstance(node, _Directory):
+            raise _refusal(errno.ENOTDIR, path)
+        return node
+
+    def _walk(self) -> Iterator[tuple[str, _File]]:
+        """Every live file by its path; one with two names comes twice."""
+        return _walk(self._root, "")
+
+    def _directories(self) -> list[_Directory]:
+        """Every directory that a crash may leave, in an order that only names decide."""
+        found: dict[_Directory, None] = {self._root: None}
+        stack = [self._root]
+        while stack:
+            for node in stack.pop().nodes():
+                if isinstance(node, _Directory) and node not in found:
+                    found[node] = None
+                    stack.append(node)
+        return list(found)
+
+    # --- faults
+
+    def write_back(self) -> None:
+        """Nobody asked for a sync, but the kernel found the time: everything is durable."""
+        with self._guard:
+            for directory in self._directories():
+                directory.settle(len(directory.unsynced))
+            for _, file in self._walk():
+                file.sync()
+
+    def crash(self, dice: Random, process_only: bool = False) -> None:
+        """The process is gone, with its handles and locks; or the whole machine loses power."""
+        with self._guard:
+            self._life += 1
+            self._locks.clear()
+            if not process_only:
+                self._lose_power(dice)
+
+    def _lose_power(self, dice: Random) -> None:
+        directories = self._directories()
+        _settle({each: _some(len(each.unsynced), dice) for each in directories if each.unsynced})
+        for directory in directories:
+            directory.crash()
+        files = dict.fromkeys(file for _, file in self._walk())
+        for file in files:
+            file.crash(dice)
+            file.links = 0
+        for _, file in self._walk():
+            file.links += 1
+        self._used = sum(len(file.live) for file in files)
+
+    def flip(self, path: str, bit: int) -> None:
+        """Rot of the medium, so the file counts as synced."""
+        with self._guard:
+            file = self._file(path)
+            file.sync()
+            for content in (file.live, file.durable):
+                content[bit // 8] ^= 1 << bit % 8
+
+    def truncate(self, path: str, length: int) -> None:
+        """Loss of the medium, so the file counts as synced."""
+        with self._guard:
+            file = self._file(path)
+            file.sync()
+            self._used -= max(0, len(file.live) - length)
+            for content in (file.live, file.durable):
+                del content[length:]
+
+    # --- looking
+
+    def paths(self) -> list[str]:
+        """Of all files, from the root on."""
+        with self._guard:
+            return [path for path, _ in self._walk()]
+
+    def snapshot(self) -> dict[str, bytes]:
+        with self._guard:
+            return {path: bytes(file.live) for path, file in self._walk()}
+
+
+def _refusal(code: int, path: str | None = None) -> OSError:
+    """Python makes it a FileNotFoundError, an IsADirectoryError and so on by its code."""
+    return OSError(code, os.strerror(code), path)
+
+
+def _parts(path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    assert ".." not in parts, "a path only goes down"
+    return parts
+
+
+def _walk(directory: _Directory, path: str) -> Iterator[tuple[str, _File]]:
+    for name in sorted(directory.live):
+        node = directory.live[name]
+        if isinstance(node, _Directory):
+            yield from _walk(node, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}", node
+
+
+def _check_target_of_directory(
+    node: _Directory, there: _Node | None, into: _Directory, target: str
+) -> None:
+    if isinstance(there, _File):
+        raise _refusal(errno.ENOTDIR, target)
+    if there is not None and there.live:
+        raise _refusal(errno.ENOTEMPTY, target)
+    if into is node or _is_below(into, node):
+        raise _refusal(errno.EINVAL, target)
+
+
+def _is_below(inner: _Directory, outer: _Directory) -> bool:
+    return any(
+        node is inner or _is_below(inner, node)
+        for node in outer.live.values()
+        if isinstance(node, _Directory)
+    )

@@ -1,0 +1,1 @@
+"""Where do rows and records live?"""

@@ -1,0 +1,148 @@
+"""Which segments should become one, and which rows need not be kept?
+
+Segments of a table are *new* (what a flush or a copy left: they overlap), *settled* (they do not),
+or *going*: on their way from new to settled. A sweep takes new segments through the token space
+from left to right, one piece at a time. Each piece is merged with the settled segments there and
+replaced at once, so a sweep needs the memory and the disk of a piece, can stop anywhere, and is
+resumed from the manifest alone.
+
+Pure: a view in, a job out. Writes are never waited for, nor do they wait.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from limosa.core.model.keys import WHOLE, Position, TokenRange
+from limosa.storage.merge import Source, cut
+from limosa.storage.rows import Batch
+from limosa.storage.view import Ranged, TableView, overlap
+
+NEW, GOING, SETTLED = 0, 1, 2
+NEW_OF_A_SIZE = 4
+STREAM_SEGMENTS = 8
+
+
+class Job(Struct, frozen=True):
+    """Replace what the inputs have in a range by segments of this level."""
+
+    inputs: tuple[Ranged, ...]
+    held: TokenRange
+    level: int
+    is_sweep: bool = False
+
+
+def plan(view: TableView, collected: Position, piece_bytes: int, full: bool = False) -> Job | None:
+    """The most useful job, if any is worth it; with `full`, until nothing is left to merge."""
+    if view.table.kind == "stream":
+        return _join_records(view, piece_bytes)
+    new = [ranged for ranged in view.segments if ranged.level == NEW]
+    going = [ranged for ranged in view.segments if ranged.level == GOING]
+    settled = [ranged for ranged in view.segments if ranged.level == SETTLED]
+    if not going and (new if full else _is_worth_a_sweep(new, settled)):
+        going = new
+    if going:
+        return _next_piece(going, settled, piece_bytes)
+    return _unite_alike(new) or _shed(view, settled, collected)
+
+
+def _is_worth_a_sweep(new: Sequence[Ranged], settled: Sequence[Ranged]) -> bool:
+    """Rewriting the settled ones pays off when the new ones are not much smaller."""
+    return len(new) >= 2 and 2 * _bytes(new) >= _bytes(settled)
+
+
+def _bytes(segments: Iterable[Ranged]) -> int:
+    return sum(ranged.bytes for ranged in segments)
+
+
+def _next_piece(going: Sequence[Ranged], settled: Sequence[Ranged], piece_bytes: int) -> Job:
+    start = min(ranged.held.start for ranged in going)
+    whole = TokenRange(start, max(ranged.held.end for ranged in going))
+    sources: list[Source] = [*going, *settled]
+    end = cut(sources, whole, piece_bytes)[0].end
+    for ranged in settled:
+        # A settled segment is replaced as a whole, so that none is ever left in pieces.
+        if overlap(ranged.held, TokenRange(start, end)) is not None:
+            start, end = min(start, ranged.held.start), max(end, ranged.held.end)
+    held = TokenRange(start, end)
+    inside = [ranged for ranged in settled if overlap(ranged.held, held) is not None]
+    return Job((*going, *inside), held, SETTLED, is_sweep=True)
+
+
+def _unite_alike(new: Sequence[Ranged]) -> Job | None:
+    """Too many new ones of about one size slow reads down: make them one."""
+    alike: dict[int, list[Ranged]] = {}
+    for ranged in new:
+        alike.setdefault(ranged.bytes.bit_length() // 2, []).append(ranged)
+    for _, some in sorted(alike.items()):
+        if len(some) >= NEW_OF_A_SIZE:
+            return Job(tuple(some), WHOLE, NEW)
+    return None
+
+
+def _shed(view: TableView, settled: Sequence[Ranged], collected: Position) -> Job | None:
+    """Write a segment anew if much of its file is of no use here."""
+    for ranged in settled:
+        rows = ranged.rows
+        sliced = 2 * rows < len(ranged.segment)
+        tombstones = ranged.segment.index.tombstones
+        lowest = oldest_beside(view, (ranged,), ranged.held)
+        dead = 4 * tombstones >= max(1, rows) and ranged.max_version <= min(collected, lowest - 1)
+        if sliced or (tombstones and dead):
+            return Job((ranged,), ranged.held, SETTLED)
+    return None
+
+
+def _join_records(view: TableView, piece_bytes: int) -> Job | None:
+    """A stream's segments follow each other; many small neighbours become one."""
+    some: list[Ranged] = []
+    for ranged in view.segments:
+        if sum(each.bytes for each in some) + ranged.bytes > piece_bytes:
+            some = []
+        some.append(ranged)
+        if len(some) == STREAM_SEGMENTS:
+            return Job(tuple(some), WHOLE, NEW)
+    return None
+
+
+def oldest_beside(view: TableView, inputs: Sequence[Source], held: TokenRange) -> Position:
+    """The lowest version of a range outside of some sources: older rows may hide from them."""
+    beside = [source for source in view.sources if not any(source is given for given in inputs)]
+    return min((source.min_version for source in beside if source.spans(held)), default=2**62)
+
+
+def without_collected(batch: Batch, collected: Position, oldest: Position) -> Batch:
+    """A tombstone may go once it was collected and nothing older is left for it to hide."""
+    if batch.deleted is None:
+        return batch
+    assert batch.versions is not None
+    gone = batch.deleted & (batch.versions <= collected) & (batch.versions < oldest)
+    return batch.where(~gone) if gone.any() else batch
+
+
+def replaced(view: TableView, job: Job, made: Sequence[Ranged]) -> tuple[Ranged, ...]:
+    """The table's segments once the job is done; others may have come meanwhile."""
+    kept: list[Ranged] = []
+    placed = False
+    for ranged in view.segments:
+        if not any(ranged is given for given in job.inputs):
+            kept.append(ranged)
+            continue
+        if not placed:
+            kept += made  # where the inputs were: a stream's segments stay in order
+            placed = True
+        if job.is_sweep and ranged.level != SETTLED and ranged.held.end > job.held.end:
+            rest = TokenRange(max(ranged.held.start, job.held.end), ranged.held.end)
+            kept.append(Ranged(ranged.file, GOING, rest, ranged.offset, ranged.segment))
+    return tuple(kept)
+
+
+def as_neighbours(present: Sequence[Ranged], linked: Sequence[Ranged]) -> list[Ranged]:
+    """Segments of another replica: they stay settled where none is in their way."""
+    settled = [ranged.held for ranged in present if ranged.level == SETTLED]
+    return [
+        ranged
+        if ranged.level == SETTLED and not any(overlap(ranged.held, held) for held in settled)
+        else Ranged(ranged.file, NEW, ranged.held, ranged.offset, ranged.segment)
+        for ranged in linked
+    ]

@@ -1,0 +1,224 @@
+"""What do we need of a file system?
+
+Few things, so that each can fail on purpose: every kill, torn write and full disk of the tests
+comes in through this port. Nothing is durable before it was synced: a file's bytes by its own
+`sync`, a name by `sync_directory`.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+from limosa.errors import UnusableFile
+
+IOV_MAX = 1024
+
+Piece: TypeAlias = bytes | pa.Buffer
+
+
+class OpenFile(Protocol):
+    """A file that grows at its end."""
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        """All of them, or an OSError and nobody knows how much."""
+        ...
+
+    def overwrite(self, at: int, data: bytes) -> None:
+        """A few bytes that lie within one sector, so they change whole."""
+        ...
+
+    def sync(self) -> None:
+        """What was written is durable. After a failure it never will be."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """Paths are strings with slashes; what is not there raises FileNotFoundError."""
+
+    def create(self, path: str) -> OpenFile:
+        """A new, empty file, for one writer; another one of that name is gone."""
+        ...
+
+    def reopen(self, path: str) -> OpenFile:
+        """A file that is there, to be appended to."""
+        ...
+
+    def read(self, path: str) -> pa.Buffer:
+        """All of it. The buffer outlives the removal of the file, and may show later changes."""
+        ...
+
+    def names(self, directory: str) -> list[str]: ...
+
+    def make_directory(self, path: str) -> None:
+        """One that is there already is fine; so are missing parents."""
+        ...
+
+    def replace(self, source: str, target: str) -> None:
+        """Give a file or directory another name, atomically."""
+        ...
+
+    def link(self, source: str, target: str) -> None:
+        """A second name for the file, or a durable copy on another file system."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """A file, or a directory with all that is in it; one that is gone is fine."""
+        ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def lock(self, path: str) -> Lock:
+        """Held until closed or the process ends; a second one is refused with UnusableFile."""
+        ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+
+class PosixFile:
+    """A file descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        for start in range(0, len(pieces), IOV_MAX):
+            views = [memoryview(piece).cast("B") for piece in pieces[start : start + IOV_MAX]]
+            self._append_some(views)
+
+    def _append_some(self, views: list[memoryview]) -> None:
+        while views:
+            written = os.writev(self._descriptor, views)
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if views:
+                views[0] = views[0][written:]
+
+    def overwrite(self, at: int, data: bytes) -> None:
+        if os.pwrite(self._descriptor, data, at) != len(data):
+            raise OSError(errno.EIO, "a short write")
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+
+
+class PosixLock:
+    """A lock of the kernel: it ends with the process, however that ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class PosixFiles:
+    """The real one."""
+
+    def create(self, path: str) -> PosixFile:
+        # Not emptied: somebody may have it mapped, or know it by another name.
+        self.remove(path)
+        return PosixFile(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o640))
+
+    def reopen(self, path: str) -> PosixFile:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        os.lseek(descriptor, 0, os.SEEK_END)
+        return PosixFile(descriptor)
+
+    def read(self, path: str) -> pa.Buffer:
+        if not os.path.getsize(path):
+            return pa.py_buffer(b"")
+        with pa.memory_map(path) as mapped:
+            return mapped.read_buffer()
+
+    def names(self, directory: str) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def replace(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            if not os.path.samefile(source, target):
+                raise
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            self._copy(source, target)
+
+    def _copy(self, source: str, target: str) -> None:
+        """Under another name first: half a copy must not look like the file."""
+        write_durably(self, f"{target}.new", [self.read(source)])
+        os.replace(f"{target}.new", target)
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, PermissionError):
+            if not os.path.isdir(path):
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> PosixLock:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UnusableFile(
+                f"{path} is locked", "another process uses this volume: stop it first"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        return PosixLock(descriptor)
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+
+def write_durably(files: Files, path: str, pieces: Sequence[Piece]) -> None:
+    """A whole new file; its name is durable only with its directory."""
+    file = files.create(path)
+    try:
+        file.append(pieces)
+        file.sync()
+    finally:
+        file.close()
+
+
+def replace_durably(files: Files, directory: str, name: str, pieces: Sequence[Piece]) -> None:
+    """After this, and after a crash inside it, the file has its old or its new content."""
+    new = f"{directory}/{name}.new"
+    write_durably(files, new, pieces)
+    files.replace(new, f"{directory}/{name}")
+    files.sync_directory(directory)

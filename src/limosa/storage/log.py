@@ -1,0 +1,334 @@
+"""What happened on this volume, in what order, and how much of it is durable?
+
+One write-ahead log for all replicas of a volume, so that one sync serves them all. It is a row of
+files, numbered without gaps; each is a header and then frames:
+
+    header   4096 bytes: what file this is, and a marker: how much of it was durable when last told
+    frame    magic, sizes, sequence, checksum; a head; bodies; everything padded to 64 bytes
+
+The marker tells damage from a crash. It is written after each sync and before anybody is told, so
+what lies below it was promised: a broken frame there is damage, and the volume is refused. Above
+it, the first broken frame is where the last crash tore the log, and the log ends there.
+
+A frame's checksum covers all of it, padding and sequence included.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from limosa.errors import UnusableFile
+from limosa.storage.files import Files, OpenFile, Piece
+
+ALIGNMENT = 64
+HEADER_BYTES = 4096
+
+_FILE = struct.Struct("<8sIQQ")  # magic, format, number, first sequence
+_FILE_MAGIC = b"LIMOSLOG"
+_FORMAT = 1
+_MARKER = struct.Struct("<QQ")  # how far the file is durable, and its checksum
+_MARKER_AT = 64
+_FRAME = struct.Struct("<IIQQ")  # magic, head bytes, body bytes, sequence; then the checksum
+_FRAME_MAGIC = 0x4D524C46
+_FRONT_BYTES = _FRAME.size + 8
+_PADDING = [bytes(n) for n in range(ALIGNMENT)]
+
+
+class Place(NamedTuple):
+    """Where a frame is."""
+
+    file: int
+    at: int
+    size: int
+
+
+class Frame(NamedTuple):
+    """What was logged: a few bytes that say what, and large bodies that lie aligned."""
+
+    sequence: int
+    head: bytes
+    bodies: pa.Buffer
+    place: Place
+
+
+def padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def file_name(number: int) -> str:
+    return f"{number:08}.log"
+
+
+def damaged(path: str, why: str) -> UnusableFile:
+    return UnusableFile(
+        f"{path} is damaged: {why}",
+        "its replicas are refused: keep the file for study, and rebuild them from others",
+    )
+
+
+class _Batch:
+    """Frames for one file that wait to be written."""
+
+    __slots__ = ("file", "first_sequence", "pieces", "size")
+
+    def __init__(self, file: int, first_sequence: int) -> None:
+        self.file = file
+        self.first_sequence = first_sequence
+        self.pieces: list[Piece] = []
+        self.size = 0
+
+
+class Log:
+    """The log of one volume. `append` is called by one thread at a time, so is `sync`."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        sequence: int,
+        number: int,
+        file_bytes_max: int,
+        on_new_file: Callable[[int], None],
+    ) -> None:
+        self.sequence = sequence
+        """Of the last frame."""
+        self.number = number
+        """Of the file that the next frame goes to."""
+        self._files = files
+        self._directory = directory
+        self._file_bytes_max = file_bytes_max
+        self._on_new_file = on_new_file
+        self._length = HEADER_BYTES
+        self._waiting = _Batch(number, sequence + 1)
+        self._full: list[_Batch] = []
+        self._open: OpenFile | None = None
+        self._open_number = 0
+        self._durable_length = HEADER_BYTES
+        self.sizes: dict[int, int] = {}
+        """Of the files that exist, or will with the next sync."""
+        self._start_file(number, sequence + 1)
+
+    # --- appending
+
+    def append(self, head: bytes, bodies: Sequence[Piece] = ()) -> Place:
+        """Durable after the next sync; until then it is only in memory."""
+        self.sequence += 1
+        front = _FRAME.pack(_FRAME_MAGIC, len(head), _size_of(bodies), self.sequence)
+        head += _PADDING[-(_FRONT_BYTES + len(head)) % ALIGNMENT]
+        pieces: list[Piece] = []
+        for body in bodies:
+            pieces.append(body)
+            if len(body) % ALIGNMENT:
+                pieces.append(_PADDING[-len(body) % ALIGNMENT])
+        checksum = _checksum(front, head, pieces).to_bytes(8, "little")
+        size = _FRONT_BYTES + len(head) + _size_of(bodies)
+        place = Place(self.number, self._length, size)
+        self._waiting.pieces.append(front + checksum + head)
+        self._waiting.pieces += pieces
+        self._waiting.size += place.size
+        self._length += place.size
+        self.sizes[self.number] = self._length
+        return place
+
+    @property
+    def is_full(self) -> bool:
+        """Time for another file."""
+        return self._length >= self._file_bytes_max
+
+    def turn_over(self) -> None:
+        """What comes next goes to another file."""
+        self._full.append(self._waiting)
+        self.number += 1
+        self._waiting = _Batch(self.number, self.sequence + 1)
+        self._length = HEADER_BYTES
+        self.sizes[self.number] = HEADER_BYTES
+
+    def take(self) -> list[_Batch]:
+        """What is to be written; whoever takes it must write it, in this order."""
+        batches = [*self._full, self._waiting]
+        self._full = []
+        self._waiting = _Batch(self.number, self.sequence + 1)
+        return batches
+
+    # --- making it durable
+
+    def write(self, batches: list[_Batch]) -> None:
+        """Write and sync; an error leaves the log unusable, since nobody knows what was kept."""
+        for batch in batches:
+            if batch.file != self._open_number:
+                self._seal()
+                self._start_file(batch.file, batch.first_sequence)
+            if batch.pieces:
+                assert self._open is not None
+                self._open.append(batch.pieces)
+                self._durable_length += batch.size
+                self._open.sync()
+                self._open.overwrite(_MARKER_AT, _marker(self._durable_length))
+
+    def _start_file(self, number: int, first_sequence: int) -> None:
+        path = f"{self._directory}/{file_name(number)}"
+        self._open = self._files.create(path)
+        self._open.append([_header(number, first_sequence)])
+        self._open.sync()
+        self._files.sync_directory(self._directory)
+        self._open_number = number
+        self._durable_length = HEADER_BYTES
+        self.sizes.setdefault(number, HEADER_BYTES)
+        self._on_new_file(number)
+
+    def _seal(self) -> None:
+        """Of a file that is not the last, only what its marker covers is read."""
+        if self._open is not None:
+            self._open.sync()
+            self._open.close()
+            self._open = None
+
+    def close(self) -> None:
+        self._seal()
+
+
+def _header(number: int, first_sequence: int) -> bytes:
+    front = _FILE.pack(_FILE_MAGIC, _FORMAT, number, first_sequence)
+    front += bytes(_MARKER_AT - 8 - len(front))
+    rest = bytes(HEADER_BYTES - _MARKER_AT - _MARKER.size)
+    checksum = xxh3_64_intdigest(front + rest).to_bytes(8, "little")
+    return front + checksum + _marker(HEADER_BYTES) + rest
+
+
+def _marker(length: int) -> bytes:
+    return _MARKER.pack(length, xxh3_64_intdigest(length.to_bytes(8, "little")))
+
+
+def _size_of(bodies: Sequence[Piece]) -> int:
+    return sum(padded(len(body)) for body in bodies)
+
+
+def _checksum(front: bytes, head: bytes, bodies: Sequence[Piece]) -> int:
+    hasher = xxh3_64(front)
+    hasher.update(head)
+    for body in bodies:
+        hasher.update(body)
+    return hasher.intdigest()
+
+
+# ---------------------------------------------------------------- reading it back
+
+
+class Reading(NamedTuple):
+    """One file of the log, as it was found."""
+
+    frames: list[Frame]
+    first_sequence: int
+    """Of the frame that follows the header, if there is one."""
+    ends_at: int
+    """Where the last whole frame ends."""
+    durable: int
+    """What its marker promises."""
+
+
+def read_file(files: Files, directory: str, number: int, is_last: bool) -> Reading:
+    """Every frame of one file; damage is refused, a torn end is where the file ends."""
+    path = f"{directory}/{file_name(number)}"
+    try:
+        content = files.read(path)
+    except FileNotFoundError:
+        raise damaged(path, "the file is missing") from None
+    first_sequence, durable = _read_header(path, content, number)
+    frames: list[Frame] = []
+    at = HEADER_BYTES
+    end = content.size if is_last else durable
+    while at < end:
+        frame = _read_frame(content, number, at, first_sequence + len(frames))
+        if frame is None:
+            if at < durable:
+                raise damaged(path, f"the frame at byte {at} does not have its checksum")
+            break
+        frames.append(frame)
+        at += frame.place.size
+    if at < durable:
+        raise damaged(path, f"it ends at byte {at}, though {durable} bytes were durable")
+    return Reading(frames, first_sequence, at, durable)
+
+
+def adopt_tail(files: Files, directory: str, number: int, reading: Reading) -> None:
+    """Frames that survived without having been synced are now counted on: make them durable."""
+    if reading.ends_at == reading.durable:
+        return
+    file = files.reopen(f"{directory}/{file_name(number)}")
+    try:
+        file.sync()
+        file.overwrite(_MARKER_AT, _marker(reading.ends_at))
+        file.sync()
+    finally:
+        file.close()
+
+
+def _read_header(path: str, content: pa.Buffer, number: int) -> tuple[int, int]:
+    if content.size < HEADER_BYTES:
+        raise damaged(path, f"{content.size} bytes are less than a header")
+    header = content.slice(0, HEADER_BYTES).to_pybytes()
+    front, checksum = header[: _MARKER_AT - 8], header[_MARKER_AT - 8 : _MARKER_AT]
+    rest = header[_MARKER_AT + _MARKER.size :]
+    if xxh3_64_intdigest(front + rest).to_bytes(8, "little") != checksum:
+        raise damaged(path, "the header does not have its checksum")
+    magic, form, found, first_sequence = _FILE.unpack_from(front)
+    if magic != _FILE_MAGIC or form != _FORMAT or found != number:
+        raise damaged(path, "this is not the log file that its name says, or of another version")
+    durable, _ = _MARKER.unpack_from(header, _MARKER_AT)
+    if header[_MARKER_AT : _MARKER_AT + _MARKER.size] != _marker(durable):
+        raise damaged(path, "the marker does not have its checksum")
+    return first_sequence, durable
+
+
+def _read_frame(content: pa.Buffer, number: int, at: int, sequence: int) -> Frame | None:
+    """None: there is no whole frame with this sequence."""
+    if at + _FRONT_BYTES > content.size:
+        return None
+    front = content.slice(at, _FRONT_BYTES).to_pybytes()
+    magic, head_bytes, body_bytes, found = _FRAME.unpack_from(front)
+    front_and_head = padded(_FRONT_BYTES + head_bytes)
+    size = front_and_head + body_bytes
+    if magic != _FRAME_MAGIC or found != sequence or at + size > content.size:
+        return None
+    head = content.slice(at + _FRONT_BYTES, front_and_head - _FRONT_BYTES).to_pybytes()
+    bodies = content.slice(at + front_and_head, body_bytes)
+    if _checksum(front[: _FRAME.size], head, [bodies]).to_bytes(8, "little") != front[-8:]:
+        return None
+    return Frame(sequence, head[:head_bytes], bodies, Place(number, at, size))
+
+
+def read_frame(files: Files, directory: str, place: Place) -> Frame:
+    """One frame again, of a file that was read or written before."""
+    path = f"{directory}/{file_name(place.file)}"
+    content = files.read(path)
+    sequence = _sequence_at(content, place.at)
+    frame = _read_frame(content, place.file, place.at, sequence)
+    if frame is None or frame.place != place:
+        raise damaged(path, f"the frame at byte {place.at} does not have its checksum")
+    return frame
+
+
+def _sequence_at(content: pa.Buffer, at: int) -> int:
+    if at + _FRONT_BYTES > content.size:
+        return -1
+    return int(_FRAME.unpack_from(content.slice(at, _FRONT_BYTES).to_pybytes())[3])
+
+
+def read_frames(
+    files: Files, directory: str, first: int, last: int, on_read: Callable[[int, Reading], None]
+) -> Iterator[Frame]:
+    """All frames of the log; nothing may be missing between its first and its last file."""
+    sequence: int | None = None
+    for number in range(first, last + 1):
+        reading = read_file(files, directory, number, number == last)
+        if sequence is not None and reading.first_sequence != sequence:
+            path = f"{directory}/{file_name(number)}"
+            raise damaged(
+                path, f"it starts with frame {reading.first_sequence}, {sequence} is next"
+            )
+        sequence = reading.first_sequence + len(reading.frames)
+        on_read(number, reading)
+        yield from reading.frames

@@ -1,0 +1,136 @@
+"""What does a replica consist of, apart from the log? One small file says so, replaced as a whole.
+
+All that the log told up to `sequence` is in here and in the segments named here, but for entries of
+the replica's own log: those stay in the volume's log for as long as they are needed.
+"""
+
+import struct
+import threading
+from collections.abc import Iterable
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from limosa.core.model.keys import Incarnation, PartitionId, Position, TokenRange
+from limosa.core.producers import ProducersValue
+from limosa.storage.files import Files, replace_durably
+from limosa.storage.log import damaged
+
+MANIFEST = "MANIFEST"
+VOLUME = "VOLUME"
+_FRONT = struct.Struct("<8sQQ")
+_MAGIC = b"LIMOSMAN"
+
+
+class SegmentName(Struct, array_like=True, frozen=True):
+    """A segment file, and the part of it that counts here."""
+
+    file: str
+    level: int
+    held: TokenRange
+    offset: int = 0
+    """Of a stream's first record in it."""
+
+
+class TableManifest(Struct, array_like=True, frozen=True):
+    table: bytes
+    segments: tuple[SegmentName, ...]
+    next_offset: int = 0
+
+
+class Manifest(Struct, array_like=True, frozen=True):
+    partition: PartitionId
+    incarnation: Incarnation
+    volume: str
+    sequence: int
+    """Of the last log frame that is reflected here."""
+    epoch: int
+    begun: int
+    first: Position
+    watermark: Position
+    collected: Position
+    producers: ProducersValue
+    tables: tuple[TableManifest, ...]
+
+
+class VolumeManifest(Struct, array_like=True, frozen=True):
+    """What a volume consists of."""
+
+    first_log: int
+    last_log: int
+    replicas: tuple[str, ...]
+    """Directories that must be there."""
+
+
+def write_manifest(files: Files, directory: str, name: str, manifest: Struct) -> None:
+    encoded = msgspec.msgpack.encode(manifest)
+    front = _FRONT.pack(_MAGIC, len(encoded), xxh3_64_intdigest(encoded))
+    replace_durably(files, directory, name, [front + encoded])
+
+
+def read_manifest(files: Files, directory: str) -> Manifest:
+    return msgspec.msgpack.decode(_read(files, f"{directory}/{MANIFEST}"), type=Manifest)
+
+
+def read_volume_manifest(files: Files, directory: str) -> VolumeManifest:
+    return msgspec.msgpack.decode(_read(files, f"{directory}/{VOLUME}"), type=VolumeManifest)
+
+
+def _read(files: Files, path: str) -> bytes:
+    try:
+        content = files.read(path).to_pybytes()
+    except FileNotFoundError:
+        raise damaged(path, "the file is missing") from None
+    if len(content) < _FRONT.size:
+        raise damaged(path, f"{len(content)} bytes are no manifest")
+    magic, size, checksum = _FRONT.unpack_from(content)
+    encoded = content[_FRONT.size :]
+    if magic != _MAGIC or size != len(encoded) or xxh3_64_intdigest(encoded) != checksum:
+        raise damaged(path, "it does not have its checksum, or is of another version")
+    return encoded
+
+
+def directory_of(partition: PartitionId, incarnation: Incarnation) -> str:
+    """The name of a replica's directory: its ids, made harmless."""
+    return f"{quote(partition, safe='')}~{quote(incarnation, safe='')}"
+
+
+class Catalogue:
+    """VOLUME, as it is now; the log and maintenance change it from different threads."""
+
+    def __init__(self, files: Files, directory: str, found: VolumeManifest) -> None:
+        self._files = files
+        self._directory = directory
+        self._changing = threading.Lock()
+        self.first_log = found.first_log
+        self.last_log = found.last_log
+        self.replicas = frozenset(found.replicas)
+
+    def start_log(self, number: int) -> None:
+        with self._changing:
+            self.last_log = number
+            self._write()
+
+    def forget_logs_before(self, number: int) -> None:
+        with self._changing:
+            self.first_log = number
+            self._write()
+
+    def add_replica(self, name: str) -> None:
+        with self._changing:
+            if name not in self.replicas:
+                self.replicas |= {name}
+                self._write()
+
+    def remove_replicas(self, names: Iterable[str]) -> None:
+        with self._changing:
+            gone = self.replicas & frozenset(names)
+            if gone:
+                self.replicas -= gone
+                self._write()
+
+    def _write(self) -> None:
+        found = VolumeManifest(self.first_log, self.last_log, tuple(sorted(self.replicas)))
+        write_manifest(self._files, self._directory, VOLUME, found)

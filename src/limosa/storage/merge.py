@@ -1,0 +1,145 @@
+"""Which of several rows with one key counts? The one with the highest version.
+
+By version, never by age or place: a copied old row may arrive after a newer one. And by full key:
+two keys may have the same token, so equal tokens only say where to look.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow.compute as pc
+
+from limosa.core.model.keys import Position, TokenRange
+from limosa.storage.rows import Batch, Flags, Indices, concat
+from limosa.storage.schema import Table
+
+
+class Span(NamedTuple):
+    """So many bytes of rows, spread evenly from one token to another: tokens are hashes."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+class Source(Protocol):
+    """Rows of one table that can be read in the order of their tokens."""
+
+    @property
+    def min_version(self) -> Position: ...
+
+    @property
+    def max_version(self) -> Position: ...
+
+    def find(self, token: int) -> list[tuple[Batch, int]]: ...
+
+    def spans(self, held: TokenRange) -> list[Span]:
+        """Where its rows of a range lie, roughly."""
+        ...
+
+    def within(self, held: TokenRange) -> list[Batch]: ...
+
+
+def sweep(
+    table: Table, sources: Sequence[Source], held: TokenRange, piece_bytes: int
+) -> Iterator[list[Batch]]:
+    """The newest row of every key of a range, piece by piece, in the order of tokens.
+
+    A piece is a few batches that follow each other, so that what needs no merging is not copied.
+    """
+    for part in cut(sources, held, piece_bytes):
+        yield merged(table, sources, part)
+
+
+def merged(table: Table, sources: Sequence[Source], held: TokenRange) -> list[Batch]:
+    found = [batches for source in sources if (batches := source.within(held))]
+    if not found:
+        return []
+    if len(found) == 1 and is_unique(found[0]):
+        return found[0]
+    return [newest(concat(table, [batch for batches in found for batch in batches]))]
+
+
+def cut(sources: Sequence[Source], held: TokenRange, piece_bytes: int) -> list[TokenRange]:
+    """Cut a range so that each part holds about so many bytes."""
+    spans = [span for source in sources for span in source.spans(held)]
+    count = -(-sum(span.bytes for span in spans) // piece_bytes)
+    if count <= 1:
+        return [held]
+    firsts, lasts, sizes = (np.array(column, np.float64) for column in zip(*spans, strict=True))
+    places = np.unique(np.concatenate([firsts, lasts + 1]))
+    # How many bytes lie below each place: straight lines in between, so it can be turned around.
+    shares = (places[:, None] - firsts) / (lasts + 1 - firsts)
+    below = np.clip(shares, 0.0, 1.0) @ sizes
+    wanted = np.interp(np.arange(1, count) * (below[-1] / count), below, places)
+    inner = sorted({int(token) for token in wanted if held.start < int(token) < held.end})
+    bounds = [held.start, *inner, held.end]
+    return [TokenRange(start, end) for start, end in pairwise(bounds)]
+
+
+def is_unique(batches: Sequence[Batch]) -> bool:
+    """Sorted rows without two equal tokens; what has such may still be unique by full key."""
+    last: int | None = None
+    for batch in batches:
+        tokens = batch.tokens
+        if last is not None and last == int(tokens[0]):
+            return False
+        if (tokens[1:] == tokens[:-1]).any():
+            return False
+        last = int(tokens[-1])
+    return True
+
+
+def newest(batch: Batch) -> Batch:
+    """Sorted by token, one row for each key; of equal versions the later row counts."""
+    return batch.take(newest_rows(batch))
+
+
+def newest_rows(batch: Batch) -> Indices:
+    assert batch.versions is not None
+    order = np.argsort(batch.tokens, kind="stable")
+    tokens = batch.tokens[order]
+    same = tokens[1:] == tokens[:-1]
+    if not same.any():
+        return order
+    versions = batch.versions[order]
+    if (same & (versions[1:] < versions[:-1])).any():
+        order = np.lexsort((batch.versions, batch.tokens))
+    pairs = np.flatnonzero(same)
+    equal = same_keys(batch, order[pairs], order[pairs + 1])
+    keep = np.ones(len(order), np.bool_)
+    keep[pairs] = False
+    if not equal.all():
+        _keep_collided(batch, order, same, pairs[~equal], keep)
+    return order[keep]
+
+
+def same_keys(batch: Batch, some: Indices, others: Indices) -> Flags:
+    """Row by row: is it the same key?"""
+    equal = np.ones(len(some), np.bool_)
+    for name in batch.table.key:
+        column = batch.columns.column(name)
+        answer = pc.equal(column.take(some), column.take(others))
+        equal &= answer.to_numpy(zero_copy_only=False)
+    return equal
+
+
+def _keep_collided(
+    batch: Batch, order: Indices, same: Flags, unequal: Indices, keep: Flags
+) -> None:
+    """Several keys with one token: rare, so one by one. The last of each key stays."""
+    done = -1
+    for pair in unequal.tolist():
+        if pair < done:
+            continue
+        start, stop = pair, pair + 1
+        while start and same[start - 1]:
+            start -= 1
+        while stop < len(order) and same[stop - 1]:
+            stop += 1
+        last = {batch.key(int(order[at])): at for at in range(start, stop)}
+        keep[start:stop] = False
+        keep[list(last.values())] = True
+        done = stop

@@ -1,0 +1,325 @@
+"""What does a volume hold of one replica? Its log, and the rows that are committed.
+
+`apply` carries out what the core asks for, in memory; the volume has written it to its log before.
+The same function replays the log after a crash, so there is one account of what a change means.
+Entries above the watermark are in the log only: they can still be cut off.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from limosa.core.effects import (
+    AdvanceWatermark,
+    AppendEntries,
+    ApplySlice,
+    BeginLog,
+    StoreEpoch,
+    TrimLog,
+    TruncateLog,
+    VolumeEffect,
+)
+from limosa.core.events import HeldReplica
+from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
+from limosa.core.model.rows import Entry
+from limosa.core.model.topology import Replica
+from limosa.core.producers import Producers
+from limosa.core.tokens import token_of
+from limosa.errors import BadInput
+from limosa.storage.log import Place
+from limosa.storage.manifest import Manifest, SegmentName, TableManifest
+from limosa.storage.memtable import Run, added
+from limosa.storage.rows import Batch, Bundle
+from limosa.storage.schema import Table
+from limosa.storage.view import Ranged, TableView, View, has_key
+
+FOREVER: Position = 2**62
+
+
+class Logged:
+    """An entry of the log, and the frame that it is in. Once its rows are in a segment, they are
+    read from there when somebody wants them."""
+
+    __slots__ = ("entry", "place", "rowless", "runs")
+
+    def __init__(self, entry: Entry, place: Place) -> None:
+        self.entry = entry
+        self.place = place
+        self.rowless = False
+        self.runs: tuple[Run, ...] | None = None
+
+    def as_runs(self) -> tuple[Run, ...]:
+        """Its rows with their version, ready for look-ups."""
+        if self.runs is None:
+            rows = self.entry.rows
+            batches = rows.batches if isinstance(rows, Bundle) else ()
+            self.runs = tuple(Run(batch.at(self.entry.at)) for batch in batches)
+        return self.runs
+
+    def forget_rows(self) -> None:
+        self.runs = None
+        if self.entry.rows is not None:
+            self.entry = structs.replace(self.entry, rows=None)
+            self.rowless = True
+
+
+class StoredReplica:
+    """One replica, in memory; its rows at rest are behind `view`."""
+
+    def __init__(self, partition: PartitionId, incarnation: Incarnation, volume: str) -> None:
+        self.partition = partition
+        self.incarnation = incarnation
+        self.volume = volume
+        self.epoch = 0
+        self.begun = 0
+        self.first: Position = 0
+        self.log: list[Logged] = []
+        self.positions: list[Position] = []
+        self.producers = Producers()
+        self.view = View()
+        self.beginnings = 0
+        """How often it was emptied: what was being written for an earlier one is of no use."""
+        self.manifest: Manifest | None = None
+        self.flushed_sequence = 0
+        self.last_sequence = 0
+
+    @property
+    def watermark(self) -> Position:
+        return self.view.watermark
+
+    @property
+    def is_dirty(self) -> bool:
+        """Something of it is in the log only."""
+        return self.last_sequence > self.flushed_sequence
+
+    def is_dirty_before(self, sequence: int) -> bool:
+        """Some of that may be in the log up to there."""
+        return self.is_dirty and self.flushed_sequence < sequence
+
+    def has_entries_in(self, file: int) -> bool:
+        return any(logged.place.file == file for logged in self.log)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(
+            run.bytes for view in self.view.tables.values() for run in (*view.runs, *view.frozen)
+        )
+
+    # --- changes
+
+    def apply(self, change: VolumeEffect, place: Place) -> None:
+        match change:
+            case AppendEntries(entries=entries):
+                for entry in entries:
+                    self._append(entry, place)
+                    self.producers.record(entry)
+            case AdvanceWatermark(to=to):
+                self._commit(to)
+            case StoreEpoch(epoch=epoch):
+                self.epoch = max(self.epoch, epoch)
+            case TrimLog(to=to):
+                self._trim(to)
+            case TruncateLog(to=to):
+                self._truncate(to)
+                self.producers.forget_after(to)
+            case BeginLog(base=base, epoch=epoch):
+                self._begin(base, epoch)
+            case ApplySlice(rows=rows, producers=producers):
+                self._apply_slice(rows)
+                self.producers.unite(producers)
+            case _:
+                raise AssertionError(change)
+
+    def recall(self, change: VolumeEffect, place: Place) -> None:
+        """What the manifest knows already: only the log's own entries are still missing."""
+        match change:
+            case AppendEntries(entries=entries):
+                for entry in entries:
+                    self._append(entry, place)
+            case TruncateLog(to=to):
+                self._truncate(to)
+            case BeginLog():
+                self.forget_log()
+
+    def forget_log(self) -> None:
+        self.log.clear()
+        self.positions.clear()
+
+    def forget_trimmed(self) -> None:
+        """The log's files may still have entries that were let go of."""
+        self._trim(self.first)
+
+    def carry(self, entries: Iterable[Entry], place: Place) -> None:
+        """Entries that were written again, because their file of the log goes."""
+        for entry in entries:
+            at = bisect_right(self.positions, entry.at)
+            if at and self.positions[at - 1] == entry.at:
+                self.log[at - 1].place = place
+            else:
+                self.log.insert(at, Logged(entry, place))
+                self.positions.insert(at, entry.at)
+
+    def _append(self, entry: Entry, place: Place) -> None:
+        self.log.append(Logged(entry, place))
+        self.positions.append(entry.at)
+
+    def _trim(self, to: Position) -> None:
+        index = bisect_right(self.positions, to)
+        del self.log[:index], self.positions[:index]
+        self.first = to
+
+    def _truncate(self, to: Position) -> None:
+        index = bisect_right(self.positions, to)
+        del self.log[index:], self.positions[index:]
+
+    def _begin(self, base: Position, epoch: int) -> None:
+        self.forget_log()
+        self.producers = Producers()
+        self.first = base
+        self.begun = epoch
+        self.beginnings += 1
+        self.view = View(watermark=base)
+
+    def _commit(self, to: Position) -> None:
+        view = self.view
+        if to <= view.watermark:
+            return
+        start = bisect_right(self.positions, view.watermark)
+        stop = bisect_right(self.positions, to)
+        tables, collected = dict(view.tables), view.collected
+        for logged in self.log[start:stop]:
+            collected = max(collected, logged.entry.collects)
+            for run in logged.as_runs():
+                _add(tables, run)
+            logged.runs = None
+        self.view = View(to, collected, tables)
+
+    def _apply_slice(self, all_rows: Iterable[object]) -> None:
+        tables = dict(self.view.tables)
+        for rows in all_rows:
+            assert isinstance(rows, Bundle)
+            for batch in rows.batches:
+                if batch.table.kind == "stream":
+                    raise BadInput(
+                        f"stream {batch.table.id} can't be copied by row version",
+                        "send its log instead",
+                    )
+                _add(tables, Run(batch))
+        self.view = structs.replace(self.view, tables=tables)
+
+    # --- reading
+
+    def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
+        """The version that a compare-and-set compares with: also of rows not committed yet."""
+        token = token_of(key, table.key_types)
+        start = bisect_right(self.positions, self.watermark)
+        for logged in reversed(self.log[start:]):
+            for run in logged.as_runs():
+                if run.batch.table.id == table.id:
+                    for batch, row in reversed(run.find(token)):
+                        if has_key(batch, row, key):
+                            return 0 if _is_deleted(batch, row) else logged.entry.at
+        found = self.view.find(table, key)
+        return 0 if found is None else found.version
+
+    def tail(self, after: Position) -> list[Logged]:
+        """Entries behind a position, for a replica that catches up."""
+        return self.log[bisect_right(self.positions, after) :]
+
+    def restored(self, node: NodeId, whole: Callable[[Logged], Entry]) -> HeldReplica:
+        return HeldReplica(
+            self.partition,
+            Replica(node, self.incarnation, self.volume),
+            self.epoch,
+            self.begun,
+            self.first,
+            self.watermark,
+            tuple(whole(logged) for logged in self.log),
+            self.producers.value(FOREVER),
+        )
+
+    # --- what is at rest
+
+    def freeze(self, sequence: int) -> Manifest:
+        """Set rows aside that are to become segments; what the manifest says, but for those."""
+        tables = {
+            name: structs.replace(view, runs=(), frozen=(*view.frozen, *view.runs))
+            for name, view in self.view.tables.items()
+        }
+        self.view = structs.replace(self.view, tables=tables)
+        return self.describe(sequence)
+
+    def thaw(self, manifest: Manifest, made: Mapping[str, Sequence[Ranged]]) -> None:
+        """What was set aside is in segments now, and the manifest says so."""
+        tables = {
+            name: structs.replace(view, frozen=(), segments=(*view.segments, *made.get(name, ())))
+            for name, view in self.view.tables.items()
+        }
+        self.view = structs.replace(self.view, tables=tables)
+        self.rest(manifest)
+        for logged in self.log[: bisect_right(self.positions, manifest.watermark)]:
+            logged.forget_rows()
+
+    def rest(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.flushed_sequence = manifest.sequence
+
+    def put_segments(self, table: str, segments: tuple[Ranged, ...]) -> None:
+        view = structs.replace(self.view.tables[table], segments=segments)
+        self.view = structs.replace(self.view, tables={**self.view.tables, table: view})
+
+    def describe(self, sequence: int) -> Manifest:
+        """All that is known now, with the segments that are there now."""
+        view = self.view
+        return Manifest(
+            self.partition,
+            self.incarnation,
+            self.volume,
+            sequence,
+            self.epoch,
+            self.begun,
+            self.first,
+            view.watermark,
+            view.collected,
+            self.producers.value(FOREVER),
+            tuple(describe_table(each) for _, each in sorted(view.tables.items())),
+        )
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, tables: dict[str, TableView]) -> "StoredReplica":
+        replica = cls(manifest.partition, manifest.incarnation, manifest.volume)
+        replica.epoch, replica.begun = manifest.epoch, manifest.begun
+        replica.first = manifest.first
+        replica.producers.unite(manifest.producers)
+        replica.view = View(manifest.watermark, manifest.collected, tables)
+        replica.manifest = manifest
+        replica.flushed_sequence = replica.last_sequence = manifest.sequence
+        return replica
+
+
+def describe_table(view: TableView) -> TableManifest:
+    in_memory = sum(len(run) for run in (*view.runs, *view.frozen))
+    names = tuple(name_of(ranged) for ranged in view.segments)
+    return TableManifest(view.table.encode(), names, max(0, view.next_offset - in_memory))
+
+
+def name_of(ranged: Ranged) -> SegmentName:
+    return SegmentName(ranged.file, ranged.level, ranged.held, ranged.offset)
+
+
+def _add(tables: dict[str, TableView], run: Run) -> None:
+    table = run.batch.table
+    view = tables.get(table.id) or TableView(table)
+    newest = table if table.version > view.table.version else view.table
+    tables[table.id] = structs.replace(
+        view,
+        table=newest,
+        runs=added(view.runs, run),
+        next_offset=view.next_offset + len(run) if table.kind == "stream" else 0,
+    )
+
+
+def _is_deleted(batch: Batch, row: int) -> bool:
+    return batch.deleted is not None and bool(batch.deleted[row])

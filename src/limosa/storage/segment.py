@@ -1,0 +1,290 @@
+"""How do rows rest? In immutable files of Arrow blocks, each with its checksum.
+
+    front     64 bytes that never differ
+    blocks    Arrow record batches, padded to 64 bytes; tables sorted by token, streams by offset
+    index     the table, and for each block where it is, what it holds, and its checksum
+    trailer   where the index is, and its checksum
+
+A file is never changed; it may have several names (hard links). A block is checked when it is first
+touched, so opening is quick, and nothing that is damaged is ever returned as data.
+"""
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from limosa.core.model.keys import Position, TokenRange
+from limosa.storage.files import Files
+from limosa.storage.log import damaged, padded
+from limosa.storage.memtable import find_sorted, span
+from limosa.storage.merge import Span
+from limosa.storage.records import stored_schema, unpack
+from limosa.storage.rows import Batch, deleted_of
+from limosa.storage.schema import Table
+
+BLOCK_ROWS = 65_536
+BLOCK_BYTES = 4 << 20
+
+_FRONT = b"LIMOSEG1" + bytes(56)
+_TRAILER = struct.Struct("<QQQ8s")
+_TRAILER_MAGIC = b"LIMOSEND"
+_ALL = 3
+
+
+class Block(Struct, array_like=True, frozen=True):
+    at: int
+    size: int
+    checksum: int
+    rows: int
+    first_token: int
+    last_token: int
+    min_version: Position
+    max_version: Position
+
+
+class Index(Struct, array_like=True, frozen=True):
+    """What a segment holds."""
+
+    table: bytes
+    rows: int
+    tombstones: int
+    min_version: Position
+    max_version: Position
+    blocks: tuple[Block, ...]
+
+
+class Written(Struct, frozen=True):
+    """A new segment file, durable but for its name."""
+
+    rows: int
+    bytes: int
+    min_version: Position
+    max_version: Position
+
+
+def write_segment(
+    files: Files, path: str, table: Table, batches: Iterable[Batch]
+) -> Written | None:
+    """Write batches that follow each other in order; None and no file, if there are no rows."""
+    file = None
+    blocks: list[Block] = []
+    at, tombstones = len(_FRONT), 0
+    try:
+        for batch in _in_blocks(batches):
+            if file is None:
+                file = files.create(path)
+                file.append([_FRONT])
+            block, body = _encode(table, batch, at)
+            file.append([body, bytes(block.size - len(body))])
+            blocks.append(block)
+            at += block.size
+            tombstones += 0 if batch.deleted is None else int(batch.deleted.sum())
+        if file is None:
+            return None
+        index = Index(
+            table.encode(),
+            sum(block.rows for block in blocks),
+            tombstones,
+            min(block.min_version for block in blocks),
+            max(block.max_version for block in blocks),
+            tuple(blocks),
+        )
+        encoded = msgspec.msgpack.encode(index)
+        file.append([encoded, _trailer(at, len(encoded), xxh3_64_intdigest(encoded))])
+        file.sync()
+        size = at + len(encoded) + _TRAILER.size
+        return Written(index.rows, size, index.min_version, index.max_version)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _trailer(at: int, size: int, checksum: int) -> bytes:
+    return _TRAILER.pack(at, size, checksum, _TRAILER_MAGIC)
+
+
+def _in_blocks(batches: Iterable[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        if not len(batch):
+            continue
+        each = batch.bytes / len(batch)
+        rows = max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / each)))
+        for start in range(0, len(batch), rows):
+            yield batch.slice(start, min(start + rows, len(batch)))
+
+
+def _encode(table: Table, batch: Batch, at: int) -> tuple[Block, pa.Buffer]:
+    assert batch.versions is not None
+    arrays = [
+        *table.widen(batch.columns).columns,
+        pa.array(batch.tokens),
+        pa.array(batch.versions),
+        pa.array(deleted_of(batch)),
+    ]
+    body = pa.RecordBatch.from_arrays(arrays, schema=stored_schema(table)).serialize()
+    size = padded(len(body))
+    # The padding is bytes like others: a flipped one must not go unseen.
+    checksum = xxh3_64_intdigest(body) if size == len(body) else _padded_checksum(body, size)
+    return (
+        Block(
+            at,
+            size,
+            checksum,
+            len(batch),
+            int(batch.tokens[0]),
+            int(batch.tokens[-1]),
+            int(batch.versions.min()),
+            int(batch.versions.max()),
+        ),
+        body,
+    )
+
+
+def _padded_checksum(body: pa.Buffer, size: int) -> int:
+    hasher = xxh3_64(body)
+    hasher.update(bytes(size - len(body)))
+    return hasher.intdigest()
+
+
+class Segment:
+    """A segment file, opened."""
+
+    __slots__ = (
+        "_blocks",
+        "_content",
+        "_first_rows",
+        "_first_tokens",
+        "_last_tokens",
+        "index",
+        "path",
+        "table",
+    )
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.path = path
+        try:
+            self._content = files.read(path)
+        except FileNotFoundError:
+            raise damaged(path, "the file is missing") from None
+        self.index = self._read_index()
+        self.table = Table.decode(self.index.table)
+        blocks = self.index.blocks
+        self._blocks: list[Batch | None] = [None] * len(blocks)
+        self._first_tokens = [block.first_token for block in blocks]
+        self._last_tokens = [block.last_token for block in blocks]
+        ends = np.cumsum([block.rows for block in blocks])
+        self._first_rows: list[int] = [0, *ends[:-1].tolist()]
+
+    def _read_index(self) -> Index:
+        content, trailer = self._content, _TRAILER.size
+        if content.size < len(_FRONT) + trailer:
+            raise damaged(self.path, f"{content.size} bytes are no segment")
+        at, size, checksum, magic = _TRAILER.unpack(
+            content.slice(content.size - trailer).to_pybytes()
+        )
+        if magic != _TRAILER_MAGIC or at + size + trailer != content.size:
+            raise damaged(self.path, "the trailer is not one: the file was cut or changed")
+        encoded = content.slice(at, size)
+        if xxh3_64_intdigest(encoded) != checksum:
+            raise damaged(self.path, "the index does not have its checksum")
+        if content.slice(0, len(_FRONT)).to_pybytes() != _FRONT:
+            raise damaged(self.path, "this is no segment, or of another version")
+        return msgspec.msgpack.decode(encoded, type=Index)
+
+    def __len__(self) -> int:
+        return self.index.rows
+
+    @property
+    def bytes(self) -> int:
+        return int(self._content.size)
+
+    @property
+    def min_version(self) -> Position:
+        return self.index.min_version
+
+    @property
+    def max_version(self) -> Position:
+        return self.index.max_version
+
+    def block(self, number: int) -> Batch:
+        known = self._blocks[number]
+        if known is None:
+            known = self._blocks[number] = self._check(number)
+        return known
+
+    def _check(self, number: int) -> Batch:
+        block = self.index.blocks[number]
+        content = self._content.slice(block.at, block.size)
+        if xxh3_64_intdigest(content) != block.checksum:
+            raise damaged(self.path, f"the block at byte {block.at} does not have its checksum")
+        stored = pa.ipc.read_record_batch(content, stored_schema(self.table))
+        return unpack(self.table, _ALL, stored)
+
+    # --- sorted by token
+
+    def _touching(self, held: TokenRange) -> range:
+        """The blocks that may have rows of a range."""
+        first = bisect_left(self._last_tokens, held.start)
+        return range(first, bisect_left(self._first_tokens, held.end))
+
+    def find(self, token: int) -> list[tuple[Batch, int]]:
+        """Rows with this token; they may lie on both sides of a block's end."""
+        found = []
+        number = bisect_left(self._last_tokens, token)
+        while number < len(self._first_tokens) and self._first_tokens[number] <= token:
+            block = self.block(number)
+            found += find_sorted(block, token)
+            number += 1
+        return found
+
+    def spans(self, held: TokenRange) -> list[Span]:
+        found = []
+        for number in self._touching(held):
+            block = self.index.blocks[number]
+            first, last = block.first_token, block.last_token
+            start, end = max(first, held.start), min(last, held.end - 1)
+            found.append(Span(start, end, block.size * (end - start + 1) // (last - first + 1)))
+        return found
+
+    def within(self, held: TokenRange) -> list[Batch]:
+        found = []
+        for number in self._touching(held):
+            batch = self.block(number)
+            start, stop = span(batch.tokens, held)
+            if start < stop:
+                found.append(batch if stop - start == len(batch) else batch.slice(start, stop))
+        return found
+
+    def count(self, held: TokenRange) -> int:
+        """How many rows lie in a range; whole blocks need not be touched."""
+        rows = 0
+        for number in self._touching(held):
+            block = self.index.blocks[number]
+            if held.start <= block.first_token and block.last_token < held.end:
+                rows += block.rows
+            else:
+                start, stop = span(self.block(number).tokens, held)
+                rows += stop - start
+        return rows
+
+    # --- sorted by offset
+
+    def from_row(self, row: int) -> Iterator[Batch]:
+        """Everything from the so-manieth row on, as it was written."""
+        number = bisect_right(self._first_rows, row) - 1
+        for at in range(number, len(self._blocks)):
+            block = self.block(at)
+            skip = max(0, row - self._first_rows[at])
+            yield block.slice(skip, len(block)) if skip else block
+
+    def verify(self) -> None:
+        """Read every byte again."""
+        self._read_index()
+        for number in range(len(self._blocks)):
+            self._check(number)

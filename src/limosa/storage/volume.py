@@ -1,0 +1,265 @@
+"""What does one disk hold, and how does it survive whatever happens?
+
+    VOLUME                      which log files and replicas there are
+    LOCK                        held by the process that uses the volume
+    log/00000007.log            the write-ahead log, for all replicas
+    replicas/<id>/MANIFEST      what a replica consists of
+    replicas/<id>/….segment     its rows at rest
+    trash/                      what was dropped and is not deleted yet
+
+A change goes to the log and is carried out in memory; it is durable with the next `sync`. What
+happens to rows after that is maintenance's business, and nobody waits for it.
+
+The volume has no thread of its own: `write`, `sync` and maintenance may each be called by another
+one, and readers take a view and need nobody.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from limosa.core.effects import AdvanceWatermark, CreateReplica, DiscardReplica, VolumeEffect
+from limosa.core.events import HeldReplica
+from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
+from limosa.core.model.rows import Entry
+from limosa.errors import VolumeFailed
+from limosa.storage.files import Files
+from limosa.storage.log import Log, Place, read_frame
+from limosa.storage.manifest import Catalogue, directory_of
+from limosa.storage.records import (
+    Advanced,
+    Appended,
+    Bodies,
+    Carried,
+    Reader,
+    SchemaDefined,
+    decode,
+    encode,
+    log_entries,
+    to_record,
+)
+from limosa.storage.recovery import Recovery, Refusal
+from limosa.storage.replica import Logged, StoredReplica
+from limosa.storage.schema import Table
+
+ReplicaKey = tuple[PartitionId, Incarnation]
+_NOWHERE = Place(0, 0, 0)
+
+
+class Settings(Struct, frozen=True):
+    """How much is kept where."""
+
+    log_file_bytes: int = 64 << 20
+    log_bytes_max: int = 512 << 20
+    """Beyond this the oldest log file is made superfluous."""
+    replica_memory_bytes: int = 64 << 20
+    """A replica with so many bytes of rows in memory is flushed."""
+    memory_bytes: int = 256 << 20
+    """With so many bytes of rows in memory, the largest replica is flushed."""
+    piece_bytes: int = 64 << 20
+    """About the size of a settled segment, and what a step of compaction works on."""
+
+
+class Volume:
+    """One directory, in use by one process."""
+
+    def __init__(
+        self, files: Files, directory: str, name: str = "", settings: Settings | None = None
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.name = name
+        self.settings = settings or Settings()
+        self.lock = threading.RLock()
+        """Around what is in memory, never around a file."""
+        self._syncing = threading.Lock()
+        self._failed: VolumeFailed | None = None
+        self._schemas: dict[int, tuple[Table, int]] = {}
+        self._schemas_here: set[int] = set()
+        """Of the log file that is written now."""
+        self._advanced: dict[ReplicaKey, Position] = {}
+        """Watermarks that are not in the log yet; the last one of each replica will do."""
+        self._ticket = 0
+        self.dropped: list[str] = []
+        """Directories of replicas that were discarded."""
+        self._owned = files.lock(self._prepare())
+        try:
+            self._start()
+        except BaseException:
+            self._owned.close()
+            raise
+
+    def _prepare(self) -> str:
+        self.files.make_directory(self.directory)
+        for name in ("log", "replicas", "trash"):
+            self.files.make_directory(f"{self.directory}/{name}")
+        self.files.sync_directory(self.directory)
+        return f"{self.directory}/LOCK"
+
+    def _start(self) -> None:
+        found = Recovery(self.files, self.directory)
+        self.replicas = found.replicas
+        self.refused: dict[str, Refusal] = found.refused
+        self._tables = found.tables
+        self.last_sequences = found.last_sequences
+        """Of each log file that is not the last one."""
+        self.durable_sequence = found.sequence
+        self.catalogue = Catalogue(self.files, self.directory, found.volume)
+        self.log = Log(
+            self.files,
+            f"{self.directory}/log",
+            found.sequence,
+            found.volume.last_log + 1,
+            self.settings.log_file_bytes,
+            self.catalogue.start_log,
+        )
+        self.log.sizes.update(found.log_sizes)
+
+    # ------------------------------------------------------------ changing
+
+    def write(self, change: VolumeEffect) -> None:
+        """Visible at once, durable after a sync. One caller at a time, in the order of tickets."""
+        with self.lock:
+            self.check()
+            key = (change.partition, change.incarnation)
+            if isinstance(change, AdvanceWatermark):
+                self._advance(key, change)
+            elif isinstance(change, CreateReplica):
+                self._append(key, change)
+                self.replicas[key] = StoredReplica(*key, change.volume)
+                self.replicas[key].last_sequence = self.log.sequence
+            elif isinstance(change, DiscardReplica):
+                self._discard(key, change)
+            elif key in self.replicas:
+                place = self._append(key, change)
+                self.replicas[key].apply(change, place)
+                self.replicas[key].last_sequence = self.log.sequence
+            self._ticket = max(self._ticket, change.ticket)
+
+    def _advance(self, key: ReplicaKey, change: AdvanceWatermark) -> None:
+        replica = self.replicas.get(key)
+        if replica is not None and change.to > replica.watermark:
+            replica.apply(change, _NOWHERE)
+            self._advanced[key] = change.to
+
+    def _discard(self, key: ReplicaKey, change: DiscardReplica) -> None:
+        """In constant time: the files go later."""
+        name = directory_of(*key)
+        held = self.replicas.pop(key, None) is not None
+        if held or name in self.refused:
+            self.refused.pop(name, None)
+            self._advanced.pop(key, None)
+            self._append(key, change)
+            self.dropped.append(name)
+
+    def _append(self, key: ReplicaKey, change: VolumeEffect) -> Place:
+        self._log_watermark(key)
+        bodies = Bodies(self._schema_of)
+        record = to_record(change, bodies)
+        return self.log.append(encode(record), bodies.pieces)
+
+    def _log_watermark(self, key: ReplicaKey) -> None:
+        """Watermarks and other changes of one replica stay in their order."""
+        to = self._advanced.pop(key, None)
+        if to is not None and key in self.replicas:
+            self.log.append(encode(Advanced(*key, to)))
+            self.replicas[key].last_sequence = self.log.sequence
+
+    def _schema_of(self, table: Table) -> int:
+        """The number that bodies name their table by; its definition goes before them."""
+        known = self._schemas.get(id(table))
+        if known is None or known[0] is not table:
+            known = self._schemas[id(table)] = (table, table.fingerprint)
+            self._tables[table.fingerprint] = table
+        number = known[1]
+        if number not in self._schemas_here:
+            self.log.append(encode(SchemaDefined(number, table.encode())))
+            self._schemas_here.add(number)
+        return number
+
+    def carry(self, replica: StoredReplica, file: int) -> None:
+        """Write entries of the replica's log again that lie in a file which is to go."""
+        with self.lock:
+            here = [logged for logged in replica.log if logged.place.file == file]
+            entries = [self.whole(logged) for logged in here]
+            if entries and self.holds(replica):
+                bodies = Bodies(self._schema_of)
+                logged_entries = log_entries(entries, bodies)
+                key = (replica.partition, replica.incarnation)
+                place = self.log.append(encode(Carried(*key, logged_entries)), bodies.pieces)
+                replica.carry(entries, place)
+
+    def holds(self, replica: StoredReplica) -> bool:
+        return self.replicas.get((replica.partition, replica.incarnation)) is replica
+
+    # ------------------------------------------------------------ making it durable
+
+    def sync(self) -> int:
+        """Everything that was written before is durable; the ticket up to which that is so.
+
+        Callers that come while another one is at it wait, and are then served together.
+        """
+        with self._syncing:
+            with self.lock:
+                self.check()
+                for key in list(self._advanced):
+                    self._log_watermark(key)
+                ticket, sequence = self._ticket, self.log.sequence
+                batches = self.log.take()
+                if self.log.is_full:
+                    self.last_sequences[self.log.number] = sequence
+                    self.log.turn_over()
+                    self._schemas_here.clear()
+            if any(batch.pieces for batch in batches):
+                self.or_fail(lambda: self.log.write(batches))
+            self.durable_sequence = sequence
+            return ticket
+
+    def or_fail(self, act: Callable[[], object]) -> None:
+        """A failed sync can't be mended: the kernel may have dropped the data, and would call the
+        next sync a success. So the volume is out of use, and the process must start anew."""
+        try:
+            act()
+        except OSError as error:
+            self._failed = VolumeFailed(
+                f"volume {self.directory} failed: {error}",
+                "mend the disk or make room, then start the node again: what was acknowledged is"
+                " kept",
+            )
+            raise self._failed from error
+
+    def check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def close(self) -> None:
+        """Make durable what can be made durable, and let go of the directory."""
+        try:
+            if self._failed is None:
+                self.sync()
+            self.log.close()
+        finally:
+            self._owned.close()
+
+    # ------------------------------------------------------------ reading
+
+    def restored(self, node: NodeId) -> Iterator[HeldReplica]:
+        for _, replica in sorted(self.replicas.items()):
+            yield replica.restored(node, self.whole)
+
+    def tail(self, replica: StoredReplica, after: Position) -> list[Entry]:
+        """A replica's log behind a position, for another replica that catches up."""
+        with self.lock:
+            return [self.whole(logged) for logged in replica.tail(after)]
+
+    def whole(self, logged: Logged) -> Entry:
+        """An entry with its rows, from the log's file if they are not in memory any more."""
+        if not logged.rowless:
+            return logged.entry
+        frame = read_frame(self.files, f"{self.directory}/log", logged.place)
+        record = decode(frame.head)
+        assert isinstance(record, Appended | Carried)
+        wanted = [each for each in record.entries if each.at == logged.entry.at]
+        (entry,) = Reader(self._tables).entries(wanted, frame.bodies)
+        return entry
