@@ -3,13 +3,14 @@
 PYTHON ?= python3
 JOBS   ?= 2
 SEEDS  ?= 5000
+ROUNDS ?= 500
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
 PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format swarm mutants bench coverage-of-requirements docs demo lock clean
+.PHONY: help setup test check format swarm mutants crash bench coverage-of-requirements docs demo lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ swarm: $(STAMP)  ## Simulate SEEDS=5000 seeds; every stage × fault must be hit
 
 mutants: $(STAMP)  ## Show that each planted bug is found; SEARCH=1 searches for seeds anew
 	@$(BIN)/limosa mutants $(if $(SEARCH),--search)
+
+crash: $(STAMP)  ## Kill a real store ROUNDS=500 times; flip every bit of a small one
+	@$(BIN)/python -m tests.storage.crash --rounds $(ROUNDS) --jobs $(JOBS)
 
 bench: $(STAMP)  ## Run one benchmark: NAME=routing
 	@test -n "$(NAME)" && test -f "bench/$(NAME).py" || { \

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ def last_object(output: str) -> dict[str, Any]:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds run here, where something can be planted."""
 
-    def run_seeds(seeds: Iterable[int], jobs: int) -> Generator[Result, None, None]:
-        yield from map(run_guarded, seeds)
+    def run_seeds(
+        seeds: Iterable[int], jobs: int, real_storage: bool = False
+    ) -> Generator[Result, None, None]:
+        yield from map(partial(run_guarded, real_storage=real_storage), seeds)
 
     monkeypatch.setattr("limosa.cli.simulate.run_seeds", run_seeds)
 
@@ -77,6 +80,15 @@ def test_first_names_the_first_seed(capsys: Output, in_this_process: None) -> No
     assert main(["simulate", "--first", "7", "--seeds", "2", "--json"]) == 0
     found = last_object(capsys.readouterr().out)
     assert found["operations"] == run_seed(7).operations + run_seed(8).operations
+
+
+def test_seeds_may_run_on_real_storage(capsys: Output, in_this_process: None) -> None:
+    assert main(["simulate", "--seed", "7", "--storage", "real", "--json"]) == 0
+    found = last_object(capsys.readouterr().out)
+    assert found["operations"] == run_seed(7, real_storage=True).operations
+    assert main(["simulate", "--seed", "7", "--storage", "real", "--story"]) == 0
+    told = capsys.readouterr().out
+    assert "Replay it with: limosa simulate --seed 7 --story --storage real" in told
 
 
 def test_words_are_for_people(capsys: Output, in_this_process: None) -> None:
@@ -207,6 +219,7 @@ def test_a_seed_replays_to_the_byte_whatever_hashes_are() -> None:
         (["--story"], "--story tells one seed: name it with --seed."),
         (["--seeds", "5", "--story"], "--story tells one seed"),
         (["--sed", "5"], "No such option: --sed"),
+        (["--storage", "paper"], "'paper' is not one of 'fake', 'real'"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(

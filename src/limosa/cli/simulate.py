@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import closing
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,14 @@ NUMBERS = (
     *("seeds", "operations", "moves", "faults", "violations"),
     *("cells_hit", "cells_total", "seeds_per_minute"),
 )
+
+
+class Storage(StrEnum):
+    """What the simulated nodes store in."""
+
+    fake = "fake"
+    real = "real"
+
 
 JobsOption = Annotated[
     int | None,
@@ -47,6 +56,10 @@ def simulate(
         bool,
         typer.Option("--require-all-cells", help="Fail unless each fault met each stage."),
     ] = False,
+    storage: Annotated[
+        Storage,
+        typer.Option(help="What nodes store in: tuples, or the real log and segments (slower)."),
+    ] = Storage.fake,
 ) -> None:
     """Run simulated clusters, break them, and check that every promise holds.
 
@@ -59,13 +72,15 @@ def simulate(
       limosa simulate --seeds 1000 --json
       limosa simulate --first 5000 --seeds 1000 --jobs 4
       limosa simulate --seeds 5000 --require-all-cells
+      limosa simulate --seeds 200 --storage real
       limosa simulate --seed 4711 --story
     """
     wanted = _wanted(seeds, first, seed, story)
-    summary = _run(wanted, jobs or cores())
+    is_real = storage is Storage.real
+    summary = _run(wanted, jobs or cores(), is_real)
     stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
     for number in [seed] if story and seed is not None else stories:
-        typer.echo(told(story_of(number)) + "\n")
+        typer.echo(told(story_of(number, real_storage=is_real)) + "\n")
     untold = len(summary.failed) - len(stories)
     if untold:
         typer.echo(f"{untold} more seeds failed; `limosa simulate --seed N` tells one of them.\n")
@@ -86,7 +101,7 @@ def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool)
     return range(seed, seed + 1)
 
 
-def _run(wanted: range, jobs: int) -> Summary:
+def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
     tally = Tally()
     console = Console(stderr=True)
     columns = (
@@ -95,7 +110,7 @@ def _run(wanted: range, jobs: int) -> Summary:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    results = run_seeds(wanted, min(jobs, len(wanted)))
+    results = run_seeds(wanted, min(jobs, len(wanted)), real_storage=real_storage)
     with (
         closing(results),
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,

@@ -62,12 +62,16 @@ class StoredReplica:
 
     def copy(self) -> "StoredReplica":
         other = StoredReplica(self.partition, self.replica, self.on_commit)
-        other.epoch, other.begun = self.epoch, self.begun
-        other.first, other.watermark = self.first, self.watermark
-        other.entries = list(self.entries)
-        other.producers.unite(self.producers.value(FOREVER))
-        other.rows = dict(self.rows)
+        other.take(self)
         return other
+
+    def take(self, other: "StoredReplica") -> None:
+        """Hold what another one holds."""
+        self.epoch, self.begun = other.epoch, other.begun
+        self.first, self.watermark = other.first, other.watermark
+        self.entries = list(other.entries)
+        self.producers.unite(other.producers.value(FOREVER))
+        self.rows = dict(other.rows)
 
     def restored(self) -> HeldReplica:
         return HeldReplica(
@@ -146,6 +150,10 @@ class StoredReplica:
 
     # --- reading
 
+    def contents(self) -> dict[str, Row]:
+        """Committed or copied rows and tombstones."""
+        return self.rows
+
     def committed(self, key: str) -> tuple[Position, object]:
         row = self.rows.get(key)
         return (0, None) if row is None or row.value is None else (row.version, row.value)
@@ -182,18 +190,18 @@ class Disk:
         self._journal: deque[VolumeEffect] = deque()
 
     def write(self, change: VolumeEffect, node: str) -> None:
-        _apply(self.live, change, node, self._on_commit)
+        carry_out(self.live, change, node, self._on_commit)
         self._journal.append(change)
 
     def sync(self, ticket: int, node: str) -> None:
         """Everything up to this ticket is durable from now on."""
         while self._journal and self._journal[0].ticket <= ticket:
-            _apply(self._durable, self._journal.popleft(), node, _ignore)
+            carry_out(self._durable, self._journal.popleft(), node, ignore)
 
     def crash(self, dice: Random, node: str) -> None:
         """Some of what was not synced survives, in order; the last write is torn and void."""
         for _ in range(dice.randint(0, len(self._journal))):
-            _apply(self._durable, self._journal.popleft(), node, _ignore)
+            carry_out(self._durable, self._journal.popleft(), node, ignore)
         self._journal.clear()
         self.live = {key: stored.copy() for key, stored in self._durable.items()}
         for stored in self.live.values():
@@ -204,12 +212,15 @@ class Disk:
         self._durable.clear()
         self._journal.clear()
 
+    def close(self) -> None:
+        """The run is over."""
 
-def _ignore(partition: str, entry: Entry) -> None:
+
+def ignore(partition: str, entry: Entry) -> None:
     """The live state has told already."""
 
 
-def _apply(
+def carry_out(
     volumes: dict[tuple[PartitionId, Incarnation], StoredReplica],
     change: VolumeEffect,
     node: str,

@@ -47,12 +47,7 @@ class _Overwritten:
         return self.at + len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class _Emptied:
-    """By the creation of a file that was there already."""
-
-
-_Write: TypeAlias = _Appended | _Overwritten | _Emptied
+_Write: TypeAlias = _Appended | _Overwritten
 
 
 class _File:
@@ -89,36 +84,18 @@ def _apply(content: bytearray, write: _Write) -> None:
             content += data
         case _Overwritten(at, data):
             content[at : write.end] = data
-        case _Emptied():
-            content.clear()
 
 
 def _survivor(durable: bytearray, unsynced: Sequence[_Write], dice: Random) -> bytearray:
     """What a power loss leaves of a file: synced bytes never change by themselves."""
-    content, writes = _last_emptied(durable, unsynced, dice)
-    safe = len(content)
-    appended = b"".join(write.data for write in writes if isinstance(write, _Appended))
+    content, safe = bytearray(durable), len(durable)
+    appended = b"".join(write.data for write in unsynced if isinstance(write, _Appended))
     content += appended[: _some(len(appended), dice)]
-    for write in writes:
+    for write in unsynced:
         if isinstance(write, _Overwritten) and dice.random() < 0.5 and write.end <= len(content):
             _apply(content, write)
     _tear(content, safe, dice)
     return content
-
-
-def _last_emptied(
-    durable: bytearray, unsynced: Sequence[_Write], dice: Random
-) -> tuple[bytearray, Sequence[_Write]]:
-    """Which emptying of the file survived, if any: the content then, and the writes until the next.
-
-    As if by a prefix of the writes, so a file may be empty and what was then written be lost.
-    """
-    starts = [at for at, write in enumerate(unsynced) if isinstance(write, _Emptied)]
-    chosen = dice.randint(0, len(starts)) if starts else 0
-    end = starts[chosen] if chosen < len(starts) else len(unsynced)
-    if chosen == 0:
-        return bytearray(durable), unsynced[:end]
-    return bytearray(), unsynced[starts[chosen - 1] + 1 : end]
 
 
 def _some(count: int, dice: Random) -> int:
@@ -284,7 +261,11 @@ class MemoryFiles:
 
     def create(self, path: str) -> MemoryFile:
         with self._guard:
-            return MemoryFile(self, self._file_at(path, empty=True))
+            directory, name = self._place(path)
+            if name in directory.live:
+                self._file(path)  # raises for a directory
+                self._remove(directory, name)
+            return MemoryFile(self, self._file_at(path))
 
     def reopen(self, path: str) -> MemoryFile:
         with self._guard:
@@ -306,7 +287,7 @@ class MemoryFiles:
 
     def lock(self, path: str) -> MemoryLock:
         with self._guard:
-            file = self._file_at(path, empty=False)
+            file = self._file_at(path)
             if file in self._locks:
                 raise UnusableFile(
                     f"{path} is locked", "another process uses this volume: stop it first"
@@ -318,18 +299,14 @@ class MemoryFiles:
             self._node(path)
             return max(0, self.capacity_bytes - self._used)
 
-    def _file_at(self, path: str, empty: bool) -> _File:
+    def _file_at(self, path: str) -> _File:
         """The file that is there, or a new one."""
         directory, name = self._place(path)
         if name not in directory.live:
             file = _File()
             self._rename({directory: {name: file}})
             return file
-        file = self._file(path)
-        if empty and file.live:
-            self._used -= len(file.live)
-            file.write(_Emptied())
-        return file
+        return self._file(path)
 
     # --- names
 
@@ -370,6 +347,8 @@ class MemoryFiles:
             directory, name = self._place(target)
             if name not in directory.live:
                 self._rename({directory: {name: file}})
+            elif directory.live[name] is not file:
+                raise _refusal(errno.EEXIST)
 
     def remove(self, path: str) -> None:
         """A directory is emptied first, name by name, and a crash may come in between."""

@@ -56,7 +56,6 @@ from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, leas
 from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
-from limosa.simulation.disk import Disk
 from limosa.simulation.rows import SimulatedRows
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ class NodeProcess(Process):
     def __init__(self, world: "World", name: str, settings: Settings) -> None:
         super().__init__(world, name)
         self.settings = settings
-        self.disk = Disk(world.on_row_commit)
+        self.disk = world.make_disk(name)
         self.brain = Participant(name, settings)
         self.on_read: Callable[[], None] | None = None
         """What happens at the next read."""

@@ -7,7 +7,7 @@ Every run has three acts: trouble, healing (in which everything must end), and t
 from itertools import chain
 from random import Random
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from limosa.core.client import Finished
 from limosa.core.events import CollectionDue
@@ -54,16 +54,25 @@ def shape_of(theme: Theme, dice: Random) -> Shape:
     )
 
 
-def run_seed(seed: int, telling: bool = False, world_type: type[World] = World) -> Result:
+def run_seed(
+    seed: int,
+    telling: bool = False,
+    world_type: type[World] = World,
+    real_storage: bool = False,
+) -> Result:
     dice = Random(f"shape {seed}")
     theme = dice.choice(THEMES)
-    world = world_type(seed, shape_of(theme, dice), telling)
+    shape = structs.replace(shape_of(theme, dice), real_storage=real_storage)
+    world = world_type(seed, shape, telling)
     world.mix = theme.clients
     history = History(world)
     drama = Drama(world, history, theme, dice)
-    drama.trouble()
-    drama.heal()
-    drama.reckon()
+    try:
+        drama.trouble()
+        drama.heal()
+        drama.reckon()
+    finally:
+        world.close()
     return Result(
         seed,
         history.asked,

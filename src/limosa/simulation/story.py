@@ -30,7 +30,7 @@ class Story(Struct, frozen=True):
         return tuple(name for name in self.partitions if name in accused) or self.partitions
 
 
-def story_of(seed: int, seconds_max: float = SEED_SECONDS_MAX) -> Story:
+def story_of(seed: int, seconds_max: float = SEED_SECONDS_MAX, real_storage: bool = False) -> Story:
     """Run the seed again; what was told until then remains if it raises, or never ends."""
     worlds: list[World] = []
 
@@ -42,7 +42,7 @@ def story_of(seed: int, seconds_max: float = SEED_SECONDS_MAX) -> Story:
     failure: list[tuple[str, str]] = []
     try:
         with within(seconds_max):
-            run_seed(seed, telling=True, world_type=Remembered)
+            run_seed(seed, telling=True, world_type=Remembered, real_storage=real_storage)
     except TookTooLong as error:
         failure.append((str(error), ""))
     except Exception as error:
@@ -95,7 +95,8 @@ def _footer(story: Story) -> Iterator[str]:
         yield f"VIOLATED{f' in {partition}' if partition else ''}: {violation}"
     if not story.violations:
         yield f"Nothing was violated; the world stopped at {story.end:.1f} s of virtual time."
-    yield f"Replay it with: limosa simulate --seed {story.seed} --story"
+    storage = " --storage real" if story.shape.real_storage else ""
+    yield f"Replay it with: limosa simulate --seed {story.seed} --story{storage}"
 
 
 def _many(number: int, noun: str, plural: str = "") -> str:

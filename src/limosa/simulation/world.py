@@ -22,6 +22,7 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
+from limosa.simulation.disk import Disk
 from limosa.simulation.hosts import (
     METASTORE,
     ClientProcess,
@@ -51,6 +52,8 @@ class Shape(Struct, frozen=True):
     patience_seconds: float = 1.0
     """How long the client that only reads waits for an answer."""
     weather: Weather = Weather()
+    real_storage: bool = False
+    """Nodes keep what they hold in the real log and segments, on a file system in memory."""
 
 
 class World:
@@ -132,6 +135,15 @@ class World:
     def make_coordinator(self, name: str) -> Coordinator:
         return Coordinator(name, CoordinatorSettings())
 
+    def make_disk(self, node: str) -> Disk:
+        if not self.shape.real_storage:
+            return Disk(self.on_row_commit)
+        # Arrow takes longer to import than a fake run does to end.
+        from limosa.simulation.stored_disk import StoredDisk
+
+        dice = Random(f"disk {node} of {self.seed}")
+        return StoredDisk(self.on_row_commit, node, dice, self.violate)
+
     def make_client(self, name: str) -> Client:
         patient = name.startswith("c1")
         seconds = self.shape.patience_seconds if patient else 1.0
@@ -154,6 +166,11 @@ class World:
                 if enough():
                     return
         self.now = max(self.now, end) if not self.violations else self.now
+
+    def close(self) -> None:
+        """The run is over; nothing of it stays."""
+        for node in self.nodes.values():
+            node.disk.close()
 
     # --- the agreed state
 

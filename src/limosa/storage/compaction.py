@@ -16,9 +16,8 @@ from msgspec import Struct
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.storage.merge import Source, cut
 from limosa.storage.rows import Batch
-from limosa.storage.view import Ranged, TableView, overlap
+from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
 
-NEW, GOING, SETTLED = 0, 1, 2
 NEW_OF_A_SIZE = 4
 STREAM_SEGMENTS = 8
 

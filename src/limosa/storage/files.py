@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
@@ -131,7 +132,8 @@ class PosixFiles:
 
     def create(self, path: str) -> PosixFile:
         # Not emptied: somebody may have it mapped, or know it by another name.
-        self.remove(path)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         return PosixFile(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o640))
 
     def reopen(self, path: str) -> PosixFile:

@@ -136,7 +136,7 @@ class Log:
     @property
     def is_full(self) -> bool:
         """Time for another file."""
-        return self._length >= self._file_bytes_max
+        return self._length >= max(self._file_bytes_max, HEADER_BYTES + 1)
 
     def turn_over(self) -> None:
         """What comes next goes to another file."""
@@ -188,6 +188,12 @@ class Log:
 
     def close(self) -> None:
         self._seal()
+
+    def abandon(self) -> None:
+        """After an error: nothing is synced any more, it might look like a success."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
 
 def _header(number: int, first_sequence: int) -> bytes:
@@ -254,14 +260,16 @@ def read_file(files: Files, directory: str, number: int, is_last: bool) -> Readi
 
 
 def adopt_tail(files: Files, directory: str, number: int, reading: Reading) -> None:
-    """Frames that survived without having been synced are now counted on: make them durable."""
-    if reading.ends_at == reading.durable:
-        return
+    """What survived without having been synced is now counted on, the marker too: make it durable.
+
+    Another file will follow, and then only what the marker covers is read.
+    """
     file = files.reopen(f"{directory}/{file_name(number)}")
     try:
         file.sync()
-        file.overwrite(_MARKER_AT, _marker(reading.ends_at))
-        file.sync()
+        if reading.ends_at != reading.durable:
+            file.overwrite(_MARKER_AT, _marker(reading.ends_at))
+            file.sync()
     finally:
         file.close()
 

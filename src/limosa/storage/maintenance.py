@@ -10,23 +10,24 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import structs
-from xxhash import xxh32_hexdigest
 
 from limosa.core.model.keys import WHOLE, TokenRange
-from limosa.errors import BadInput, UnusableFile, VolumeFailed
+from limosa.errors import UnusableFile, VolumeFailed
 from limosa.storage import compaction
-from limosa.storage.compaction import NEW, SETTLED, Job
-from limosa.storage.log import file_name
-from limosa.storage.manifest import MANIFEST, Manifest, directory_of, write_manifest
-from limosa.storage.merge import cut, merged, sweep
+from limosa.storage.adoption import link
+from limosa.storage.compaction import Job
+from limosa.storage.log import HEADER_BYTES, file_name
+from limosa.storage.manifest import Manifest
+from limosa.storage.merge import cut, merged, newest_rows, sweep
 from limosa.storage.replica import StoredReplica, describe_table, name_of
-from limosa.storage.rows import Batch
+from limosa.storage.rows import Batch, concat
 from limosa.storage.schema import Table
-from limosa.storage.segment import Segment, write_segment
-from limosa.storage.view import Ranged, TableView, overlap
+from limosa.storage.shelf import Shelf
+from limosa.storage.view import NEW, SETTLED, Ranged, TableView, records
 from limosa.storage.volume import Volume
 
 MERGE_BYTES = 16 << 20
+FLUSH_BYTES_MAX = 256 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -37,24 +38,27 @@ class Maintenance:
         self._volume = volume
         self._files = volume.files
         self._busy = threading.RLock()
-        self._file_numbers: dict[str, int] = {}
-        self._trashed = 0
+        self._shelf = Shelf(volume)
         self.trouble: str | None = None
         """Why the last step was given up, if it was."""
-        self._tidy()
 
     def step(self) -> bool:
         """Do the most urgent thing; False: there was none."""
         with self._busy:
             self._volume.check()
             if self._volume.dropped:
-                self._attempt(self._drop_directories)
-                return True
+                self._attempt(self._shelf.drop_directories)
+                return self.trouble is None
             replica = self._fullest()
             if replica is not None:
                 self._attempt(lambda: self._flush(replica))
                 return self.trouble is None
-            return self._attempt(self._shorten_log) or self._attempt(self._compact_any)
+            if self._attempt(self._shorten_log):
+                return True
+            trouble = self.trouble
+            is_compacted = self._attempt(self._compact_any)
+            self.trouble = self.trouble or trouble
+            return is_compacted
 
     def flush(self, replica: StoredReplica) -> None:
         """Everything that is committed now rests in segments afterwards."""
@@ -80,10 +84,13 @@ class Maintenance:
         A split, a merge and a copy to another volume are this. Rows count by their version, so what
         the target has already stays right, and adopting twice changes nothing.
         """
-        with self._busy, origin._busy:
+        # In one order, whoever adopts from whom: two that wait for each other wait forever.
+        first, second = sorted((self, origin), key=id)
+        with first._busy, second._busy:
             origin._or_fail(lambda: origin._flush(source))
             self._or_fail(lambda: self._flush(target))
-            self._or_fail(lambda: self._link(source, origin, target, held))
+            while not self._or_fail(lambda: link(source, origin._shelf, target, self._shelf, held)):
+                self._or_fail(lambda: self._flush(target))
 
     # ------------------------------------------------------------ attempts
 
@@ -124,17 +131,18 @@ class Maintenance:
 
     def _flush(self, replica: StoredReplica) -> None:
         if self._volume.dropped:
-            self._drop_directories()  # perhaps an earlier replica with the same ids
+            self._shelf.drop_directories()  # perhaps an earlier replica with the same ids
         with self._volume.lock:
             if not replica.is_dirty or not self._volume.holds(replica):
                 return
             beginnings = replica.beginnings
             manifest = replica.freeze(self._volume.log.sequence)
             tables = replica.view.tables
-        self._files.make_directory(self._path(replica))
+        self._files.make_directory(self._shelf.path(replica))
         self._files.sync_directory(f"{self._volume.directory}/replicas")
-        made = {name: self._write_frozen(replica, view) for name, view in tables.items()}
-        self._files.sync_directory(self._path(replica))
+        with self._shelf.given_up_files():
+            made = {name: self._write_frozen(replica, view) for name, view in tables.items()}
+            self._files.sync_directory(self._shelf.path(replica))
         # The manifest must not be ahead of the log: entries that it counts as committed are there.
         if self._volume.durable_sequence < manifest.sequence:
             self._volume.sync()
@@ -142,61 +150,26 @@ class Maintenance:
             describe_table(_thawed(view, made[name])) for name, view in sorted(tables.items())
         ]
         manifest = structs.replace(manifest, tables=tuple(described))
-        self._put_manifest(replica, manifest)
+        self._shelf.put_manifest(replica, manifest)
         with self._volume.lock:
             if replica.beginnings == beginnings:
                 replica.thaw(manifest, made)
             else:
                 replica.rest(manifest)
-        self._remove_unnamed(replica)
-
-    def _put_manifest(self, replica: StoredReplica, manifest: Manifest) -> None:
-        write_manifest(self._files, self._path(replica), MANIFEST, manifest)
-        if self._volume.holds(replica):
-            self._volume.catalogue.add_replica(_directory(replica))
+        self._shelf.remove_unnamed(replica)
 
     def _write_frozen(self, replica: StoredReplica, view: TableView) -> list[Ranged]:
         if not view.frozen:
             return []
         batches: Iterable[Batch]
         if view.table.kind == "stream":
-            batches = (run.batch for run in view.frozen)
+            batches = (batch for run in view.frozen for batch in run.batches)
         else:
-            pieces = sweep(view.table, view.frozen, WHOLE, MERGE_BYTES)
-            batches = (batch for piece in pieces for batch in piece)
+            batches = _sorted_out(view)
         in_memory = sum(len(run) for run in (*view.frozen, *view.runs))
         offset = max(0, view.next_offset - in_memory)
-        ranged = self._write(replica, view.table, batches, "flush", NEW, WHOLE, offset)
+        ranged = self._shelf.write(replica, view.table, batches, "flush", NEW, WHOLE, offset)
         return [] if ranged is None else [ranged]
-
-    def _write(
-        self,
-        replica: StoredReplica,
-        table: Table,
-        batches: Iterable[Batch],
-        why: str,
-        level: int,
-        held: TokenRange,
-        offset: int = 0,
-    ) -> Ranged | None:
-        path = f"{self._path(replica)}/{self._new_name(replica, why)}"
-        try:
-            if write_segment(self._files, path, table, batches) is None:
-                return None
-        except OSError:
-            self._files.remove(path)
-            raise
-        name = path.rsplit("/", 1)[1]
-        return Ranged(name, level, held, offset, Segment(self._files, path))
-
-    def _new_name(self, replica: StoredReplica, why: str) -> str:
-        """Never used before, here or elsewhere: segments keep their names when they are linked."""
-        directory = _directory(replica)
-        number = self._file_numbers.get(directory)
-        if number is None:
-            number = max(map(_number, self._files.names(self._path(replica))), default=0)
-        self._file_numbers[directory] = number + 1
-        return f"{xxh32_hexdigest(directory.encode())}-{number + 1:08}.{why}.segment"
 
     # ------------------------------------------------------------ the log
 
@@ -205,17 +178,25 @@ class Maintenance:
         volume = self._volume
         oldest = volume.catalogue.first_log
         with volume.lock:
-            too_long = sum(volume.log.sizes.values()) > volume.settings.log_bytes_max
-            if not too_long or oldest not in volume.last_sequences or oldest >= volume.log.number:
+            sizes = volume.log.sizes.values()
+            too_long = sum(sizes) > volume.settings.log_bytes_max
+            # Most of it must be of no use, or writing the rest again would never end.
+            too_long = too_long and sum(size - HEADER_BYTES for size in sizes) >= 2 * sum(
+                replica.log_bytes for replica in volume.replicas.values()
+            )
+            # The last file stays: the next one begins where it ends.
+            if not too_long or oldest >= volume.catalogue.last_log:
                 return False
             last = volume.last_sequences[oldest]
             behind = [r for r in volume.replicas.values() if r.is_dirty_before(last)]
         for replica in behind:
             self._flush(replica)
         with volume.lock:
-            pinned = [r for r in volume.replicas.values() if r.has_entries_in(oldest)]
+            replicas = volume.replicas.values()
+            pinned = [r for r in replicas if r.has_entries_in(oldest) or r.has_rows_in(oldest)]
         for replica in pinned:
-            volume.carry(replica, oldest)
+            while not volume.carry(replica, oldest):
+                self._flush(replica)
         volume.sync()
         self._forget_log(oldest)
         return True
@@ -232,30 +213,51 @@ class Maintenance:
     def _compact_any(self) -> bool:
         with self._volume.lock:
             replicas = list(self._volume.replicas.values())
-        return any(self._compact(replica) for replica in replicas)
+        damage: UnusableFile | None = None
+        for replica in replicas:
+            try:
+                if self._compact(replica):
+                    return True
+            except UnusableFile as error:  # of this replica; the others are looked after
+                damage = damage or error
+        if damage is not None:
+            raise damage
+        return False
 
     def _compact(self, replica: StoredReplica, full: bool = False) -> bool:
         """One job of one of the replica's tables."""
-        manifest = replica.manifest
-        if manifest is None:
+        with self._volume.lock:
+            manifest, tables = replica.manifest, replica.view.tables
+            beginnings = replica.beginnings
+        if manifest is None or not self._volume.holds(replica):
             return False
-        for name, view in sorted(replica.view.tables.items()):
+        for name, view in sorted(tables.items()):
             piece_bytes = self._volume.settings.piece_bytes
+            considered = (view.segments, manifest.collected)
+            if not full and replica.considered.get(name) == considered:
+                continue
             job = compaction.plan(view, manifest.collected, piece_bytes, full)
             if job is not None:
-                self._merge(replica, manifest, name, view, job)
+                self._merge(replica, beginnings, manifest, name, view, job)
                 return True
+            replica.considered[name] = considered
         return False
 
     def _merge(
-        self, replica: StoredReplica, manifest: Manifest, name: str, view: TableView, job: Job
+        self,
+        replica: StoredReplica,
+        beginnings: int,
+        manifest: Manifest,
+        name: str,
+        view: TableView,
+        job: Job,
     ) -> None:
-        beginnings = replica.beginnings
-        if view.table.kind == "stream":
-            made = self._join(replica, view, job)
-        else:
-            made = list(self._merge_pieces(replica, manifest, view, job))
-        self._files.sync_directory(self._path(replica))
+        with self._shelf.given_up_files():
+            if view.table.kind == "stream":
+                made = self._join(replica, view, job)
+            else:
+                made = list(self._merge_pieces(replica, manifest, view, job))
+            self._files.sync_directory(self._shelf.path(replica))
         segments = compaction.replaced(view, job, made)
         tables = [
             structs.replace(each, segments=tuple(map(name_of, segments)))
@@ -264,12 +266,12 @@ class Maintenance:
             for each in manifest.tables
         ]
         manifest = structs.replace(manifest, tables=tuple(tables))
-        self._put_manifest(replica, manifest)
+        self._shelf.put_manifest(replica, manifest)
         with self._volume.lock:
             if replica.beginnings == beginnings:
                 replica.put_segments(name, segments)
             replica.rest(manifest)
-        self._remove_unnamed(replica)
+        self._shelf.remove_unnamed(replica)
 
     def _merge_pieces(
         self, replica: StoredReplica, manifest: Manifest, view: TableView, job: Job
@@ -291,126 +293,37 @@ class Maintenance:
                         yield kept
 
             start = parts[0].start
-            written = self._write(replica, view.table, batches(), "merge", job.level, WHOLE)
+            written = self._shelf.write(replica, view.table, batches(), "merge", job.level, WHOLE)
             if written is not None:
                 if job.level == SETTLED:
                     written.held = TokenRange(start, taken[-1].end)
                 yield written
 
     def _join(self, replica: StoredReplica, view: TableView, job: Job) -> list[Ranged]:
-        batches = (batch for each in job.inputs for batch in each.segment.from_row(0))
+        batches = records(structs.replace(view, segments=job.inputs, frozen=(), runs=()), 0)
         offset = job.inputs[0].offset
-        ranged = self._write(replica, view.table, batches, "merge", job.level, WHOLE, offset)
+        ranged = self._shelf.write(replica, view.table, batches, "merge", job.level, WHOLE, offset)
         return [] if ranged is None else [ranged]
-
-    # ------------------------------------------------------------ adoption
-
-    def _link(
-        self, source: StoredReplica, origin: "Maintenance", target: StoredReplica, held: TokenRange
-    ) -> None:
-        manifest = target.manifest
-        if manifest is None or source.manifest is None:
-            return
-        tables = dict(target.view.tables)
-        for name, view in source.view.tables.items():
-            if view.table.kind == "stream" and held != WHOLE:
-                raise BadInput(f"stream {name} can't be sliced", "repartition it instead")
-            mine = tables.get(name) or TableView(view.table)
-            known = {ranged.file for ranged in mine.segments}
-            linked = [
-                self._link_one(origin._path(source), target, ranged, both)
-                for ranged in view.segments
-                if ranged.file not in known and (both := overlap(ranged.held, held)) is not None
-            ]
-            segments = (*mine.segments, *compaction.as_neighbours(mine.segments, linked))
-            newest = max(mine.table, view.table, key=lambda table: table.version)
-            offset = max(mine.next_offset, view.next_offset)
-            tables[name] = structs.replace(
-                mine, table=newest, segments=segments, next_offset=offset
-            )
-        self._files.sync_directory(self._path(target))
-        target_manifest = structs.replace(
-            manifest, tables=tuple(describe_table(view) for _, view in sorted(tables.items()))
-        )
-        self._put_manifest(target, target_manifest)
-        with self._volume.lock:
-            target.view = structs.replace(target.view, tables=tables)
-            target.rest(target_manifest)
-
-    def _link_one(
-        self, directory: str, target: StoredReplica, ranged: Ranged, held: TokenRange
-    ) -> Ranged:
-        path = f"{self._path(target)}/{ranged.file}"
-        self._files.link(f"{directory}/{ranged.file}", path)
-        return Ranged(ranged.file, ranged.level, held, ranged.offset, Segment(self._files, path))
-
-    # ------------------------------------------------------------ what is of no use any more
-
-    def _tidy(self) -> None:
-        """Remove what a crash left; damaged replicas stay as they are, for study."""
-        volume = self._volume
-        resting = [each for each in volume.replicas.values() if each.manifest is not None]
-        named = {_directory(replica) for replica in resting} | set(volume.refused)
-        found = set(self._files.names(f"{volume.directory}/replicas")) | volume.catalogue.replicas
-        volume.dropped += sorted(found - named)
-        for replica in resting:
-            self._remove_unnamed(replica)
-        for name in self._files.names(f"{volume.directory}/trash"):
-            self._files.remove(f"{volume.directory}/trash/{name}")
-        first, last = volume.catalogue.first_log, volume.catalogue.last_log
-        known = {file_name(number) for number in range(first, last + 1)}
-        for name in self._files.names(f"{volume.directory}/log"):
-            if name not in known:
-                self._files.remove(f"{volume.directory}/log/{name}")
-        if volume.dropped:
-            self._drop_directories()
-
-    def _remove_unnamed(self, replica: StoredReplica) -> None:
-        """Readers that still look at a file keep it until they are done."""
-        manifest = replica.manifest
-        named = {MANIFEST}
-        if manifest is not None:
-            named |= {each.file for table in manifest.tables for each in table.segments}
-        named |= {each.file for view in replica.view.tables.values() for each in view.segments}
-        path = self._path(replica)
-        for name in self._files.names(path):
-            if name not in named:
-                self._files.remove(f"{path}/{name}")
-
-    def _drop_directories(self) -> None:
-        """Discarded replicas: first the log says so durably, then VOLUME, then their files go."""
-        volume = self._volume
-        with volume.lock:
-            names, volume.dropped = volume.dropped, []
-        try:
-            volume.sync()
-            volume.catalogue.remove_replicas(names)
-            for name in names:
-                self._file_numbers.pop(name, None)
-                if name in self._files.names(f"{volume.directory}/replicas"):
-                    self._trashed += 1
-                    trash = f"{volume.directory}/trash/{self._trashed}"
-                    self._files.replace(f"{volume.directory}/replicas/{name}", trash)
-                    self._files.remove(trash)
-        except OSError:
-            volume.dropped += names
-            raise
-
-    def _path(self, replica: StoredReplica) -> str:
-        return f"{self._volume.directory}/replicas/{_directory(replica)}"
-
-
-def _directory(replica: StoredReplica) -> str:
-    return directory_of(replica.partition, replica.incarnation)
-
-
-def _number(name: str) -> int:
-    digits = name.partition("-")[2].partition(".")[0]
-    return int(digits) if digits.isdigit() else 0
 
 
 def _thawed(view: TableView, made: Sequence[Ranged]) -> TableView:
     return structs.replace(view, frozen=(), segments=(*view.segments, *made))
+
+
+def _sorted_out(view: TableView) -> Iterator[Batch]:
+    """The frozen rows of a table in the order of tokens, the newest of each key.
+
+    At once if that takes little memory: sorting piece by piece takes each row up several times.
+    """
+    if sum(run.bytes for run in view.frozen) > FLUSH_BYTES_MAX:
+        for piece in sweep(view.table, view.frozen, WHOLE, MERGE_BYTES):
+            yield from piece
+        return
+    every = concat(view.table, [batch for run in view.frozen for batch in run.batches])
+    order = newest_rows(every)
+    step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
+    for start in range(0, len(order), step):
+        yield every.take(order[start : start + step])
 
 
 def _raiser(error: OSError) -> Callable[[], None]:

@@ -110,27 +110,25 @@ class Catalogue:
 
     def start_log(self, number: int) -> None:
         with self._changing:
-            self.last_log = number
-            self._write()
+            self._write(self.first_log, number, self.replicas)
 
     def forget_logs_before(self, number: int) -> None:
         with self._changing:
-            self.first_log = number
-            self._write()
+            self._write(number, self.last_log, self.replicas)
 
     def add_replica(self, name: str) -> None:
         with self._changing:
             if name not in self.replicas:
-                self.replicas |= {name}
-                self._write()
+                self._write(self.first_log, self.last_log, self.replicas | {name})
 
     def remove_replicas(self, names: Iterable[str]) -> None:
         with self._changing:
             gone = self.replicas & frozenset(names)
             if gone:
-                self.replicas -= gone
-                self._write()
+                self._write(self.first_log, self.last_log, self.replicas - gone)
 
-    def _write(self) -> None:
-        found = VolumeManifest(self.first_log, self.last_log, tuple(sorted(self.replicas)))
-        write_manifest(self._files, self._directory, VOLUME, found)
+    def _write(self, first_log: int, last_log: int, replicas: frozenset[str]) -> None:
+        """What could not be written is not so."""
+        manifest = VolumeManifest(first_log, last_log, tuple(sorted(replicas)))
+        write_manifest(self._files, self._directory, VOLUME, manifest)
+        self.first_log, self.last_log, self.replicas = first_log, last_log, replicas

@@ -1,63 +1,142 @@
 """Which rows are newer than any segment, and where is one of them?
 
-Rows come in batches and stay as they came; a batch is sorted when somebody first looks for a row in
-it. Many small batches are put together into fewer large ones, so that a look-up has few places to
-look at, and each row is copied only a few times.
+Rows come in batches and stay as they came. Neighbouring batches form a run, few runs so that a
+look-up has few places to look at; a run is sorted when somebody first looks for a row in it. Only
+tiny batches are copied together.
 """
 
+from collections.abc import Callable, Iterable
+from itertools import chain
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from limosa.core.model.keys import Position, TokenRange
 from limosa.storage.merge import Span
-from limosa.storage.rows import Batch, Indices, Tokens, concat
+from limosa.storage.rows import Batch, Tokens, concat
+from limosa.storage.schema import Table
 
 MERGE_RUNS = 8
 RUN_ROWS_MAX = 262_144
-RUN_BYTES_MAX = 32 << 20
+FILTER_BYTES_A_ROW = 4
+TINY_ROWS = 256
+"""A batch of a run has more rows than this, on average."""
+
+NOTHING: list[tuple[Batch, int]] = []
+
+
+class Index:
+    """The rows of a run in the order of their tokens; equal tokens in the order of their rows."""
+
+    __slots__ = ("batches", "rows", "tokens")
+
+    def __init__(self, members: tuple[Batch, ...]) -> None:
+        tokens = np.concatenate([batch.tokens for batch in members])
+        lengths = [len(batch) for batch in members]
+        numbers = np.repeat(np.arange(len(members), dtype=np.int32), lengths)
+        rows = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+        order = np.argsort(tokens, kind="stable")
+        self.tokens: Tokens = tokens[order]
+        self.batches: NDArray[np.int32] = numbers[order]
+        self.rows: NDArray[np.int32] = rows[order]
+
+
+class Filter:
+    """Says that a token is in no run, quicker than a search in each of them.
+
+    It only ever learns, when somebody first looks for a row: so views of different times share it,
+    and one that knows too much is merely less use.
+    """
+
+    __slots__ = ("_learned", "_learning", "_marks", "_rows", "probe")
+
+    def __init__(self) -> None:
+        self._learning = Lock()
+        self._learned: list[Tokens] = []
+        self._rows = 0
+        self._marks = np.zeros(1, np.uint8)
+        self.probe: tuple[int, Callable[[int], int]] = (0, _no)
+        """Look up a token's lowest bits: 0 says that it is in no run."""
+
+    def learn(self, runs: Iterable["Run"]) -> None:
+        with self._learning:
+            unknown = [run for run in runs if run.filter is not self]
+            more = [batch.tokens for run in unknown for batch in run.batches]
+            self._learned += more
+            self._rows += sum(map(len, more))
+            size = self.probe[0] + 1
+            if size < FILTER_BYTES_A_ROW * self._rows:
+                while size < 2 * FILTER_BYTES_A_ROW * self._rows:
+                    size *= 2
+                self._mark(np.zeros(size, np.uint8), self._learned)
+            else:
+                self._mark(self._marks, more)
+            for run in unknown:
+                run.filter = self
+
+    def _mark(self, marks: NDArray[np.uint8], tokens: Iterable[Tokens]) -> None:
+        for some in tokens:
+            marks[some & (len(marks) - 1)] = 1
+        self._marks = marks
+        self.probe = (len(marks) - 1, marks.item)
+
+
+def _no(place: int) -> int:
+    return 0
 
 
 class Run:
-    """Versioned rows in memory, sorted by token on demand."""
+    """Versioned rows in memory."""
 
-    __slots__ = ("_index", "batch", "max_version", "min_version")
+    __slots__ = ("_index", "batches", "bytes", "filter", "length", "max_version", "min_version")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(
+        self, batches: tuple[Batch, ...], min_version: Position, max_version: Position
+    ) -> None:
+        self.batches = batches
+        self.min_version = min_version
+        self.max_version = max_version
+        self.length = sum(map(len, batches))
+        self.bytes = sum(batch.bytes for batch in batches)
+        self.filter: Filter | None = None
+        """The one that knows its tokens."""
+        self._index: Index | None = None
+
+    @classmethod
+    def at(cls, batch: Batch, position: Position) -> "Run":
+        """Rows of one log entry."""
+        return cls((batch.at(position),), position, position)
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Run":
+        """Rows that have versions already."""
         assert batch.versions is not None
-        self.batch = batch
-        self.min_version: Position = int(batch.versions.min())
-        self.max_version: Position = int(batch.versions.max())
-        self._index: tuple[Tokens, Indices] | None = None
+        return cls((batch,), int(batch.versions.min()), int(batch.versions.max()))
 
     def __len__(self) -> int:
-        return len(self.batch)
+        return self.length
 
     @property
-    def bytes(self) -> int:
-        return self.batch.bytes
+    def table(self) -> Table:
+        return self.batches[-1].table
 
     @property
-    def sorted(self) -> tuple[Tokens, Indices]:
-        """Tokens in order, and the row of each; equal tokens keep the order of their rows."""
+    def index(self) -> Index:
         index = self._index
         if index is None:
-            order = np.argsort(self.batch.tokens, kind="stable")
-            index = self._index = (self.batch.tokens[order], order)
+            index = self._index = Index(self.batches)
         return index
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
         """Rows with this token, later ones last."""
-        tokens, order = self.sorted
-        at = int(tokens.searchsorted(token))
-        found = []
-        while at < len(tokens) and tokens[at] == token:
-            found.append((self.batch, int(order[at])))
-            at += 1
-        return found
+        index = self.index
+        at, end = span_of(index.tokens, token)
+        return [(self.batches[index.batches[i]], index.rows.item(i)) for i in range(at, end)]
 
     def spans(self, held: TokenRange) -> list[Span]:
-        tokens, _ = self.sorted
+        tokens = self.index.tokens
         start, stop = span(tokens, held)
         if start == stop:
             return []
@@ -65,10 +144,20 @@ class Run:
         return [Span(int(tokens[start]), int(tokens[stop - 1]), size)]
 
     def within(self, held: TokenRange) -> list[Batch]:
-        """Rows of a range, sorted by token."""
-        tokens, order = self.sorted
-        start, stop = span(tokens, held)
-        return [self.batch.take(order[start:stop])] if start < stop else []
+        """Rows of a range; each batch is sorted, but they are not in order."""
+        index = self.index
+        start, stop = span(index.tokens, held)
+        numbers, rows = index.batches[start:stop], index.rows[start:stop]
+        if len(self.batches) == 1:
+            return [self.batches[0].take(rows)] if start < stop else []
+        # Batch after batch, and within each in the order of tokens.
+        order = np.argsort(numbers, kind="stable")
+        rows, cuts = rows[order], np.searchsorted(numbers[order], range(len(self.batches) + 1))
+        return [
+            batch.take(rows[first:last])
+            for batch, first, last in zip(self.batches, cuts[:-1], cuts[1:], strict=True)
+            if first < last
+        ]
 
 
 Runs: TypeAlias = tuple[Run, ...]
@@ -80,31 +169,35 @@ def span(tokens: Tokens, held: TokenRange) -> tuple[int, int]:
     return start, int(tokens.searchsorted(held.end - 1, side="right"))
 
 
-def find_sorted(batch: Batch, token: int) -> list[tuple[Batch, int]]:
-    """Rows of a batch that is sorted by token."""
-    tokens = batch.tokens
-    at = int(tokens.searchsorted(token))
-    found = []
-    while at < len(tokens) and tokens[at] == token:
-        found.append((batch, at))
-        at += 1
-    return found
+def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
+    """Where one token begins and ends among sorted ones: next to each other if it is not there."""
+    start = end = int(tokens.searchsorted(token))
+    count = len(tokens)
+    while end < count and tokens.item(end) == token:
+        end += 1
+    return start, end
 
 
 def added(runs: Runs, run: Run) -> Runs:
     """One run more, or a few less: neighbours that are no larger than the new one are united."""
     level = _level(run)
-    start, rows, size = len(runs), len(run), run.bytes
+    start, rows = len(runs), len(run)
     while start and _level(runs[start - 1]) <= level:
         start -= 1
         rows += len(runs[start])
-        size += runs[start].bytes
     together = (*runs[start:], run)
-    if len(together) < MERGE_RUNS or rows > RUN_ROWS_MAX or size > RUN_BYTES_MAX:
+    if len(together) < MERGE_RUNS or rows > RUN_ROWS_MAX:
         return (*runs, run)
-    newest = max((each.batch.table for each in together), key=lambda table: table.version)
-    return (*runs[:start], Run(concat(newest, [each.batch for each in together])))
+    batches = tuple(chain.from_iterable(each.batches for each in together))
+    if rows < TINY_ROWS * len(batches):
+        newest = max((batch.table for batch in batches), key=lambda table: table.version)
+        batches = (concat(newest, batches),)
+    lowest = min(each.min_version for each in together)
+    united = Run(batches, lowest, max(each.max_version for each in together))
+    if all(each.filter is run.filter for each in together):
+        united.filter = run.filter
+    return (*runs[:start], united)
 
 
 def _level(run: Run) -> int:
-    return (len(run).bit_length() - 1) // 3
+    return (run.length.bit_length() - 1) // 3

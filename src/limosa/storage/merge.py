@@ -39,7 +39,9 @@ class Source(Protocol):
         """Where its rows of a range lie, roughly."""
         ...
 
-    def within(self, held: TokenRange) -> list[Batch]: ...
+    def within(self, held: TokenRange) -> list[Batch]:
+        """Its rows of a range; no batch is empty."""
+        ...
 
 
 def sweep(
@@ -57,7 +59,7 @@ def merged(table: Table, sources: Sequence[Source], held: TokenRange) -> list[Ba
     found = [batches for source in sources if (batches := source.within(held))]
     if not found:
         return []
-    if len(found) == 1 and is_unique(found[0]):
+    if len(found) == 1 and is_sorted(found[0]):
         return found[0]
     return [newest(concat(table, [batch for batches in found for batch in batches]))]
 
@@ -69,9 +71,11 @@ def cut(sources: Sequence[Source], held: TokenRange, piece_bytes: int) -> list[T
     if count <= 1:
         return [held]
     firsts, lasts, sizes = (np.array(column, np.float64) for column in zip(*spans, strict=True))
-    places = np.unique(np.concatenate([firsts, lasts + 1]))
+    # A float holds such tokens only roughly: a span of one token must still be wider than nothing.
+    ends = np.maximum(lasts + 1, np.nextafter(firsts, np.inf))
+    places = np.unique(np.concatenate([firsts, ends]))
     # How many bytes lie below each place: straight lines in between, so it can be turned around.
-    shares = (places[:, None] - firsts) / (lasts + 1 - firsts)
+    shares = (places[:, None] - firsts) / (ends - firsts)
     below = np.clip(shares, 0.0, 1.0) @ sizes
     wanted = np.interp(np.arange(1, count) * (below[-1] / count), below, places)
     inner = sorted({int(token) for token in wanted if held.start < int(token) < held.end})
@@ -79,14 +83,14 @@ def cut(sources: Sequence[Source], held: TokenRange, piece_bytes: int) -> list[T
     return [TokenRange(start, end) for start, end in pairwise(bounds)]
 
 
-def is_unique(batches: Sequence[Batch]) -> bool:
-    """Sorted rows without two equal tokens; what has such may still be unique by full key."""
+def is_sorted(batches: Sequence[Batch]) -> bool:
+    """Rows in the order of their tokens, of which no two are equal."""
     last: int | None = None
     for batch in batches:
         tokens = batch.tokens
-        if last is not None and last == int(tokens[0]):
+        if last is not None and last >= int(tokens[0]):
             return False
-        if (tokens[1:] == tokens[:-1]).any():
+        if (tokens[1:] <= tokens[:-1]).any():
             return False
         last = int(tokens[-1])
     return True

@@ -31,7 +31,8 @@ from limosa.storage.log import padded
 from limosa.storage.rows import DELETED, TOKEN, VERSION, Batch, Bundle
 from limosa.storage.schema import Table
 
-_VERSIONED, _FLAGGED = 1, 2
+_TOKENED, _VERSIONED, _FLAGGED = 1, 2, 4
+ALL_EXTRAS = _TOKENED | _VERSIONED | _FLAGGED
 
 
 class Part(Struct, array_like=True, frozen=True):
@@ -79,6 +80,8 @@ class LogBegun(Record, array_like=True, tag=4, frozen=True):
 
 class Appended(Record, array_like=True, tag=5, frozen=True):
     entries: tuple[LoggedEntry, ...]
+    committed: Position = 0
+    """Up to where the log was committed before; it often goes with the next entry."""
 
 
 class Truncated(Record, array_like=True, tag=6, frozen=True):
@@ -152,6 +155,7 @@ class Bodies:
     def add(self, batch: Batch) -> Part:
         stored, extras = stored_columns(batch)
         body = stored.serialize()
+        batch.note_bytes(len(body))
         part = Part(self._schema_of(batch.table), extras, self._size, len(body))
         self.pieces.append(body)
         self._size += padded(len(body))
@@ -164,8 +168,13 @@ class Bodies:
 
 def stored_columns(batch: Batch) -> tuple[pa.RecordBatch, int]:
     """The table's columns and, where there are such, tokens, versions and tombstones."""
-    arrays = [*batch.columns.columns, pa.array(batch.tokens)]
+    if batch.given_tokens is None and batch.deleted is None and batch.versions is None:
+        return batch.columns, 0
+    arrays = list(batch.columns.columns)
     extras = 0
+    if batch.given_tokens is not None:
+        arrays.append(pa.array(batch.given_tokens))
+        extras |= _TOKENED
     if batch.versions is not None:
         arrays.append(pa.array(batch.versions))
         extras |= _VERSIONED
@@ -178,12 +187,14 @@ def stored_columns(batch: Batch) -> tuple[pa.RecordBatch, int]:
 _schemas: dict[tuple[int, int], tuple[Table, pa.Schema]] = {}
 
 
-def stored_schema(table: Table, extras: int = _VERSIONED | _FLAGGED) -> pa.Schema:
+def stored_schema(table: Table, extras: int = ALL_EXTRAS) -> pa.Schema:
     key = (id(table), extras)
     known = _schemas.get(key)
     if known is not None and known[0] is table:
         return known[1]
-    schema = table.physical.append(pa.field(TOKEN, pa.int64(), nullable=False))
+    schema = table.physical
+    if extras & _TOKENED:
+        schema = schema.append(pa.field(TOKEN, pa.int64(), nullable=False))
     if extras & _VERSIONED:
         schema = schema.append(pa.field(VERSION, pa.int64(), nullable=False))
     if extras & _FLAGGED:
@@ -203,23 +214,23 @@ def read_batch(table: Table, extras: int, body: pa.Buffer) -> Batch:
 def unpack(table: Table, extras: int, stored: pa.RecordBatch) -> Batch:
     width = len(table.physical)
     columns = pa.RecordBatch.from_arrays(stored.columns[:width], schema=table.physical)
-    versions = deleted = None
-    if extras & _VERSIONED:
-        versions = stored.column(width + 1).to_numpy()
-    if extras & _FLAGGED:
-        deleted = stored.column(stored.num_columns - 1).to_numpy(zero_copy_only=False)
-        deleted = deleted if deleted.any() else None
-    return Batch(table, columns, stored.column(width).to_numpy(), versions, deleted)
+    rest = stored.columns[width:]
+    tokens = rest.pop(0).to_numpy() if extras & _TOKENED else None
+    versions = rest.pop(0).to_numpy() if extras & _VERSIONED else None
+    deleted = rest.pop(0).to_numpy(zero_copy_only=False) if extras & _FLAGGED else None
+    if deleted is not None and not deleted.any():
+        deleted = None
+    return Batch(table, columns, tokens, versions, deleted)
 
 
 # ---------------------------------------------------------------- changes to records and back
 
 
-def to_record(change: VolumeEffect, bodies: Bodies) -> AnyRecord:
+def to_record(change: VolumeEffect, bodies: Bodies, committed: Position = 0) -> AnyRecord:
     who = (change.partition, change.incarnation)
     match change:
         case AppendEntries(entries=entries):
-            return Appended(*who, log_entries(entries, bodies))
+            return Appended(*who, log_entries(entries, bodies), committed)
         case AdvanceWatermark(to=to):
             return Advanced(*who, to)
         case StoreEpoch(epoch=epoch):

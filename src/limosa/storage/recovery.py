@@ -6,6 +6,7 @@ first touched, and is refused: a damaged replica alone, a damaged log with all o
 
 from msgspec import Struct
 
+from limosa.core.effects import AdvanceWatermark
 from limosa.core.model.keys import Incarnation, PartitionId
 from limosa.errors import LimosaError, UnusableFile
 from limosa.storage.files import Files
@@ -29,6 +30,7 @@ from limosa.storage.manifest import (
 )
 from limosa.storage.records import (
     AnyRecord,
+    Appended,
     Carried,
     Created,
     Discarded,
@@ -101,6 +103,8 @@ class Recovery:
         except LimosaError as error:
             self.refused[name] = Refusal(name, str(error))
             return
+        # A killed process may have put it there without a sync, and the log will be shortened.
+        self._files.sync_directory(path)
         replica = StoredReplica.from_manifest(manifest, tables)
         self.replicas[manifest.partition, manifest.incarnation] = replica
 
@@ -163,6 +167,9 @@ class Recovery:
             return
         change = reader.change(record, frame.bodies)
         if frame.sequence > replica.flushed_sequence:
+            if isinstance(record, Appended) and record.committed:
+                key = (replica.partition, replica.incarnation)
+                replica.apply(AdvanceWatermark(*key, 0, record.committed), frame.place)
             replica.apply(change, frame.place)
             replica.last_sequence = frame.sequence
         else:

@@ -30,12 +30,13 @@ from limosa.core.tokens import token_of
 from limosa.errors import BadInput
 from limosa.storage.log import Place
 from limosa.storage.manifest import Manifest, SegmentName, TableManifest
-from limosa.storage.memtable import Run, added
+from limosa.storage.memtable import Filter, Run, added
 from limosa.storage.rows import Batch, Bundle
 from limosa.storage.schema import Table
 from limosa.storage.view import Ranged, TableView, View, has_key
 
 FOREVER: Position = 2**62
+NO_FILE = 2**62
 
 
 class Logged:
@@ -55,7 +56,8 @@ class Logged:
         if self.runs is None:
             rows = self.entry.rows
             batches = rows.batches if isinstance(rows, Bundle) else ()
-            self.runs = tuple(Run(batch.at(self.entry.at)) for batch in batches)
+            at = self.entry.at
+            self.runs = tuple(Run.at(batch, at) for batch in batches)
         return self.runs
 
     def forget_rows(self) -> None:
@@ -79,11 +81,16 @@ class StoredReplica:
         self.positions: list[Position] = []
         self.producers = Producers()
         self.view = View()
-        self.beginnings = 0
+        self.beginnings = self.beginnings_at_rest = 0
         """How often it was emptied: what was being written for an earlier one is of no use."""
         self.manifest: Manifest | None = None
+        self.considered: dict[str, tuple[tuple[Ranged, ...], Position]] = {}
+        """Tables with segments that there is nothing to do about."""
         self.flushed_sequence = 0
         self.last_sequence = 0
+        self._oldest_run = NO_FILE
+        """The first file of the log with rows that are committed, but in no segment yet."""
+        self._oldest_frozen = NO_FILE
 
     @property
     def watermark(self) -> Position:
@@ -92,7 +99,8 @@ class StoredReplica:
     @property
     def is_dirty(self) -> bool:
         """Something of it is in the log only."""
-        return self.last_sequence > self.flushed_sequence
+        is_watermark_newer = self.manifest is not None and self.manifest.watermark < self.watermark
+        return self.last_sequence > self.flushed_sequence or is_watermark_newer
 
     def is_dirty_before(self, sequence: int) -> bool:
         """Some of that may be in the log up to there."""
@@ -100,6 +108,16 @@ class StoredReplica:
 
     def has_entries_in(self, file: int) -> bool:
         return any(logged.place.file == file for logged in self.log)
+
+    def has_rows_in(self, file: int) -> bool:
+        """Rows that are committed and in no segment yet, though their entries may be trimmed: a
+        flush left them out, as they were not committed then."""
+        return min(self._oldest_run, self._oldest_frozen) <= file
+
+    @property
+    def log_bytes(self) -> int:
+        """Of the volume's log, what its own log needs."""
+        return sum(place.size for place in {logged.place for logged in self.log})
 
     @property
     def memory_bytes(self) -> int:
@@ -151,6 +169,12 @@ class StoredReplica:
         """The log's files may still have entries that were let go of."""
         self._trim(self.first)
 
+    def move(self, file: int, place: Place) -> None:
+        """What is still there of a file's entries was written again, and is to be found there."""
+        for logged in self.log:
+            if logged.place.file == file:
+                logged.place = place
+
     def carry(self, entries: Iterable[Entry], place: Place) -> None:
         """Entries that were written again, because their file of the log goes."""
         for entry in entries:
@@ -180,6 +204,7 @@ class StoredReplica:
         self.first = base
         self.begun = epoch
         self.beginnings += 1
+        self._oldest_run = self._oldest_frozen = NO_FILE
         self.view = View(watermark=base)
 
     def _commit(self, to: Position) -> None:
@@ -191,6 +216,7 @@ class StoredReplica:
         tables, collected = dict(view.tables), view.collected
         for logged in self.log[start:stop]:
             collected = max(collected, logged.entry.collects)
+            self._oldest_run = min(self._oldest_run, logged.place.file)
             for run in logged.as_runs():
                 _add(tables, run)
             logged.runs = None
@@ -201,23 +227,26 @@ class StoredReplica:
         for rows in all_rows:
             assert isinstance(rows, Bundle)
             for batch in rows.batches:
-                if batch.table.kind == "stream":
-                    raise BadInput(
-                        f"stream {batch.table.id} can't be copied by row version",
-                        "send its log instead",
-                    )
-                _add(tables, Run(batch))
+                _add(tables, Run.of(batch))
         self.view = structs.replace(self.view, tables=tables)
 
     # --- reading
+
+    def everything(self) -> View:
+        """Committed or not: all that is in the log. It may still be cut off."""
+        tables = dict(self.view.tables)
+        for logged in self.tail(self.watermark):
+            for run in logged.as_runs():
+                _add(tables, run)
+        return structs.replace(self.view, tables=tables)
 
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
         """The version that a compare-and-set compares with: also of rows not committed yet."""
         token = token_of(key, table.key_types)
         start = bisect_right(self.positions, self.watermark)
         for logged in reversed(self.log[start:]):
-            for run in logged.as_runs():
-                if run.batch.table.id == table.id:
+            for run in reversed(logged.as_runs()):
+                if run.table.id == table.id:
                     for batch, row in reversed(run.find(token)):
                         if has_key(batch, row, key):
                             return 0 if _is_deleted(batch, row) else logged.entry.at
@@ -249,16 +278,25 @@ class StoredReplica:
             for name, view in self.view.tables.items()
         }
         self.view = structs.replace(self.view, tables=tables)
+        self._oldest_frozen = min(self._oldest_frozen, self._oldest_run)
+        self._oldest_run = NO_FILE
         return self.describe(sequence)
 
     def thaw(self, manifest: Manifest, made: Mapping[str, Sequence[Ranged]]) -> None:
         """What was set aside is in segments now, and the manifest says so."""
         tables = {
-            name: structs.replace(view, frozen=(), segments=(*view.segments, *made.get(name, ())))
+            name: structs.replace(
+                view,
+                frozen=(),
+                segments=(*view.segments, *made.get(name, ())),
+                filter=Filter(),
+            )
             for name, view in self.view.tables.items()
         }
         self.view = structs.replace(self.view, tables=tables)
         self.rest(manifest)
+        self.beginnings_at_rest = self.beginnings
+        self._oldest_frozen = NO_FILE
         for logged in self.log[: bisect_right(self.positions, manifest.watermark)]:
             logged.forget_rows()
 
@@ -310,7 +348,7 @@ def name_of(ranged: Ranged) -> SegmentName:
 
 
 def _add(tables: dict[str, TableView], run: Run) -> None:
-    table = run.batch.table
+    table = run.table
     view = tables.get(table.id) or TableView(table)
     newest = table if table.version > view.table.version else view.table
     tables[table.id] = structs.replace(
@@ -319,6 +357,20 @@ def _add(tables: dict[str, TableView], run: Run) -> None:
         runs=added(view.runs, run),
         next_offset=view.next_offset + len(run) if table.kind == "stream" else 0,
     )
+
+
+def check_change(change: VolumeEffect) -> None:
+    """Before it is in the log: what is there is carried out at each start."""
+    slices = change.rows if isinstance(change, ApplySlice) else ()
+    for rows in slices:
+        assert isinstance(rows, Bundle), "a volume stores Arrow rows only"
+        for batch in rows.batches:
+            assert batch.versions is not None, "copied rows have versions"
+            if batch.table.kind == "stream":
+                raise BadInput(
+                    f"stream {batch.table.id} can't be copied by row version",
+                    "send its log instead",
+                )
 
 
 def _is_deleted(batch: Batch, row: int) -> bool:

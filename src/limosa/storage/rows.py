@@ -4,7 +4,7 @@ A `Batch` is what the log, the memtable, segments and copies hand to each other.
 core's `Rows`: batches of several tables that belong together.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,40 +19,54 @@ from limosa.storage.schema import Table
 Tokens: TypeAlias = NDArray[np.int64]
 Versions: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
-Indices: TypeAlias = NDArray[np.intp]
+Reader: TypeAlias = Callable[[int], Any]
+Indices: TypeAlias = NDArray[np.signedinteger[Any]]
 
 TOKEN, VERSION, DELETED = "__token", "__version", "__deleted"
 _COUNT_SHIFT = 128
+SMALL_ROWS = 32
 
 
 class Batch:
     """Rows of one table, in any order.
 
     Without `versions` the rows have the position of the log entry that they are in; without
-    `deleted` none is a tombstone. A tombstone has its key, and nulls.
+    `deleted` none is a tombstone. A tombstone has its key, and nulls. Tokens and versions are
+    worked out when they are first asked for, seldom by whoever waits for a write.
     """
 
-    __slots__ = ("columns", "deleted", "table", "tokens", "versions")
+    __slots__ = (
+        "_bytes",
+        "_readers",
+        "_tokens",
+        "_version",
+        "_versions",
+        "columns",
+        "deleted",
+        "table",
+    )
 
     def __init__(
         self,
         table: Table,
         columns: pa.RecordBatch,
-        tokens: Tokens,
+        tokens: Tokens | None = None,
         versions: Versions | None = None,
         deleted: Flags | None = None,
     ) -> None:
         self.table = table
         self.columns = columns
-        self.tokens = tokens
-        self.versions = versions
         self.deleted = deleted
+        self._tokens = tokens
+        self._versions = versions
+        self._version: Position | None = None
+        self._bytes: int | None = None
+        self._readers: list[Reader] | None = None
 
     @classmethod
     def of(cls, table: Table, columns: pa.RecordBatch) -> "Batch":
         """Rows to be written; refused if they are not this table's."""
-        aligned = table.align(columns)
-        return cls(table, aligned, tokens([aligned.column(name) for name in table.key]))
+        return cls(table, table.align(columns))
 
     @classmethod
     def tombstones(cls, table: Table, keys: pa.RecordBatch) -> "Batch":
@@ -63,24 +77,55 @@ class Batch:
         return batch
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return int(self.columns.num_rows)
+
+    @property
+    def tokens(self) -> Tokens:
+        if self._tokens is None:
+            self._tokens = tokens([self.columns.column(name) for name in self.table.key])
+        return self._tokens
+
+    @property
+    def given_tokens(self) -> Tokens | None:
+        """If somebody knows them already."""
+        return self._tokens
+
+    @property
+    def versions(self) -> Versions | None:
+        if self._versions is None and self._version is not None:
+            self._versions = np.full(len(self), self._version, np.int64)
+        return self._versions
 
     @property
     def bytes(self) -> int:
         """Roughly what it takes in memory or in a file."""
-        return int(self.columns.nbytes) + 17 * len(self.tokens)
+        if self._bytes is None:
+            self._bytes = int(self.columns.nbytes) + 17 * len(self)
+        return self._bytes
+
+    def note_bytes(self, size: int) -> None:
+        """Somebody knows: asking Arrow takes longer than all else that happens to small batches."""
+        self._bytes = size
 
     def at(self, position: Position) -> "Batch":
         """The same rows, versioned by the log entry that they are in."""
-        versions = np.full(len(self), position, np.int64)
-        return Batch(self.table, self.columns, self.tokens, versions, self.deleted)
+        same = Batch(self.table, self.columns, self._tokens, None, self.deleted)
+        same._version = position
+        same._bytes = self._bytes
+        return same
+
+    def version_of(self, row: int) -> Position:
+        if self._version is not None:
+            return self._version
+        assert self._versions is not None
+        return int(self._versions[row])
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Neighbours, without a copy."""
         return Batch(
             self.table,
             self.columns.slice(start, stop - start),
-            self.tokens[start:stop],
+            None if self._tokens is None else self._tokens[start:stop],
             None if self.versions is None else self.versions[start:stop],
             None if self.deleted is None else self.deleted[start:stop],
         )
@@ -106,11 +151,39 @@ class Batch:
         return row_hashes(self.table, self.columns, versions, self.deleted)
 
     def key(self, row: int) -> tuple[Any, ...]:
-        return tuple(self.columns.column(name)[row].as_py() for name in self.table.key)
+        return tuple(self.readers[place](row) for place in self.table.key_places)
+
+    @property
+    def readers(self) -> "list[Reader]":
+        """For each column, what gives a row's value."""
+        if self._readers is None:
+            self._readers = [reader_of(column) for column in self.columns.columns]
+        return self._readers
 
     def compacted(self) -> "Batch":
         """The same, without holding on to what it was sliced from."""
         return self.take(np.arange(len(self)))
+
+
+def reader_of(column: Any) -> Reader:
+    """Reads single values; for the common types many times quicker than Arrow's own scalars."""
+    if len(column) < SMALL_ROWS or column.null_count:
+        return lambda row: column[row].as_py()
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return column.to_numpy().item  # type: ignore[no-any-return]
+    if column.type in (pa.string(), pa.binary()):
+        return _text_reader(column, pa.types.is_string(column.type))
+    return lambda row: column[row].as_py()
+
+
+def _text_reader(column: Any, decoded: bool) -> Reader:
+    _, offsets, content = column.buffers()
+    places = np.frombuffer(offsets, np.int32)[column.offset :]
+    data = memoryview(content) if content is not None else memoryview(b"")
+    place = places.item
+    if decoded:
+        return lambda row: str(data[place(row) : place(row + 1)], "utf-8")
+    return lambda row: bytes(data[place(row) : place(row + 1)])
 
 
 def concat_columns(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

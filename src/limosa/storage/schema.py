@@ -61,6 +61,7 @@ class Table:
     physical: pa.Schema = field(init=False, compare=False, repr=False)
     """As rows are stored: no key is null, every other column may be."""
     key_types: tuple[pa.DataType, ...] = field(init=False, compare=False, repr=False)
+    names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     value_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
     encoded: bytes = field(init=False, compare=False, repr=False)
@@ -69,7 +70,7 @@ class Table:
     _nullable: pa.Schema = field(init=False, compare=False, repr=False)
     """`physical` as most writers declare it."""
     _types: dict[str, pa.DataType] = field(init=False, compare=False, repr=False)
-    _key_places: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    key_places: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_identity(self)
@@ -82,8 +83,9 @@ class Table:
         _set(self, "columns", columns)
         _set(self, "_types", types)
         _set(self, "_nullable", pa.schema(list(types.items())))
-        _set(self, "_key_places", tuple(columns.names.index(name) for name in self.key))
+        _set(self, "key_places", tuple(columns.names.index(name) for name in self.key))
         _set(self, "key_types", tuple(types[name] for name in self.key))
+        _set(self, "names", tuple(types))
         _set(self, "value_names", tuple(name for name in types if name not in self.key))
         physical = [pa.field(name, of, nullable=name not in self.key) for name, of in types.items()]
         _set(self, "physical", pa.schema(physical))
@@ -183,7 +185,7 @@ class Table:
         return pa.RecordBatch.from_arrays(columns, schema=self.physical)
 
     def _check_keys(self, batch: pa.RecordBatch) -> None:
-        for place in self._key_places:
+        for place in self.key_places:
             column = batch.column(place)
             if column.null_count:
                 raise InvalidKey(

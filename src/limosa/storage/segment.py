@@ -22,9 +22,9 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from limosa.core.model.keys import Position, TokenRange
 from limosa.storage.files import Files
 from limosa.storage.log import damaged, padded
-from limosa.storage.memtable import find_sorted, span
+from limosa.storage.memtable import NOTHING, span, span_of
 from limosa.storage.merge import Span
-from limosa.storage.records import stored_schema, unpack
+from limosa.storage.records import ALL_EXTRAS, stored_schema, unpack
 from limosa.storage.rows import Batch, deleted_of
 from limosa.storage.schema import Table
 
@@ -34,7 +34,6 @@ BLOCK_BYTES = 4 << 20
 _FRONT = b"LIMOSEG1" + bytes(56)
 _TRAILER = struct.Struct("<QQQ8s")
 _TRAILER_MAGIC = b"LIMOSEND"
-_ALL = 3
 
 
 class Block(Struct, array_like=True, frozen=True):
@@ -224,7 +223,7 @@ class Segment:
         if xxh3_64_intdigest(content) != block.checksum:
             raise damaged(self.path, f"the block at byte {block.at} does not have its checksum")
         stored = pa.ipc.read_record_batch(content, stored_schema(self.table))
-        return unpack(self.table, _ALL, stored)
+        return unpack(self.table, ALL_EXTRAS, stored)
 
     # --- sorted by token
 
@@ -235,12 +234,17 @@ class Segment:
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
         """Rows with this token; they may lie on both sides of a block's end."""
-        found = []
         number = bisect_left(self._last_tokens, token)
-        while number < len(self._first_tokens) and self._first_tokens[number] <= token:
-            block = self.block(number)
-            found += find_sorted(block, token)
+        if number == len(self._last_tokens):
+            return NOTHING
+        block = self._blocks[number] or self.block(number)
+        start, end = span_of(block.tokens, token)
+        found = [(block, row) for row in range(start, end)]
+        while end == len(block) and number + 1 < len(self._blocks):
             number += 1
+            block = self.block(number)
+            start, end = span_of(block.tokens, token)
+            found += [(block, row) for row in range(start, end)]
         return found
 
     def spans(self, held: TokenRange) -> list[Span]:

@@ -34,6 +34,7 @@ class SoleOwner:
     def __init__(
         self, store: Store, partition: PartitionId, incarnation: Incarnation, volume: str = "v1"
     ) -> None:
+        self.partition = partition
         self._store = store
         self._key = (partition, incarnation)
         self._ordering = threading.Lock()

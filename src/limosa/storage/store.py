@@ -5,7 +5,8 @@ node: durable up to a ticket means on every volume.
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from limosa.core.effects import CreateReplica, DiscardReplica, VolumeEffect
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Position, TokenRange
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, LimosaError, UnusableFile
+from limosa.errors import BadInput, LimosaError, UnusableFile, VolumeFailed
 from limosa.storage.files import Files, PosixFiles
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.recovery import Refusal
@@ -26,7 +27,9 @@ from limosa.storage.volume import Settings, Volume
 
 ReplicaKey: TypeAlias = tuple[PartitionId, Incarnation]
 IDLE_SECONDS = 0.05
-WAIT_SECONDS = 0.002
+WAIT_SECONDS = 1.0
+BEHIND = 4
+"""So many times the memory that rows should take, and writers wait."""
 
 
 class Disk(Struct, frozen=True):
@@ -66,7 +69,10 @@ class Store:
                 raise
             self.refused.append(Refusal(f"volume {name}", str(error)))
             return
-        self._disks[name] = Disk(volume, Maintenance(volume))
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(volume.close)
+            self._disks[name] = Disk(volume, Maintenance(volume))
+            if_it_fails.pop_all()
         self.refused += volume.refused.values()
         for key in volume.replicas:
             self._homes[key] = name
@@ -88,13 +94,19 @@ class Store:
             self._worker.stop()
             self._worker = None
         disks, self._disks = self._disks, {}
-        for disk in disks.values():
-            disk.volume.close()
+        with ExitStack() as closing:  # each of them, even if one can't be made durable
+            for disk in disks.values():
+                closing.callback(disk.volume.close)
 
     # ------------------------------------------------------------ changing
 
     def write(self, change: VolumeEffect) -> None:
-        """Visible at once, durable after a sync. One caller at a time, in the order of tickets."""
+        """Visible at once, durable after a sync. One caller at a time, in the order of tickets.
+
+        Waits only if maintenance is so far behind that memory would run out.
+        """
+        if self._worker is not None:
+            self._worker.wait_for_room()
         key = (change.partition, change.incarnation)
         if isinstance(change, CreateReplica):
             self._disk(change.volume)
@@ -103,10 +115,11 @@ class Store:
         if home is not None:
             self._disk(home).volume.write(change)
         if isinstance(change, DiscardReplica):
+            if home is None:  # perhaps it was refused
+                for disk in self._disks.values():
+                    disk.volume.write(change)
             self._homes.pop(key, None)
         self._ticket = max(self._ticket, change.ticket)
-        if self._worker is not None:
-            self._worker.nudge()
 
     def sync(self) -> int:
         """Everything that was written before is durable; the ticket up to which that is so."""
@@ -130,9 +143,15 @@ class Store:
         """What the volumes held when the process started."""
         return tuple(h for disk in self._disks.values() for h in disk.volume.restored(node))
 
-    def view(self, partition: PartitionId, incarnation: Incarnation) -> View:
-        """What is committed now; it stays as it is for as long as it is kept."""
-        return self._replica((partition, incarnation))[1].view
+    def view(
+        self, partition: PartitionId, incarnation: Incarnation, committed: bool = True
+    ) -> View:
+        """What is committed now, or all that is there; it stays so for as long as it is kept."""
+        disk, replica = self._replica((partition, incarnation))
+        if committed:
+            return replica.view
+        with disk.volume.lock:
+            return replica.everything()
 
     def newest(
         self, partition: PartitionId, incarnation: Incarnation, table: Table, key: tuple[Any, ...]
@@ -211,39 +230,41 @@ class Store:
     @property
     def is_behind(self) -> bool:
         """Far more rows are in memory than should be: writers had better wait."""
-        held = sum(r.memory_bytes for d in self._disks.values() for r in _replicas(d))
-        return held > 4 * self._settings.memory_bytes
-
-
-def _replicas(disk: Disk) -> Iterable[StoredReplica]:
-    return list(disk.volume.replicas.values())
+        limit = BEHIND * self._settings.memory_bytes
+        return any(disk.volume.memory_bytes > limit for disk in self._disks.values())
 
 
 class _Worker(threading.Thread):
-    """Looks after the volumes while there is something to do."""
+    """Looks after the volumes as long as the store is open."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(name="limosa-maintenance", daemon=True)
         self._store = store
         self._stopping = threading.Event()
-        self._work = threading.Event()
+        self._room = threading.Event()
+        self._room.set()
 
-    def nudge(self) -> None:
-        if not self._work.is_set():
-            self._work.set()
+    def wait_for_room(self) -> None:
+        while not self._room.wait(WAIT_SECONDS):
+            troubles = self._store.troubles
+            if troubles:
+                raise VolumeFailed(troubles[0], "make room: nothing more fits into memory either")
 
     def run(self) -> None:
-        while not self._stopping.is_set():
-            self._work.clear()
-            try:
-                while not self._stopping.is_set() and self._store.maintain():
-                    pass
-            except LimosaError:
-                return  # the volume has failed; whoever writes or syncs next is told
-            self._work.wait(1.0)
-            self._stopping.wait(IDLE_SECONDS)
+        try:
+            while not self._stopping.is_set():
+                is_busy = self._store.maintain()
+                if self._store.is_behind:
+                    self._room.clear()
+                else:
+                    self._room.set()
+                if not is_busy:
+                    self._stopping.wait(IDLE_SECONDS)
+        except LimosaError:
+            pass  # a volume has failed: whoever writes or syncs next is told
+        finally:
+            self._room.set()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._work.set()
         self.join()

@@ -4,25 +4,31 @@ A view is immutable, and so is all that it points to; writes and compaction make
 that are removed meanwhile stay readable for those who have them open.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
+from msgspec import Struct, field
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.tokens import token_of, tokens
-from limosa.errors import BadInput
+from limosa.errors import BadInput, InvalidKey
 from limosa.storage.digest import Digest, digest, digests_by_bucket
-from limosa.storage.memtable import Runs
+from limosa.storage.memtable import Filter, Run, Runs
 from limosa.storage.merge import Source, Span, sweep
-from limosa.storage.rows import Batch, additive_digest, concat_columns
+from limosa.storage.rows import Batch, additive_digest, concat, concat_columns
 from limosa.storage.schema import Table
 from limosa.storage.segment import Segment
 
 SCAN_BYTES = 8 << 20
+
+NEW, GOING, SETTLED = 0, 1, 2
+"""Levels of segments: they overlap, are on their way, or do not overlap."""
 
 
 class Ranged:
@@ -63,6 +69,11 @@ class Ranged:
         return len(self.segment) if self.held == WHOLE else self.segment.count(self.held)
 
     @property
+    def end(self) -> int:
+        """Of a stream: the offset behind its last record."""
+        return self.offset + len(self.segment)
+
+    @property
     def bytes(self) -> int:
         """Its share of the file."""
         rows = len(self.segment)
@@ -86,20 +97,18 @@ class Found(Struct, frozen=True):
         return self.batch.deleted is not None and bool(self.batch.deleted[self.row])
 
     def values(self, table: Table) -> dict[str, Any]:
-        names = self.batch.columns.schema.names
-        held = {
-            name: column[self.row].as_py()
-            for name, column in zip(names, self.batch.columns.columns, strict=True)
-        }
-        if self.batch.table.version == table.version:
+        batch, row = self.batch, self.row
+        values = [read(row) for read in batch.readers]
+        held = dict(zip(batch.table.names, values, strict=True))
+        if batch.table.version == table.version:
             return held
-        return {name: held.get(name) for name in table.physical.names}
+        return {name: held.get(name) for name in table.names}
 
     def columns(self, table: Table) -> pa.RecordBatch:
         return table.widen(self.batch.columns.slice(self.row, 1))
 
 
-class TableView(Struct, frozen=True):
+class TableView(Struct, frozen=True, dict=True):
     """One table's or stream's rows."""
 
     table: Table
@@ -109,24 +118,61 @@ class TableView(Struct, frozen=True):
     segments: tuple[Ranged, ...] = ()
     next_offset: int = 0
     """Of a stream: where the next record goes."""
+    filter: Filter = field(default_factory=Filter)
 
     @property
     def sources(self) -> list[Source]:
         return [*self.segments, *self.frozen, *self.runs]
 
+    @cached_property
+    def _in_memory(self) -> list[Run]:
+        """What was written last first: of equal versions, it counts."""
+        return [*reversed(self.runs), *reversed(self.frozen)]
+
+    @cached_property
+    def _unsettled(self) -> list[Ranged]:
+        found = [ranged for ranged in self.segments if ranged.level != SETTLED]
+        return sorted(found, key=attrgetter("max_version"), reverse=True)
+
+    @cached_property
+    def _settled(self) -> tuple[list[int], list[tuple[Ranged]]]:
+        """By where they begin: at most one of them has a token."""
+        found = [ranged for ranged in self.segments if ranged.level == SETTLED]
+        found.sort(key=lambda ranged: ranged.held.start)
+        return [ranged.held.start for ranged in found], [(ranged,) for ranged in found]
+
     def find(self, key: Sequence[Any], token: int) -> Found | None:
-        """The newest row of a key, a tombstone too. Newer places first, so that most can end."""
-        best: Found | None = None
-        for source in sorted(self.sources, key=_max_version, reverse=True):
-            if best is not None and source.max_version < best.version:
-                break
-            for batch, row in source.find(token):
-                assert batch.versions is not None
-                version = int(batch.versions[row])
-                newer = best is None or version >= best.version
-                if newer and has_key(batch, row, key):
-                    best = Found(version, batch, row)
-        return best
+        """The newest row of a key, a tombstone too."""
+        best: tuple[Batch, int] | None = None
+        highest = -1
+        for source in self._places(token):
+            if source.max_version > highest:
+                lowest = highest + 1
+                for batch, row in source.find(token):
+                    version = batch.version_of(row)
+                    if version >= lowest and has_key(batch, row, key):
+                        best, highest, lowest = (batch, row), version, version
+        return None if best is None else Found(highest, *best)
+
+    def _places(self, token: int) -> Sequence[Source]:
+        """Where rows with a token may be; newer ones first, as the first hit rules out most."""
+        starts, settled = self._settled
+        at = bisect_right(starts, token) - 1
+        last: Sequence[Source] = () if at < 0 else settled[at]
+        in_memory = self._in_memory
+        if in_memory and self._may_have(token):
+            return (*in_memory, *self._unsettled, *last)
+        return (*self._unsettled, *last) if self._unsettled else last
+
+    def _may_have(self, token: int) -> bool:
+        """Is it worth while to look at what is in memory?"""
+        mask, may_have = self._learned.probe
+        return may_have(token & mask) > 0
+
+    @cached_property
+    def _learned(self) -> Filter:
+        self.filter.learn(self._in_memory)
+        return self.filter
 
     @property
     def rows(self) -> int:
@@ -140,15 +186,11 @@ class TableView(Struct, frozen=True):
         return memory + sum(ranged.bytes for ranged in self.segments)
 
 
-def _max_version(source: Source) -> Position:
-    return source.max_version
-
-
 def has_key(batch: Batch, row: int, key: Sequence[Any]) -> bool:
-    for name, value in zip(batch.table.key, key, strict=True):
-        if batch.columns.column(name)[row].as_py() != value:
-            return False
-    return True
+    readers, places = batch.readers, batch.table.key_places
+    if len(places) == 1:
+        return bool(readers[places[0]](row) == key[0])
+    return all(readers[place](row) == value for place, value in zip(places, key, strict=True))
 
 
 class Size(Struct, frozen=True):
@@ -170,9 +212,8 @@ class View(Struct, frozen=True):
 
     def find(self, table: Table, key: Sequence[Any]) -> Found | None:
         """The row of a key; None: there is none, or it was deleted."""
-        token = token_of(key, table.key_types)
         view = self.tables.get(table.id)
-        found = None if view is None else view.find(key, token)
+        found = None if view is None else view.find(key, token_of(key, table.key_types))
         return None if found is None or found.is_deleted else found
 
     def get(self, table: Table, key: Sequence[Any]) -> dict[str, Any] | None:
@@ -187,7 +228,7 @@ class View(Struct, frozen=True):
         return _gather(table, found), [each.version for each in found]
 
     def _find_many(self, table: Table, keys: pa.RecordBatch) -> list[Found | None]:
-        columns = [keys.column(name) for name in table.key]
+        columns = _key_columns(table, keys)
         wanted = tokens(columns)
         view = self.tables.get(table.id)
         if view is None:
@@ -205,13 +246,15 @@ class View(Struct, frozen=True):
         view = self.tables.get(table.id)
         if view is None:
             return
+        # Also of a column that the reader knows to be gone, nothing is shown or counted.
+        present = max(table, view.table, key=attrgetter("version"))
         if table.kind == "stream":
-            for batch in _records(view, 0):
-                yield batch.where(batch.in_range(held))
+            for batch in records(view, 0):
+                yield concat(present, [batch.where(batch.in_range(held))])
             return
-        for piece in sweep(view.table, view.sources, held, SCAN_BYTES):
+        for piece in sweep(present, view.sources, held, SCAN_BYTES):
             for batch in piece:
-                yield self._visible(batch, tombstones)
+                yield self._visible(concat(present, [batch]), tombstones)
 
     def _visible(self, batch: Batch, tombstones: bool) -> Batch:
         if batch.deleted is None:
@@ -252,7 +295,7 @@ class View(Struct, frozen=True):
         wanted: list[pa.RecordBatch] = []
         missing = rows_max
         if view is not None and 0 <= offset < view.next_offset:
-            for batch in _records(view, offset):
+            for batch in records(view, offset):
                 part = batch.slice(0, min(missing, len(batch)))
                 wanted.append(stream.widen(part.columns))
                 missing -= len(part)
@@ -300,19 +343,28 @@ class View(Struct, frozen=True):
         return Size(sum(view.rows for view in views), sum(view.bytes for view in views))
 
 
-def _records(view: TableView, offset: int) -> Iterator[Batch]:
+def records(view: TableView, offset: int) -> Iterator[Batch]:
     """A stream's batches in order, from an offset on."""
     for ranged in view.segments:
-        end = ranged.offset + len(ranged.segment)
-        if end > offset:
+        if ranged.end > offset:  # what was adopted may overlap with what was there
             yield from ranged.segment.from_row(max(0, offset - ranged.offset))
+            offset = ranged.end
     runs = (*view.frozen, *view.runs)
     start = view.next_offset - sum(len(run) for run in runs)
-    for run in runs:
+    for batch in (batch for run in runs for batch in run.batches):
         skip = max(0, offset - start)
-        if skip < len(run):
-            yield run.batch.slice(skip, len(run)) if skip else run.batch
-        start += len(run)
+        if skip < len(batch):
+            yield batch.slice(skip, len(batch)) if skip else batch
+        start += len(batch)
+
+
+def _key_columns(table: Table, keys: pa.RecordBatch) -> list[Any]:
+    """Of just the table's types: others would have other tokens, and nothing would be found."""
+    types = dict(zip(keys.schema.names, keys.schema.types, strict=True))
+    for name, wanted in zip(table.key, table.key_types, strict=True):
+        if types.get(name) != wanted:
+            raise InvalidKey(f"key column {name} is not of type {wanted}", "send every key column")
+    return [keys.column(name) for name in table.key]
 
 
 def _empty(table: Table) -> pa.RecordBatch:

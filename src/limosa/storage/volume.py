@@ -14,19 +14,27 @@ The volume has no thread of its own: `write`, `sync` and maintenance may each be
 one, and readers take a view and need nobody.
 """
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
-from limosa.core.effects import AdvanceWatermark, CreateReplica, DiscardReplica, VolumeEffect
+from limosa.core.effects import (
+    AdvanceWatermark,
+    AppendEntries,
+    CreateReplica,
+    DiscardReplica,
+    VolumeEffect,
+)
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.errors import VolumeFailed
 from limosa.storage.files import Files
 from limosa.storage.log import Log, Place, read_frame
-from limosa.storage.manifest import Catalogue, directory_of
+from limosa.storage.manifest import VOLUME, Catalogue, directory_of
 from limosa.storage.records import (
     Advanced,
     Appended,
@@ -40,7 +48,7 @@ from limosa.storage.records import (
     to_record,
 )
 from limosa.storage.recovery import Recovery, Refusal
-from limosa.storage.replica import Logged, StoredReplica
+from limosa.storage.replica import Logged, StoredReplica, check_change
 from limosa.storage.schema import Table
 
 ReplicaKey = tuple[PartitionId, Incarnation]
@@ -80,6 +88,8 @@ class Volume:
         """Of the log file that is written now."""
         self._advanced: dict[ReplicaKey, Position] = {}
         """Watermarks that are not in the log yet; the last one of each replica will do."""
+        self._moved: list[tuple[StoredReplica, int, Place]] = []
+        """Entries that are in another file as soon as that is written."""
         self._ticket = 0
         self.dropped: list[str] = []
         """Directories of replicas that were discarded."""
@@ -95,7 +105,17 @@ class Volume:
         for name in ("log", "replicas", "trash"):
             self.files.make_directory(f"{self.directory}/{name}")
         self.files.sync_directory(self.directory)
+        if VOLUME not in self.files.names(self.directory):
+            self._sync_parents()
         return f"{self.directory}/LOCK"
+
+    def _sync_parents(self) -> None:
+        """Before a volume's first start: perhaps its directory and those around it are new."""
+        path, parent = self.directory, os.path.dirname(self.directory)
+        while parent != path:
+            with suppress(PermissionError):  # then nothing in it was made by us
+                self.files.sync_directory(parent or ".")
+            path, parent = parent, os.path.dirname(parent)
 
     def _start(self) -> None:
         found = Recovery(self.files, self.directory)
@@ -126,12 +146,14 @@ class Volume:
             if isinstance(change, AdvanceWatermark):
                 self._advance(key, change)
             elif isinstance(change, CreateReplica):
+                self._discard(key, DiscardReplica(*key, change.ticket))  # nothing of an earlier one
                 self._append(key, change)
                 self.replicas[key] = StoredReplica(*key, change.volume)
                 self.replicas[key].last_sequence = self.log.sequence
             elif isinstance(change, DiscardReplica):
                 self._discard(key, change)
             elif key in self.replicas:
+                check_change(change)
                 place = self._append(key, change)
                 self.replicas[key].apply(change, place)
                 self.replicas[key].last_sequence = self.log.sequence
@@ -154,9 +176,10 @@ class Volume:
             self.dropped.append(name)
 
     def _append(self, key: ReplicaKey, change: VolumeEffect) -> Place:
+        committed = self._advanced.pop(key, 0) if isinstance(change, AppendEntries) else 0
         self._log_watermark(key)
         bodies = Bodies(self._schema_of)
-        record = to_record(change, bodies)
+        record = to_record(change, bodies, committed)
         return self.log.append(encode(record), bodies.pieces)
 
     def _log_watermark(self, key: ReplicaKey) -> None:
@@ -178,17 +201,28 @@ class Volume:
             self._schemas_here.add(number)
         return number
 
-    def carry(self, replica: StoredReplica, file: int) -> None:
-        """Write entries of the replica's log again that lie in a file which is to go."""
+    def carry(self, replica: StoredReplica, file: int) -> bool:
+        """Write entries of the replica's log again that lie in a file which is to go.
+
+        False: the replica must be flushed first. An entry would come after the watermark that
+        commits it, and when the log is replayed its rows would not be there at that moment.
+        """
         with self.lock:
+            if not self.holds(replica):
+                return True
+            key = (replica.partition, replica.incarnation)
+            if replica.has_rows_in(file):
+                self._log_watermark(key)
+                return False
             here = [logged for logged in replica.log if logged.place.file == file]
+            if not here:
+                return True
             entries = [self.whole(logged) for logged in here]
-            if entries and self.holds(replica):
-                bodies = Bodies(self._schema_of)
-                logged_entries = log_entries(entries, bodies)
-                key = (replica.partition, replica.incarnation)
-                place = self.log.append(encode(Carried(*key, logged_entries)), bodies.pieces)
-                replica.carry(entries, place)
+            bodies = Bodies(self._schema_of)
+            logged_entries = log_entries(entries, bodies)
+            place = self.log.append(encode(Carried(*key, logged_entries)), bodies.pieces)
+            self._moved.append((replica, file, place))
+            return True
 
     def holds(self, replica: StoredReplica) -> bool:
         return self.replicas.get((replica.partition, replica.incarnation)) is replica
@@ -206,6 +240,7 @@ class Volume:
                 for key in list(self._advanced):
                     self._log_watermark(key)
                 ticket, sequence = self._ticket, self.log.sequence
+                moved, self._moved = self._moved, []
                 batches = self.log.take()
                 if self.log.is_full:
                     self.last_sequences[self.log.number] = sequence
@@ -214,6 +249,9 @@ class Volume:
             if any(batch.pieces for batch in batches):
                 self.or_fail(lambda: self.log.write(batches))
             self.durable_sequence = sequence
+            with self.lock:
+                for replica, file, place in moved:
+                    replica.move(file, place)
             return ticket
 
     def or_fail(self, act: Callable[[], object]) -> None:
@@ -229,6 +267,12 @@ class Volume:
             )
             raise self._failed from error
 
+    @property
+    def memory_bytes(self) -> int:
+        """What rows take that are in no segment yet."""
+        with self.lock:
+            return sum(replica.memory_bytes for replica in self.replicas.values())
+
     def check(self) -> None:
         if self._failed is not None:
             raise self._failed
@@ -238,15 +282,17 @@ class Volume:
         try:
             if self._failed is None:
                 self.sync()
-            self.log.close()
+                self.log.close()
         finally:
+            self.log.abandon()
             self._owned.close()
 
     # ------------------------------------------------------------ reading
 
-    def restored(self, node: NodeId) -> Iterator[HeldReplica]:
-        for _, replica in sorted(self.replicas.items()):
-            yield replica.restored(node, self.whole)
+    def restored(self, node: NodeId) -> list[HeldReplica]:
+        with self.lock:
+            replicas = [replica for _, replica in sorted(self.replicas.items())]
+            return [replica.restored(node, self.whole) for replica in replicas]
 
     def tail(self, replica: StoredReplica, after: Position) -> list[Entry]:
         """A replica's log behind a position, for another replica that catches up."""

@@ -64,8 +64,10 @@ def leftovers(world: "World") -> list[tuple[str, str]]:
                     continue
                 if (node.name, incarnation) not in named:
                     problems.append((f"{node.name} still holds {incarnation}", name))
-                rows = {key: row for key, row in stored.rows.items() if row.value is not None}
-                contents.append((node.name, rows))
+                rows = stored.contents()
+                contents.append(
+                    (node.name, {key: rows[key] for key in rows if rows[key].value is not None})
+                )
             problems += [
                 (f"{node.name} keeps staged chunks", name)
                 for (partition, _), held in node.brain.held.items()

@@ -1,0 +1,501 @@
+"""Does the real storage do what a disk must? Every answer is its own, and is compared.
+
+Below the fake disk, which says what must be there, is a real `Store` on a file system in memory.
+Its limits are tiny, so that in one run logs turn over and are shortened, and rows are flushed and
+merged. Maintenance is under way most of the time: it goes on by some file operations whenever
+something is written or synced, so that changes, and crashes, come in the middle of it.
+
+A crash leaves of each replica what some prefix of its changes makes, and at least what was synced.
+
+The dice are the disk's own: with the fake disk, nothing is drawn that was not drawn before.
+"""
+
+import threading
+from ast import literal_eval
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from msgspec import structs
+
+from limosa.core.effects import AppendEntries, ApplySlice, CreateReplica, VolumeEffect
+from limosa.core.events import HeldReplica
+from limosa.core.model.keys import Incarnation, PartitionId, Position
+from limosa.core.model.rows import Entry, Rows
+from limosa.simulation.disk import FOREVER, Disk, StoredReplica, carry_out, ignore
+from limosa.simulation.files import MemoryFiles
+from limosa.simulation.rows import Row, SimulatedRows, token_of
+from limosa.storage.files import Lock, OpenFile, Piece
+from limosa.storage.rows import Batch, Bundle
+from limosa.storage.schema import Table
+from limosa.storage.store import Store
+from limosa.storage.volume import Settings
+
+ReplicaKey = tuple[PartitionId, Incarnation]
+Answer = TypeVar("Answer")
+State = tuple[HeldReplica, dict[str, Row]]
+Violate = Callable[[str, PartitionId], None]
+
+TABLE = Table("rows", pa.schema({"key": pa.string(), "value": pa.string()}), ("key",))
+DIRECTORIES = {"": "/first", "v2": "/second"}
+
+# ---------------------------------------------------------------- rows, here and there
+
+
+@lru_cache(1024)
+def to_bundle(rows: SimulatedRows, versioned: bool = False) -> Bundle:
+    """Rows as Arrow columns. Their tokens are real ones; the simulator's follow from the key."""
+    keys = [row.key for row in rows.rows]
+    values = [None if row.value is None else repr(row.value) for row in rows.rows]
+    columns = [pa.array(keys, pa.string()), pa.array(values, pa.string())]
+    batch = Batch.of(TABLE, pa.RecordBatch.from_arrays(columns, schema=TABLE.physical))
+    versions = np.array([row.version for row in rows.rows], np.int64) if versioned else None
+    deleted = np.array([row.value is None for row in rows.rows], np.bool_)
+    return Bundle(
+        [Batch(TABLE, batch.columns, batch.tokens, versions, deleted if deleted.any() else None)]
+    )
+
+
+def from_batches(batches: Iterable[Batch]) -> Iterator[Row]:
+    for batch in batches:
+        versions = [0] * len(batch) if batch.versions is None else batch.versions.tolist()
+        deleted = [False] * len(batch) if batch.deleted is None else batch.deleted.tolist()
+        rows = zip(batch.columns.to_pylist(), versions, deleted, strict=True)
+        for columns, version, is_gone in rows:
+            key, text = str(columns["key"]), columns["value"]
+            assert is_gone == (text is None), "a tombstone has nothing but its key"
+            yield Row(key, token_of(key), None if is_gone else _value(text), version)
+
+
+@lru_cache(1024)
+def _value(text: str) -> object:
+    return literal_eval(text)
+
+
+def to_change(change: VolumeEffect) -> VolumeEffect:
+    match change:
+        case AppendEntries(entries=entries):
+            stored = tuple(
+                structs.replace(entry, rows=None if entry.rows is None else _bundle(entry.rows))
+                for entry in entries
+            )
+            return structs.replace(change, entries=stored)
+        case ApplySlice(rows=rows):
+            return structs.replace(change, rows=tuple(_bundle(some, True) for some in rows))
+        case _:
+            return change
+
+
+def _bundle(rows: Rows, versioned: bool = False) -> Bundle:
+    assert isinstance(rows, SimulatedRows)
+    return to_bundle(rows, versioned) if rows.rows else Bundle()
+
+
+def _entry(entry: Entry) -> Entry:
+    if entry.rows is None:
+        return entry
+    assert isinstance(entry.rows, Bundle)
+    return structs.replace(entry, rows=SimulatedRows(tuple(from_batches(entry.rows.batches))))
+
+
+# ---------------------------------------------------------------- files that may end at any moment
+
+
+class Ended(BaseException):
+    """The process that did this is gone; no handler of errors may go on after this."""
+
+
+class Errand:
+    """Something under way in a thread of its own, of which only one runs at a time."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self._turn, self._waits = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+        name = type(self).__name__
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.is_over = False
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        try:
+            self._act()
+        except Ended:
+            pass
+        except BaseException as error:
+            self._error = error
+        self.is_over = True
+        self._waits.release()
+
+    def pause(self) -> None:
+        """Called by what is done; others have their turn."""
+        if threading.current_thread() is self._thread:
+            self._waits.release()
+            self._turn.acquire()
+
+    def go_on(self) -> None:
+        """Until it pauses, or is over."""
+        self._turn.release()
+        self._waits.acquire()
+        if self.is_over:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class FragileFiles:
+    """Files of a process that ends before one of its next operations, or in the middle of it."""
+
+    def __init__(self, dice: Random) -> None:
+        self._files = MemoryFiles()
+        self._dice = dice
+        self.left = FOREVER
+        """So many operations will still be done."""
+        self.errand: Errand | None = None
+
+    def crash(self) -> None:
+        self._files.crash(self._dice, process_only=self._dice.random() < 0.3)
+        self.left = FOREVER
+
+    def happen(self, path: str, removes: bool = False) -> None:
+        """Before everything that changes something."""
+        # The log and VOLUME are written under locks, which others would wait for.
+        if self.errand is not None and (removes or path.split("/")[2] in ("replicas", "trash")):
+            self.errand.pause()
+        self.left -= 1
+        if self.left < 0:
+            raise Ended
+
+    def part(self, pieces: Sequence[Piece]) -> bytes:
+        """What is written of an append in the middle of which the process ends."""
+        data = b"".join(pieces)
+        return data[: self._dice.randint(0, len(data))] if self.left == -1 else b""
+
+    # --- the port
+
+    def create(self, path: str) -> "FragileFile":
+        self.happen(path)
+        return FragileFile(self, path, self._files.create(path))
+
+    def reopen(self, path: str) -> "FragileFile":
+        return FragileFile(self, path, self._files.reopen(path))
+
+    def read(self, path: str) -> pa.Buffer:
+        return self._files.read(path)
+
+    def names(self, directory: str) -> list[str]:
+        return self._files.names(directory)
+
+    def make_directory(self, path: str) -> None:
+        self.happen(path + "/")
+        self._files.make_directory(path)
+
+    def replace(self, source: str, target: str) -> None:
+        self.happen(target)
+        self._files.replace(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        self.happen(target)
+        self._files.link(source, target)
+
+    def remove(self, path: str) -> None:
+        self.happen(path, removes=True)
+        self._files.remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        self.happen(path + "/")
+        self._files.sync_directory(path)
+
+    def lock(self, path: str) -> Lock:
+        return self._files.lock(path)
+
+    def free_bytes(self, path: str) -> int:
+        return self._files.free_bytes(path)
+
+
+class FragileFile:
+    """A file of such a process."""
+
+    def __init__(self, files: FragileFiles, path: str, file: OpenFile) -> None:
+        self._files = files
+        self._path = path
+        self._file = file
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        try:
+            self._files.happen(self._path)
+        except Ended:
+            self._file.append([self._files.part(pieces)])
+            raise
+        self._file.append(pieces)
+
+    def overwrite(self, at: int, data: bytes) -> None:
+        self._files.happen(self._path)
+        self._file.overwrite(at, data)
+
+    def sync(self) -> None:
+        self._files.happen(self._path)
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# ---------------------------------------------------------------- what is there, and must be
+
+
+class CheckedReplica(StoredReplica):
+    """What must be there, and answers of what is there."""
+
+    __slots__ = ("_disk", "_key")
+
+    def __init__(self, model: StoredReplica, disk: "StoredDisk") -> None:
+        super().__init__(model.partition, model.replica, disk.on_commit)
+        self.take(model)
+        self._disk = disk
+        self._key = (model.partition, model.replica.incarnation)
+
+    def restored(self) -> HeldReplica:
+        there = self._disk.held().get(self._key)
+        self._disk.agreed("holds", self._key, there, _plain(super().restored()))
+        assert there is not None
+        return there
+
+    def contents(self) -> dict[str, Row]:
+        return self._disk.agreed("has rows", self._key, self._disk.rows(self._key), self.rows)
+
+    def committed(self, key: str) -> tuple[Position, object]:
+        found = self._disk.store.view(*self._key).find(TABLE, (key,))
+        value = None if found is None else _value(found.values(TABLE)["value"])
+        there = (0, None) if found is None else (found.version, value)
+        return self._disk.agreed(f"reads {key}", self._key, there, super().committed(key))
+
+    def newest(self, key: str) -> Position:
+        there = self._disk.store.newest(*self._key, TABLE, (key,))
+        return self._disk.agreed(f"compares {key}", self._key, there, super().newest(key))
+
+    def slice(self, number: int, slices: int) -> SimulatedRows:
+        rows = SimulatedRows(tuple(self.contents().values()))
+        watermark = self._disk.store.view(*self._key).watermark
+        self._disk.agreed("has the watermark", self._key, watermark, self.watermark)
+        return SimulatedRows(tuple(row for row in rows.rows if (row.token >> 7) % slices == number))
+
+    def digest(self) -> int:
+        rows = SimulatedRows(tuple(self.rows.values()))
+        there = self._disk.store.view(*self._key).digest()
+        return self._disk.agreed("digests", self._key, there, _bundle(rows, True).digest())
+
+
+def _settings(dice: Random) -> Settings:
+    """A log file has room for some ten changes, and a segment is made of a few rows."""
+    return Settings(
+        log_file_bytes=dice.choice((6, 12, 24)) << 10,
+        log_bytes_max=dice.choice((20, 40, 100)) << 10,
+        replica_memory_bytes=dice.choice((200, 600, 2000)),
+        memory_bytes=dice.choice((400, 1200, 8000)),
+        piece_bytes=dice.choice((100, 400, 4000)),
+    )
+
+
+class StoredDisk(Disk):
+    """One node's volumes, on real storage."""
+
+    def __init__(
+        self, on_commit: Callable[[str, Entry], None], node: str, dice: Random, violate: Violate
+    ) -> None:
+        super().__init__(on_commit)
+        self.on_commit = on_commit
+        self._node = node
+        self._dice = dice
+        self._violate = violate
+        self._settings = _settings(dice)
+        self._files = FragileFiles(dice)
+        self.store = self._open()
+
+    def _open(self) -> Store:
+        return Store(DIRECTORIES, self._files, self._settings)
+
+    # --- changes
+
+    def write(self, change: VolumeEffect, node: str) -> None:
+        self.store.write(to_change(change))
+        super().write(change, node)
+        if isinstance(change, CreateReplica):
+            key = (change.partition, change.incarnation)
+            self.live[key] = CheckedReplica(self.live[key], self)
+        self._maintain(0.2)
+
+    def sync(self, ticket: int, node: str) -> None:
+        """The log makes everything durable that was written, also what nobody waits for yet."""
+        self.store.sync()
+        super().sync(FOREVER, node)
+        self._maintain(0.5)
+        chance = self._dice.random()
+        if chance < 0.03:
+            self._crash()  # of which nobody notices anything, as all is durable
+        elif chance < 0.06:
+            self._check()
+
+    def wipe(self) -> None:
+        super().wipe()
+        self._end_errand()
+        self._files = FragileFiles(self._dice)
+        self.store = self._open()
+
+    def close(self) -> None:
+        self._end_errand()
+
+    # --- maintenance
+
+    def _maintain(self, chance: float) -> None:
+        """A few operations of what is under way, or of what is to be done next; or all of it."""
+        if self._dice.random() < chance:
+            for _ in range(self._dice.choice((1, 1, 2, 4, 30))):
+                if not self._go_on():
+                    break
+
+    def _go_on(self) -> bool:
+        """False: something ended, perhaps because there was nothing to do."""
+        if self._files.errand is None:
+            self._files.errand = Errand(self.store.maintain)
+        errand = self._files.errand
+        try:
+            errand.go_on()
+        finally:
+            if errand.is_over:
+                self._files.errand = None
+        return not errand.is_over
+
+    def _end_errand(self) -> None:
+        """With all that the process still did."""
+        self._files.left = 0
+        while self._files.errand is not None:
+            self._go_on()
+
+    # --- crashes
+
+    def crash(self, dice: Random, node: str) -> None:
+        self._crash()
+
+    def _crash(self) -> None:
+        """Often in the middle of something, sometimes again while the process starts."""
+        chance = self._dice.random()
+        if chance < 0.4:
+            self._interrupted(self.store.sync)
+        elif chance < 0.6:
+            self._interrupted(self._go_on)
+        self._end_errand()
+        self._files.crash()
+        while self._dice.random() < 0.2:
+            self._interrupted(self._open)
+            self._files.crash()
+        self.store = self._open()
+        for refusal in self.store.refused:
+            self._violate(f"{self._node} refuses {refusal.what}: {refusal.why}", "")
+        self._survive()
+
+    def _interrupted(self, act: Callable[[], object]) -> None:
+        self._files.left = self._dice.choice((0, 1, 2, 3, 5, 10, 20))
+        with suppress(Ended):
+            act()
+
+    def _survive(self) -> None:
+        """What is there must be what some of the changes make; the model goes on from there."""
+        unsynced: dict[ReplicaKey, list[VolumeEffect]] = {}
+        for change in self._journal:
+            unsynced.setdefault((change.partition, change.incarnation), []).append(change)
+        found = self.held()
+        for key in sorted({*unsynced, *self._durable, *found}):
+            there = (found[key], self.rows(key)) if key in found else None
+            model = self._after_some(key, unsynced.get(key, ()), there)
+            self._durable.pop(key, None)
+            if model is not None and there is not None:
+                self._durable[key] = model
+        self._journal.clear()
+        self.live = {key: CheckedReplica(model, self) for key, model in self._durable.items()}
+
+    def _after_some(
+        self, key: ReplicaKey, unsynced: Iterable[VolumeEffect], there: State | None
+    ) -> StoredReplica | None:
+        """The replica as it was synced, and then with so many changes as make what is there."""
+        volumes = {key: self._durable[key].copy()} if key in self._durable else {}
+        states = [_state(volumes.get(key))]
+        for change in unsynced:
+            if states[-1] == there:
+                break
+            carry_out(volumes, change, self._node, ignore)
+            states.append(_state(volumes.get(key)))
+        if states[-1] != there:
+            synced, written = _apart(there, states[0]), _apart(there, states[-1])
+            self._violate(
+                f"{self._node} was never so in {key[1]}: {synced} (synced), {written} (written)",
+                key[0],
+            )
+        return volumes.get(key)
+
+    # --- what is there
+
+    def held(self) -> dict[ReplicaKey, HeldReplica]:
+        return {
+            (held.partition, held.replica.incarnation): _plain(
+                structs.replace(held, entries=tuple(map(_entry, held.entries)))
+            )
+            for held in self.store.restored(self._node)
+        }
+
+    def rows(self, key: ReplicaKey) -> dict[str, Row]:
+        view = self.store.view(*key)
+        return {row.key: row for row in from_batches(view.batches(TABLE, tombstones=True))}
+
+    def agreed(self, what: str, key: ReplicaKey, there: Answer, wanted: Answer) -> Answer:
+        if there != wanted:
+            self._violate(f"{self._node} {what} in {key[1]}: {_apart(there, wanted)}", key[0])
+        return there
+
+    def _check(self) -> None:
+        wanted = {key: _state(model) for key, model in self.live.items()}
+        there = {key: (held, self.rows(key)) for key, held in self.held().items()}
+        for key in sorted({*wanted, *there}):
+            self.agreed("has", key, there.get(key), wanted.get(key))
+
+
+def _state(model: StoredReplica | None) -> State | None:
+    return None if model is None else (_plain(StoredReplica.restored(model)), dict(model.rows))
+
+
+def _plain(held: HeldReplica) -> HeldReplica:
+    """Sequences below their producer's floor are forgotten sooner or later: without them."""
+    producers = tuple(
+        (producer, floor, tuple(known for known in sequences if known[0] >= floor))
+        for producer, floor, sequences in held.producers
+    )
+    return structs.replace(held, producers=producers)
+
+
+def _apart(there: object, wanted: object) -> str:
+    """In what two answers differ, in words that are not too long."""
+    match there, wanted:
+        case (HeldReplica(), dict()), (HeldReplica(), dict()):
+            parts = zip(there, wanted, strict=True)
+            return "; ".join(_apart(one, other) for one, other in parts if one != other)
+        case HeldReplica(), HeldReplica():
+            names = [n for n in there.__struct_fields__ if getattr(there, n) != getattr(wanted, n)]
+            return "; ".join(
+                f"{name}: {_apart(getattr(there, name), getattr(wanted, name))}" for name in names
+            )
+        case tuple(), tuple():
+            more, less = (
+                [x for x in there if x not in wanted],
+                [x for x in wanted if x not in there],
+            )
+            return f"{more} too much, {less} missing"
+        case dict(), dict():
+            keys = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
+            return ", ".join(f"{there.get(key)} for {wanted.get(key)}" for key in keys)
+        case _:
+            return f"{there} for {wanted}"

@@ -1,0 +1,135 @@
+"""How do segments and manifests get onto a disk, and off it again?
+
+A file is nothing until a manifest names it. What no manifest names is removed: after the step that
+made it useless, or when the next process starts.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from xxhash import xxh3_64_hexdigest
+
+from limosa.core.model.keys import TokenRange
+from limosa.errors import UnusableFile
+from limosa.storage.log import file_name
+from limosa.storage.manifest import MANIFEST, Manifest, directory_of, write_manifest
+from limosa.storage.replica import StoredReplica
+from limosa.storage.rows import Batch
+from limosa.storage.schema import Table
+from limosa.storage.segment import Segment, write_segment
+from limosa.storage.view import Ranged
+from limosa.storage.volume import Volume
+
+
+class Shelf:
+    """The replicas' directories of one volume. One user at a time."""
+
+    def __init__(self, volume: Volume) -> None:
+        self.volume = volume
+        self.files = volume.files
+        self._started = volume.log.number
+        """Of the log file that this process began with: no other one ever did."""
+        self._files_named = 0
+        self._trashed = 0
+        self._making: list[str] = []
+        self._tidy()
+
+    def path(self, replica: StoredReplica) -> str:
+        return f"{self.volume.directory}/replicas/{directory(replica)}"
+
+    # ------------------------------------------------------------ onto it
+
+    def write(
+        self,
+        replica: StoredReplica,
+        table: Table,
+        batches: Iterable[Batch],
+        why: str,
+        level: int,
+        held: TokenRange,
+        offset: int = 0,
+    ) -> Ranged | None:
+        path = f"{self.path(replica)}/{self._new_name(replica, why)}"
+        self._making.append(path)
+        if write_segment(self.files, path, table, batches) is None:
+            return None
+        name = path.rsplit("/", 1)[1]
+        return Ranged(name, level, held, offset, Segment(self.files, path))
+
+    def _new_name(self, replica: StoredReplica, why: str) -> str:
+        """Never used before, here or elsewhere: segments keep their names when they are linked."""
+        home = f"{self.volume.name}/{directory(replica)}"
+        self._files_named += 1
+        number = f"{self._started:08}-{self._files_named:08}"
+        return f"{xxh3_64_hexdigest(home.encode())}-{number}.{why}.segment"
+
+    @contextmanager
+    def given_up_files(self) -> Iterator[None]:
+        """Files that no manifest names yet; if they are given up, they take no room."""
+        self._making = []
+        try:
+            yield
+        except (OSError, UnusableFile):
+            for path in self._making:
+                self.files.remove(path)
+            raise
+
+    def put_manifest(self, replica: StoredReplica, manifest: Manifest) -> None:
+        write_manifest(self.files, self.path(replica), MANIFEST, manifest)
+        if self.volume.holds(replica):
+            self.volume.catalogue.add_replica(directory(replica))
+
+    # ------------------------------------------------------------ off it
+
+    def _tidy(self) -> None:
+        """Remove what a crash left; damaged replicas stay as they are, for study."""
+        volume = self.volume
+        resting = [each for each in volume.replicas.values() if each.manifest is not None]
+        named = {directory(replica) for replica in resting} | set(volume.refused)
+        found = set(self.files.names(f"{volume.directory}/replicas")) | volume.catalogue.replicas
+        volume.dropped += sorted(found - named)
+        for replica in resting:
+            self.remove_unnamed(replica)
+        for name in self.files.names(f"{volume.directory}/trash"):
+            self.files.remove(f"{volume.directory}/trash/{name}")
+        first, last = volume.catalogue.first_log, volume.catalogue.last_log
+        known = {file_name(number) for number in range(first, last + 1)}
+        for name in self.files.names(f"{volume.directory}/log"):
+            if name not in known:
+                self.files.remove(f"{volume.directory}/log/{name}")
+        if volume.dropped:
+            self.drop_directories()
+
+    def remove_unnamed(self, replica: StoredReplica) -> None:
+        """Readers that still look at a file keep it until they are done."""
+        manifest = replica.manifest
+        named = {MANIFEST}
+        if manifest is not None:
+            named |= {each.file for table in manifest.tables for each in table.segments}
+        named |= {each.file for view in replica.view.tables.values() for each in view.segments}
+        path = self.path(replica)
+        for name in self.files.names(path):
+            if name not in named:
+                self.files.remove(f"{path}/{name}")
+
+    def drop_directories(self) -> None:
+        """Discarded replicas: first the log says so durably, then VOLUME, then their files go."""
+        volume = self.volume
+        with volume.lock:
+            names, volume.dropped = volume.dropped, []
+        try:
+            volume.sync()
+            volume.catalogue.remove_replicas(names)
+            for name in names:
+                if name in self.files.names(f"{volume.directory}/replicas"):
+                    self._trashed += 1
+                    trash = f"{volume.directory}/trash/{self._trashed}"
+                    self.files.replace(f"{volume.directory}/replicas/{name}", trash)
+                    self.files.remove(trash)
+        except OSError:
+            volume.dropped += names
+            raise
+
+
+def directory(replica: StoredReplica) -> str:
+    return directory_of(replica.partition, replica.incarnation)
