@@ -83,7 +83,7 @@ def _shed(view: TableView, settled: Sequence[Ranged], collected: Position) -> Jo
     """Write a segment anew if much of its file is of no use here."""
     for ranged in settled:
         rows = ranged.rows
-        sliced = 2 * rows < len(ranged.segment)
+        sliced = 4 * rows < 3 * len(ranged.segment)
         tombstones = ranged.segment.index.tombstones
         lowest = oldest_beside(view, (ranged,), ranged.held)
         dead = 4 * tombstones >= max(1, rows) and ranged.max_version <= min(collected, lowest - 1)

@@ -20,7 +20,7 @@ from limosa.storage.schema import Table
 
 MERGE_RUNS = 8
 RUN_ROWS_MAX = 262_144
-FILTER_BYTES_A_ROW = 4
+FILTER_BYTES_A_ROW = 8
 TINY_ROWS = 256
 """A batch of a run has more rows than this, on average."""
 

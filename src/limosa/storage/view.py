@@ -66,18 +66,17 @@ class Ranged:
 
     @property
     def rows(self) -> int:
-        return len(self.segment) if self.held == WHOLE else self.segment.count(self.held)
+        return len(self.segment) if self.held == WHOLE else self.segment.about(self.held)
+
+    @property
+    def bytes(self) -> int:
+        """Its share of the file."""
+        return self.segment.bytes * self.rows // len(self.segment)
 
     @property
     def end(self) -> int:
         """Of a stream: the offset behind its last record."""
         return self.offset + len(self.segment)
-
-    @property
-    def bytes(self) -> int:
-        """Its share of the file."""
-        rows = len(self.segment)
-        return self.segment.bytes * self.rows // rows if rows else 0
 
 
 def overlap(some: TokenRange, other: TokenRange) -> TokenRange | None:

@@ -83,7 +83,6 @@ class Volume:
         """Around what is in memory, never around a file."""
         self._syncing = threading.Lock()
         self._failed: VolumeFailed | None = None
-        self._schemas: dict[int, tuple[Table, int]] = {}
         self._schemas_here: set[int] = set()
         """Of the log file that is written now."""
         self._advanced: dict[ReplicaKey, Position] = {}
@@ -191,12 +190,9 @@ class Volume:
 
     def _schema_of(self, table: Table) -> int:
         """The number that bodies name their table by; its definition goes before them."""
-        known = self._schemas.get(id(table))
-        if known is None or known[0] is not table:
-            known = self._schemas[id(table)] = (table, table.fingerprint)
-            self._tables[table.fingerprint] = table
-        number = known[1]
+        number = table.fingerprint
         if number not in self._schemas_here:
+            self._tables[number] = table
             self.log.append(encode(SchemaDefined(number, table.encode())))
             self._schemas_here.add(number)
         return number
