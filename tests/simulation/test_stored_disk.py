@@ -141,7 +141,7 @@ def test_a_volume_that_was_just_made_survives_a_power_loss() -> None:
 
 def test_an_entry_that_is_committed_before_it_is_carried_keeps_its_rows() -> None:
     """Its frame is then behind the one of the watermark, and nothing before that one is left."""
-    files, settings = MemoryFiles(), Settings(log_file_bytes=1, log_bytes_max=1)
+    files, settings = MemoryFiles(), Settings(log_file_bytes=1, log_bytes_max=1, log_useful_max=1.0)
     volume = Volume(files, "/volume", settings=settings)
     maintenance = Maintenance(volume)
     row = Row("key", token_of("key"), "there")

@@ -296,6 +296,7 @@ def _settings(dice: Random) -> Settings:
     return Settings(
         log_file_bytes=dice.choice((6, 12, 24)) << 10,
         log_bytes_max=dice.choice((20, 40, 100)) << 10,
+        log_useful_max=0.95,
         replica_memory_bytes=dice.choice((200, 600, 2000)),
         memory_bytes=dice.choice((400, 1200, 8000)),
         piece_bytes=dice.choice((100, 400, 4000)),

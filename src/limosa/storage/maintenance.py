@@ -178,14 +178,8 @@ class Maintenance:
         volume = self._volume
         oldest = volume.catalogue.first_log
         with volume.lock:
-            sizes = volume.log.sizes.values()
-            too_long = sum(sizes) > volume.settings.log_bytes_max
-            # Most of it must be of no use, or writing the rest again would never end.
-            too_long = too_long and sum(size - HEADER_BYTES for size in sizes) >= 2 * sum(
-                replica.log_bytes for replica in volume.replicas.values()
-            )
             # The last file stays: the next one begins where it ends.
-            if not too_long or oldest >= volume.catalogue.last_log:
+            if not self._is_log_too_long() or oldest >= volume.catalogue.last_log:
                 return False
             last = volume.last_sequences[oldest]
             behind = [r for r in volume.replicas.values() if r.is_dirty_before(last)]
@@ -200,6 +194,14 @@ class Maintenance:
         volume.sync()
         self._forget_log(oldest)
         return True
+
+    def _is_log_too_long(self) -> bool:
+        """And much of it is of no use: otherwise writing the rest again would never end."""
+        volume = self._volume
+        sizes, settings = volume.log.sizes.values(), volume.settings
+        needed = sum(replica.log_bytes for replica in volume.replicas.values())
+        useful = needed / max(1, sum(size - HEADER_BYTES for size in sizes))
+        return sum(sizes) > settings.log_bytes_max and useful <= settings.log_useful_max
 
     def _forget_log(self, number: int) -> None:
         volume = self._volume

@@ -61,6 +61,8 @@ class Settings(Struct, frozen=True):
     log_file_bytes: int = 64 << 20
     log_bytes_max: int = 512 << 20
     """Beyond this the oldest log file is made superfluous."""
+    log_useful_max: float = 0.5
+    """But not if more than this share of the log is still needed."""
     replica_memory_bytes: int = 64 << 20
     """A replica with so many bytes of rows in memory is flushed."""
     memory_bytes: int = 256 << 20

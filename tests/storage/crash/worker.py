@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from random import Random
@@ -400,9 +400,13 @@ class Worker:
                 case "copy":
                     source = (dice.choice(list(OWNED)), INCARNATION)
                     halves = BOTH if source[0] == "s0" else dice.choice(((0,), (1,), BOTH))
-                    self.copy(owners, [source], halves, dice)
-                case "merge" if len(owners) > 1:
-                    self.copy(owners, dice.sample(sorted(owners), 2), BOTH, dice)
+                    self.copy(owners, {source: halves}, dice)
+                case "merge":
+                    # Of what does not overlap, like partitions: elsewhere versions mean nothing.
+                    tables = [key for key in sorted(owners) if not self._has_stream(key)]
+                    if len(tables) > 1:
+                        low, high = dice.sample(tables, 2)
+                        self.copy(owners, {low: (0,), high: (1,)}, dice)
                 case "raise":
                     self.raise_epoch((dice.choice(list(OWNED)), INCARNATION), dice)
                 case "rest":
@@ -433,25 +437,29 @@ class Worker:
                 return held
         raise AssertionError(f"{replica} is not here")
 
+    def _has_stream(self, replica: Key) -> bool:
+        return EVENTS.id in self.store.view(*replica).tables
+
     def copy(
         self,
         owners: dict[Key, SoleOwner],
-        sources: Sequence[Key],
-        halves: tuple[int, ...],
+        sources: Mapping[Key, tuple[int, ...]],
         dice: Random,
     ) -> None:
         """A split, a merge or a copy, while the new replica is written to."""
-        target = (f"t{self.life}-{next(self._names)}", INCARNATION)
-        self.create(target, dice.choice(VOLUMES), 10 + max(self._held(s).epoch for s in sources))
+        number = next(self._names)
+        target = (f"t{self.life}-{number}", INCARNATION)
+        # Above its past, and unlike any other's: targets write to all keys, and may be merged.
+        epoch = 100_000 * (self.life + 1) + 10 * number
+        assert epoch > max(self._held(source).epoch for source in sources)
+        self.create(target, dice.choice(VOLUMES), epoch)
         self.held[target] = self._held(target)
         owner = owners[target] = self.own(target, "")
-        streams = any(
-            source[0] == "s0" or EVENTS.id in self.store.view(*source).tables for source in sources
-        )
+        streams = any(source[0] == "s0" or self._has_stream(source) for source in sources)
         by_rows = not streams and dice.random() < 0.3
 
         def fetch() -> None:
-            for source in sources:
+            for source, halves in sources.items():
                 with self.told(Copy(self.name(target), target, source, halves)):
                     self._fetch(source, target, halves, by_rows)
 
