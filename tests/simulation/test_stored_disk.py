@@ -12,9 +12,10 @@ from limosa.core.effects import AdvanceWatermark, AppendEntries, CreateReplica
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.model.rows import Entry
 from limosa.simulation.files import MemoryFiles
+from limosa.simulation.fragile_files import Errand, FragileFile, FragileFiles
 from limosa.simulation.rows import Row, SimulatedRows, token_of
 from limosa.simulation.run import run_seed
-from limosa.simulation.stored_disk import TABLE, Errand, FragileFile, FragileFiles, to_change
+from limosa.simulation.stored_disk import TABLE, to_change
 from limosa.simulation.story import story_of, told
 from limosa.simulation.swarm import run_guarded
 from limosa.simulation.themes import THEMES

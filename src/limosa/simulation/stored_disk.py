@@ -10,9 +10,8 @@ A crash leaves of each replica what some prefix of its changes makes, and at lea
 The dice are the disk's own: with the fake disk, nothing is drawn that was not drawn before.
 """
 
-import threading
 from ast import literal_eval
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from random import Random
@@ -27,9 +26,8 @@ from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry, Rows
 from limosa.simulation.disk import FOREVER, Disk, StoredReplica, carry_out, ignore
-from limosa.simulation.files import MemoryFiles
+from limosa.simulation.fragile_files import Ended, Errand, FragileFiles
 from limosa.simulation.rows import Row, SimulatedRows, token_of
-from limosa.storage.files import Lock, OpenFile, Piece
 from limosa.storage.rows import Batch, Bundle
 from limosa.storage.schema import Table
 from limosa.storage.store import Store
@@ -100,150 +98,6 @@ def _entry(entry: Entry) -> Entry:
         return entry
     assert isinstance(entry.rows, Bundle)
     return structs.replace(entry, rows=SimulatedRows(tuple(from_batches(entry.rows.batches))))
-
-
-# ---------------------------------------------------------------- files that may end at any moment
-
-
-class Ended(BaseException):
-    """The process that did this is gone; no handler of errors may go on after this."""
-
-
-class Errand:
-    """Something under way in a thread of its own, of which only one runs at a time."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-        self._turn, self._waits = threading.Semaphore(0), threading.Semaphore(0)
-        self._error: BaseException | None = None
-        name = type(self).__name__
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.is_over = False
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._turn.acquire()
-        try:
-            self._act()
-        except Ended:
-            pass
-        except BaseException as error:
-            self._error = error
-        self.is_over = True
-        self._waits.release()
-
-    def pause(self) -> None:
-        """Called by what is done; others have their turn."""
-        if threading.current_thread() is self._thread:
-            self._waits.release()
-            self._turn.acquire()
-
-    def go_on(self) -> None:
-        """Until it pauses, or is over."""
-        self._turn.release()
-        self._waits.acquire()
-        if self.is_over:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-
-class FragileFiles:
-    """Files of a process that ends before one of its next operations, or in the middle of it."""
-
-    def __init__(self, dice: Random) -> None:
-        self._files = MemoryFiles()
-        self._dice = dice
-        self.left = FOREVER
-        """So many operations will still be done."""
-        self.errand: Errand | None = None
-
-    def crash(self) -> None:
-        self._files.crash(self._dice, process_only=self._dice.random() < 0.3)
-        self.left = FOREVER
-
-    def happen(self, path: str, removes: bool = False) -> None:
-        """Before everything that changes something."""
-        # The log and VOLUME are written under locks, which others would wait for.
-        if self.errand is not None and (removes or path.split("/")[2] in ("replicas", "trash")):
-            self.errand.pause()
-        self.left -= 1
-        if self.left < 0:
-            raise Ended
-
-    def part(self, pieces: Sequence[Piece]) -> bytes:
-        """What is written of an append in the middle of which the process ends."""
-        data = b"".join(pieces)
-        return data[: self._dice.randint(0, len(data))] if self.left == -1 else b""
-
-    # --- the port
-
-    def create(self, path: str) -> "FragileFile":
-        self.happen(path)
-        return FragileFile(self, path, self._files.create(path))
-
-    def reopen(self, path: str) -> "FragileFile":
-        return FragileFile(self, path, self._files.reopen(path))
-
-    def read(self, path: str) -> pa.Buffer:
-        return self._files.read(path)
-
-    def names(self, directory: str) -> list[str]:
-        return self._files.names(directory)
-
-    def make_directory(self, path: str) -> None:
-        self.happen(path + "/")
-        self._files.make_directory(path)
-
-    def replace(self, source: str, target: str) -> None:
-        self.happen(target)
-        self._files.replace(source, target)
-
-    def link(self, source: str, target: str) -> None:
-        self.happen(target)
-        self._files.link(source, target)
-
-    def remove(self, path: str) -> None:
-        self.happen(path, removes=True)
-        self._files.remove(path)
-
-    def sync_directory(self, path: str) -> None:
-        self.happen(path + "/")
-        self._files.sync_directory(path)
-
-    def lock(self, path: str) -> Lock:
-        return self._files.lock(path)
-
-    def free_bytes(self, path: str) -> int:
-        return self._files.free_bytes(path)
-
-
-class FragileFile:
-    """A file of such a process."""
-
-    def __init__(self, files: FragileFiles, path: str, file: OpenFile) -> None:
-        self._files = files
-        self._path = path
-        self._file = file
-
-    def append(self, pieces: Sequence[Piece]) -> None:
-        try:
-            self._files.happen(self._path)
-        except Ended:
-            self._file.append([self._files.part(pieces)])
-            raise
-        self._file.append(pieces)
-
-    def overwrite(self, at: int, data: bytes) -> None:
-        self._files.happen(self._path)
-        self._file.overwrite(at, data)
-
-    def sync(self) -> None:
-        self._files.happen(self._path)
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 # ---------------------------------------------------------------- what is there, and must be
