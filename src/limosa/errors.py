@@ -13,6 +13,7 @@ Every error says what happened and what to do, and whether the operation *surely
     │   ├── IllegalTransition   an edge that the machine does not draw
     │   ├── IllegalRequest      a request that contradicts the agreed state
     │   └── UnusableFile        a path that can't be used, a damaged file, or another program's
+    │       └── VolumeInUse     another process has it
     ├── Refused                 definite; right, but not here or not now
     │   ├── Redirected          another owner or another layout version: refresh and route again
     │   ├── Fenced              an epoch, generation, session or incarnation of the past
@@ -74,6 +75,10 @@ class IllegalRequest(BadInput):
 
 class UnusableFile(BadInput):
     """A path that can't be used, a damaged file, or one of another program or version."""
+
+
+class VolumeInUse(UnusableFile):
+    """Another process has locked the directory."""
 
 
 class Refused(LimosaError):

@@ -198,7 +198,7 @@ class Run:
 
     def snapshot(self, name: str) -> tuple[View, HeldReplica]:
         replica = self.replica(name)
-        return replica.view, replica.restored("n1", self.volume.whole)
+        return replica.view, replica.restored("n1", self.volume.whole(replica.log))
 
     def seen(self) -> dict[str, Said]:
         return {name: see(*self.snapshot(name)) for name in self.names()}

@@ -236,7 +236,7 @@ def said(entry: Entry) -> tuple[Any, ...]:
 
 def seen(volume: Volume, replica: StoredReplica) -> dict[str, Any]:
     """The same of the volume."""
-    held = replica.restored("n1", volume.whole)
+    held = replica.restored("n1", volume.whole(replica.log))
     rows = {}
     for table in (BIRDS, NESTS):
         last = WHOLE.start

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from limosa.errors import UnusableFile
+from limosa.errors import VolumeInUse
 from limosa.storage.files import Piece
 
 SECTOR_BYTES: Final = 512
@@ -289,7 +289,7 @@ class MemoryFiles:
         with self._guard:
             file = self._file_at(path)
             if file in self._locks:
-                raise UnusableFile(
+                raise VolumeInUse(
                     f"{path} is locked", "another process uses this volume: stop it first"
                 )
             return MemoryLock(self._locks, file)

@@ -20,6 +20,8 @@ from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
 
 NEW_OF_A_SIZE = 4
 STREAM_SEGMENTS = 8
+UNITED_PIECES_MAX = 8
+"""What is larger is not united in one step, but swept."""
 
 
 class Job(Struct, frozen=True):
@@ -42,7 +44,10 @@ def plan(view: TableView, collected: Position, piece_bytes: int, full: bool = Fa
         going = new
     if going:
         return _next_piece(going, settled, piece_bytes)
-    return _unite_alike(new) or _shed(view, settled, collected)
+    alike = _alike(new)
+    if _bytes(alike) > UNITED_PIECES_MAX * piece_bytes:
+        return _next_piece(new, settled, piece_bytes)
+    return Job(alike, WHOLE, NEW) if alike else _shed(view, collected)
 
 
 def _is_worth_a_sweep(new: Sequence[Ranged], settled: Sequence[Ranged]) -> bool:
@@ -68,39 +73,44 @@ def _next_piece(going: Sequence[Ranged], settled: Sequence[Ranged], piece_bytes:
     return Job((*going, *inside), held, SETTLED, is_sweep=True)
 
 
-def _unite_alike(new: Sequence[Ranged]) -> Job | None:
-    """Too many new ones of about one size slow reads down: make them one."""
+def _alike(new: Sequence[Ranged]) -> tuple[Ranged, ...]:
+    """Too many new ones of about one size slow reads down: they should be one."""
     alike: dict[int, list[Ranged]] = {}
     for ranged in new:
         alike.setdefault(ranged.bytes.bit_length() // 2, []).append(ranged)
     for _, some in sorted(alike.items()):
         if len(some) >= NEW_OF_A_SIZE:
-            return Job(tuple(some), WHOLE, NEW)
-    return None
+            return tuple(some)
+    return ()
 
 
-def _shed(view: TableView, settled: Sequence[Ranged], collected: Position) -> Job | None:
+def _shed(view: TableView, collected: Position) -> Job | None:
     """Write a segment anew if much of its file is of no use here."""
-    for ranged in settled:
-        rows = ranged.rows
-        sliced = 4 * rows < 3 * len(ranged.segment)
-        tombstones = ranged.segment.index.tombstones
-        lowest = oldest_beside(view, (ranged,), ranged.held)
-        dead = 4 * tombstones >= max(1, rows) and ranged.max_version <= min(collected, lowest - 1)
-        if sliced or (tombstones and dead):
-            return Job((ranged,), ranged.held, SETTLED)
+    for ranged in view.segments:
+        sliced = 4 * ranged.rows < 3 * len(ranged.segment)
+        if sliced or _is_dead(view, ranged, collected):
+            return Job((ranged,), ranged.held, ranged.level)
     return None
+
+
+def _is_dead(view: TableView, ranged: Ranged, collected: Position) -> bool:
+    """Many of its rows are tombstones, and nobody needs any of them."""
+    tombstones = ranged.segment.index.tombstones
+    if not tombstones or 4 * tombstones < ranged.rows or ranged.max_version > collected:
+        return False
+    return ranged.max_version < oldest_beside(view, (ranged,), ranged.held)
 
 
 def _join_records(view: TableView, piece_bytes: int) -> Job | None:
-    """A stream's segments follow each other; many small neighbours become one."""
-    some: list[Ranged] = []
-    for ranged in view.segments:
-        if sum(each.bytes for each in some) + ranged.bytes > piece_bytes:
-            some = []
-        some.append(ranged)
-        if len(some) == STREAM_SEGMENTS:
-            return Job(tuple(some), WHOLE, NEW)
+    """A stream's segments follow each other; many small neighbours become one.
+
+    Not if one of them is most of it: rewritten, a record ends in a file of twice the size at least.
+    """
+    for first in range(len(view.segments) - STREAM_SEGMENTS + 1):
+        some = view.segments[first : first + STREAM_SEGMENTS]
+        total, largest = _bytes(some), max(ranged.bytes for ranged in some)
+        if 2 * largest <= total <= piece_bytes:
+            return Job(some, WHOLE, NEW)
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from limosa.errors import UnusableFile
+from limosa.errors import VolumeInUse
 
 IOV_MAX = 1024
 
@@ -80,7 +80,7 @@ class Files(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> Lock:
-        """Held until closed or the process ends; a second one is refused with UnusableFile."""
+        """Held until closed or the process ends; a second one is refused with VolumeInUse."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
@@ -195,7 +195,7 @@ class PosixFiles:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise UnusableFile(
+            raise VolumeInUse(
                 f"{path} is locked", "another process uses this volume: stop it first"
             ) from None
         except OSError:

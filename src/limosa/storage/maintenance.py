@@ -9,6 +9,7 @@ import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import pyarrow as pa
 from msgspec import structs
 
 from limosa.core.model.keys import WHOLE, TokenRange
@@ -22,7 +23,7 @@ from limosa.storage.merge import cut, merged, newest_rows, sweep
 from limosa.storage.replica import StoredReplica, describe_table, name_of
 from limosa.storage.rows import Batch, concat
 from limosa.storage.schema import Table
-from limosa.storage.shelf import Shelf
+from limosa.storage.shelf import Shelf, directory
 from limosa.storage.view import NEW, SETTLED, Ranged, TableView, records
 from limosa.storage.volume import Volume
 
@@ -41,24 +42,45 @@ class Maintenance:
         self._shelf = Shelf(volume)
         self.trouble: str | None = None
         """Why the last step was given up, if it was."""
+        self._damage: dict[str, str] = {}
+        """Replicas that can't be merged, and why."""
+        self._flushed_last = False
 
     def step(self) -> bool:
-        """Do the most urgent thing; False: there was none."""
+        """Do the most urgent thing; False: there was none.
+
+        After a flush come the log and the segments, or under load they would never have a turn.
+        """
         with self._busy:
             self._volume.check()
             if self._volume.dropped:
                 self._attempt(self._shelf.drop_directories)
                 return self.trouble is None
             replica = self._fullest()
-            if replica is not None:
+            if replica is not None and not self._flushed_last:
                 self._attempt(lambda: self._flush(replica))
-                return self.trouble is None
+                self._flushed_last = self.trouble is None
+                return self._flushed_last
+            self._flushed_last = False
             if self._attempt(self._shorten_log):
                 return True
             trouble = self.trouble
             is_compacted = self._attempt(self._compact_any)
             self.trouble = self.trouble or trouble
-            return is_compacted
+            return is_compacted or (replica is not None and self.trouble is None)
+
+    @property
+    def troubles(self) -> list[str]:
+        """What a person should look at."""
+        with self._volume.lock:
+            held = {directory(replica) for replica in self._volume.replicas.values()}
+        damage = [why for name, why in self._damage.items() if name in held]
+        return damage if self.trouble is None else [self.trouble, *damage]
+
+    def close(self) -> None:
+        """When nothing is under way any more, let go of the volume."""
+        with self._busy:
+            self._volume.close()
 
     def flush(self, replica: StoredReplica) -> None:
         """Everything that is committed now rests in segments afterwards."""
@@ -97,15 +119,16 @@ class Maintenance:
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Try a step. Without room it is given up, and tried again later; all is still in the log
         and in memory. Any other error of the disk puts the volume out of use."""
+        self._volume.check()
         self.trouble = None
         try:
             return bool(act())
         except OSError as error:
             if error.errno not in _FULL:
-                self._volume.or_fail(_raiser(error))
+                raise self._volume.fail(error) from error
             self.trouble = f"{self._volume.directory}: {error}"
-        except UnusableFile as error:
-            self.trouble = str(error)
+        except (UnusableFile, pa.ArrowException, MemoryError) as error:
+            self.trouble = str(error) or type(error).__name__
         return False
 
     def _or_fail(self, act: Callable[[], bool | None]) -> bool:
@@ -156,6 +179,7 @@ class Maintenance:
                 replica.thaw(manifest, made)
             else:
                 replica.rest(manifest)
+            self._volume.measure()
         self._shelf.remove_unnamed(replica)
 
     def _write_frozen(self, replica: StoredReplica, view: TableView) -> list[Ranged]:
@@ -183,8 +207,9 @@ class Maintenance:
                 return False
             last = volume.last_sequences[oldest]
             behind = [r for r in volume.replicas.values() if r.is_dirty_before(last)]
-        for replica in behind:
-            self._flush(replica)
+        if behind:
+            self._flush(behind[0])  # one at a time: others wait for their turn
+            return True
         with volume.lock:
             replicas = volume.replicas.values()
             pinned = [r for r in replicas if r.has_entries_in(oldest) or r.has_rows_in(oldest)]
@@ -199,9 +224,10 @@ class Maintenance:
         """And much of it is of no use: otherwise writing the rest again would never end."""
         volume = self._volume
         sizes, settings = volume.log.sizes.values(), volume.settings
+        if sum(sizes) <= settings.log_bytes_max:
+            return False
         needed = sum(replica.log_bytes for replica in volume.replicas.values())
-        useful = needed / max(1, sum(size - HEADER_BYTES for size in sizes))
-        return sum(sizes) > settings.log_bytes_max and useful <= settings.log_useful_max
+        return needed <= settings.log_useful_max * sum(size - HEADER_BYTES for size in sizes)
 
     def _forget_log(self, number: int) -> None:
         volume = self._volume
@@ -215,15 +241,12 @@ class Maintenance:
     def _compact_any(self) -> bool:
         with self._volume.lock:
             replicas = list(self._volume.replicas.values())
-        damage: UnusableFile | None = None
         for replica in replicas:
             try:
                 if self._compact(replica):
                     return True
             except UnusableFile as error:  # of this replica; the others are looked after
-                damage = damage or error
-        if damage is not None:
-            raise damage
+                self._damage[directory(replica)] = str(error)
         return False
 
     def _compact(self, replica: StoredReplica, full: bool = False) -> bool:
@@ -239,10 +262,15 @@ class Maintenance:
             if not full and replica.considered.get(name) == considered:
                 continue
             job = compaction.plan(view, manifest.collected, piece_bytes, full)
-            if job is not None:
+            if job is None:
+                replica.considered[name] = considered
+                continue
+            try:
                 self._merge(replica, beginnings, manifest, name, view, job)
-                return True
-            replica.considered[name] = considered
+            except UnusableFile:
+                replica.considered[name] = considered  # it would fail each time
+                raise
+            return True
         return False
 
     def _merge(
@@ -326,10 +354,3 @@ def _sorted_out(view: TableView) -> Iterator[Batch]:
     step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
     for start in range(0, len(order), step):
         yield every.take(order[start : start + step])
-
-
-def _raiser(error: OSError) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act

@@ -22,7 +22,8 @@ MERGE_RUNS = 8
 RUN_ROWS_MAX = 262_144
 FILTER_BYTES_A_ROW = 8
 TINY_ROWS = 256
-"""A batch of a run has more rows than this, on average."""
+TINY_BYTES = 1 << 20
+"""Batches with fewer rows than this, on average, are copied together, if that is quick."""
 
 NOTHING: list[tuple[Batch, int]] = []
 
@@ -189,7 +190,8 @@ def added(runs: Runs, run: Run) -> Runs:
     if len(together) < MERGE_RUNS or rows > RUN_ROWS_MAX:
         return (*runs, run)
     batches = tuple(chain.from_iterable(each.batches for each in together))
-    if rows < TINY_ROWS * len(batches):
+    size = sum(each.bytes for each in together)
+    if rows < TINY_ROWS * len(batches) and size <= TINY_BYTES:
         newest = max((batch.table for batch in batches), key=lambda table: table.version)
         batches = (concat(newest, batches),)
     lowest = min(each.min_version for each in together)

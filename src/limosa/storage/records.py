@@ -26,10 +26,14 @@ from limosa.core.effects import (
 from limosa.core.model.keys import Incarnation, PartitionId, Position, TokenRange
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
+from limosa.errors import BadInput
 from limosa.storage.files import Piece
 from limosa.storage.log import padded
 from limosa.storage.rows import DELETED, TOKEN, VERSION, Batch, Bundle
 from limosa.storage.schema import Table
+
+BATCH_BYTES_MAX = 256 << 20
+"""Arrow counts a text column's bytes in 31 bits, and several batches are merged at once."""
 
 _TOKENED, _VERSIONED, _FLAGGED = 1, 2, 4
 ALL_EXTRAS = _TOKENED | _VERSIONED | _FLAGGED
@@ -155,6 +159,11 @@ class Bodies:
     def add(self, batch: Batch) -> Part:
         stored, extras = stored_columns(batch)
         body = stored.serialize()
+        if len(body) > BATCH_BYTES_MAX:
+            raise BadInput(
+                f"a batch of {len(body)} bytes for {batch.table.id}",
+                f"send at most {BATCH_BYTES_MAX} bytes at once",
+            )
         batch.note_bytes(len(body))
         part = Part(self._schema_of(batch.table), extras, self._size, len(body))
         self.pieces.append(body)

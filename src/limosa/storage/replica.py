@@ -6,7 +6,7 @@ Entries above the watermark are in the log only: they can still be cut off.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -243,12 +243,13 @@ class StoredReplica:
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
         """The version that a compare-and-set compares with: also of rows not committed yet."""
         token = token_of(key, table.key_types)
+        comparable = table.comparable_key(key)
         start = bisect_right(self.positions, self.watermark)
         for logged in reversed(self.log[start:]):
             for run in reversed(logged.as_runs()):
                 if run.table.id == table.id:
                     for batch, row in reversed(run.find(token)):
-                        if has_key(batch, row, key):
+                        if has_key(batch, row, comparable):
                             return 0 if _is_deleted(batch, row) else logged.entry.at
         found = self.view.find(table, key)
         return 0 if found is None else found.version
@@ -257,7 +258,7 @@ class StoredReplica:
         """Entries behind a position, for a replica that catches up."""
         return self.log[bisect_right(self.positions, after) :]
 
-    def restored(self, node: NodeId, whole: Callable[[Logged], Entry]) -> HeldReplica:
+    def restored(self, node: NodeId, log: Sequence[Entry]) -> HeldReplica:
         return HeldReplica(
             self.partition,
             Replica(node, self.incarnation, self.volume),
@@ -265,7 +266,7 @@ class StoredReplica:
             self.begun,
             self.first,
             self.watermark,
-            tuple(whole(logged) for logged in self.log),
+            tuple(log),
             self.producers.value(FOREVER),
         )
 
@@ -359,18 +360,36 @@ def _add(tables: dict[str, TableView], run: Run) -> None:
     )
 
 
-def check_change(change: VolumeEffect) -> None:
+def check_change(change: VolumeEffect, replica: StoredReplica) -> None:
     """Before it is in the log: what is there is carried out at each start."""
-    slices = change.rows if isinstance(change, ApplySlice) else ()
-    for rows in slices:
-        assert isinstance(rows, Bundle), "a volume stores Arrow rows only"
-        for batch in rows.batches:
-            assert batch.versions is not None, "copied rows have versions"
-            if batch.table.kind == "stream":
-                raise BadInput(
-                    f"stream {batch.table.id} can't be copied by row version",
-                    "send its log instead",
-                )
+    match change:
+        case AppendEntries(entries=entries):
+            for entry in entries:
+                _check_rows(entry.rows, replica)
+        case ApplySlice(rows=all_rows):
+            for rows in all_rows:
+                _check_rows(rows, replica)
+                _check_copied(rows)
+
+
+def _check_rows(rows: object, replica: StoredReplica) -> None:
+    if rows is None:
+        return
+    assert isinstance(rows, Bundle), "a volume stores Arrow rows only"
+    for batch in rows.batches:
+        known = replica.view.tables.get(batch.table.id)
+        if known is not None and known.table is not batch.table:
+            known.table.check_kin(batch.table)
+
+
+def _check_copied(rows: object) -> None:
+    assert isinstance(rows, Bundle)
+    for batch in rows.batches:
+        assert batch.versions is not None, "copied rows have versions"
+        if batch.table.kind == "stream":
+            raise BadInput(
+                f"stream {batch.table.id} can't be copied by row version", "send its log instead"
+            )
 
 
 def _is_deleted(batch: Batch, row: int) -> bool:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from limosa.core.model.keys import Position, TokenRange
 from limosa.core.tokens import tokens
+from limosa.errors import BadInput
 from limosa.storage.digest import row_hashes
-from limosa.storage.schema import Table
+from limosa.storage.schema import Table, comparable_column
 
 Tokens: TypeAlias = NDArray[np.int64]
 Versions: TypeAlias = NDArray[np.int64]
@@ -37,6 +38,7 @@ class Batch:
 
     __slots__ = (
         "_bytes",
+        "_key_readers",
         "_readers",
         "_tokens",
         "_version",
@@ -62,6 +64,7 @@ class Batch:
         self._version: Position | None = None
         self._bytes: int | None = None
         self._readers: list[Reader] | None = None
+        self._key_readers: list[Reader] | None = None
 
     @classmethod
     def of(cls, table: Table, columns: pa.RecordBatch) -> "Batch":
@@ -151,7 +154,8 @@ class Batch:
         return row_hashes(self.table, self.columns, versions, self.deleted)
 
     def key(self, row: int) -> tuple[Any, ...]:
-        return tuple(self.readers[place](row) for place in self.table.key_places)
+        readers = [self.readers[place] for place in self.table.key_places]
+        return tuple(read_row(self.table.key, readers, row).values())
 
     @property
     def readers(self) -> "list[Reader]":
@@ -160,9 +164,32 @@ class Batch:
             self._readers = [reader_of(column) for column in self.columns.columns]
         return self._readers
 
+    @property
+    def key_readers(self) -> "list[Reader]":
+        """For each key column, what gives a row's value as `Table.comparable_key` has it."""
+        if self._key_readers is None:
+            columns = (self.columns.column(place) for place in self.table.key_places)
+            self._key_readers = [reader_of(comparable_column(column)) for column in columns]
+        return self._key_readers
+
     def compacted(self) -> "Batch":
         """The same, without holding on to what it was sliced from."""
         return self.take(np.arange(len(self)))
+
+
+def read_row(names: Sequence[str], readers: Sequence[Reader], row: int) -> dict[str, Any]:
+    """A row's values as Python's own, by name."""
+    values: dict[str, Any] = {}
+    try:
+        for name, read in zip(names, readers, strict=True):
+            values[name] = read(row)
+    except (ValueError, OverflowError):
+        # The value itself stays out of the message: it can be personal data.
+        raise BadInput(
+            f"column {names[len(values)]} has a value here that Python can't hold",
+            "read this row as Arrow, by get_many or a scan",
+        ) from None
+    return values
 
 
 def reader_of(column: Any) -> Reader:
@@ -171,14 +198,16 @@ def reader_of(column: Any) -> Reader:
         return lambda row: column[row].as_py()
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return column.to_numpy().item  # type: ignore[no-any-return]
-    if column.type in (pa.string(), pa.binary()):
-        return _text_reader(column, pa.types.is_string(column.type))
+    if column.type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
+        return _text_reader(column)
     return lambda row: column[row].as_py()
 
 
-def _text_reader(column: Any, decoded: bool) -> Reader:
+def _text_reader(column: Any) -> Reader:
     _, offsets, content = column.buffers()
-    places = np.frombuffer(offsets, np.int32)[column.offset :]
+    decoded = column.type in (pa.string(), pa.large_string())
+    wide = column.type in (pa.large_string(), pa.large_binary())
+    places = np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset :]
     data = memoryview(content) if content is not None else memoryview(b"")
     place = places.item
     if decoded:

@@ -19,9 +19,12 @@ a new column of that name would show them.
 """
 
 import re
+import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import index
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -71,6 +74,7 @@ class Table:
     """`physical` as most writers declare it."""
     _types: dict[str, pa.DataType] = field(init=False, compare=False, repr=False)
     key_places: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    _comparables: "tuple[Callable[[Any], Any], ...]" = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_identity(self)
@@ -85,6 +89,7 @@ class Table:
         _set(self, "_nullable", pa.schema(list(types.items())))
         _set(self, "key_places", tuple(columns.names.index(name) for name in self.key))
         _set(self, "key_types", tuple(types[name] for name in self.key))
+        _set(self, "_comparables", tuple(map(_comparable_of, self.key_types)))
         _set(self, "names", tuple(types))
         _set(self, "value_names", tuple(name for name in types if name not in self.key))
         physical = [pa.field(name, of, nullable=name not in self.key) for name, of in types.items()]
@@ -120,6 +125,19 @@ class Table:
                 "it was damaged, or written by something else or a newer version",
             ) from error
 
+    def check_kin(self, other: "Table") -> None:
+        """Refuse what can't be another version of this table, or the same one."""
+        if other.fingerprint == self.fingerprint:
+            return
+        same = (self.id, self.key, self.kind) == (other.id, other.key, other.kind)
+        both = self._types.keys() & other._types.keys()
+        retyped = [name for name in sorted(both) if self._types[name] != other._types[name]]
+        if not same or retyped or self.version == other.version:
+            what = f"other types of {_listed(retyped)}" if retyped else "another definition"
+            raise InvalidSchema(
+                f"table {self.id} is known here with {what}", "derive versions with `evolved`"
+            )
+
     def evolved(self, columns: pa.Schema) -> "Table":
         """The next version: columns may come and go, but the key and all types stay."""
         now = set(columns.names)
@@ -139,6 +157,14 @@ class Table:
                     "stored rows keep their type: add a column of another name",
                 )
         return evolved
+
+    # ------------------------------------------------------------ a key of this table
+
+    def comparable_key(self, key: Sequence[Any]) -> tuple[Any, ...]:
+        """A key that has a token, as what equals `comparable_column` of the same key."""
+        if len(self._comparables) == 1:
+            return (self._comparables[0](key[0]),)
+        return tuple(make(value) for make, value in zip(self._comparables, key, strict=True))
 
     # ------------------------------------------------------------ a batch of this table
 
@@ -286,6 +312,12 @@ def _check_key(key: tuple[str, ...], columns: pa.Schema) -> None:
             check_key_type(columns.field(name).type)
         except InvalidKey as error:
             raise InvalidKey(f"key column {name}: {error.message}", error.advice) from None
+        of: Any = columns.field(name).type
+        if of.id == pa.lib.Type_DECIMAL128 and of.scale < 0:
+            raise InvalidKey(
+                f"key column {name}: {of} keys can't be compared",
+                "neither Arrow nor Spark does that: cast it to a scale of 0",
+            )
 
 
 def _check_dropped(dropped: tuple[str, ...], columns: pa.Schema) -> None:
@@ -388,6 +420,69 @@ def _column_of(name: str, wanted: Any, sent: Any, rows: int) -> Any:
             "cast it before it is sent: a cast might lose something, so none is made here",
         )
     return sent.cast(wanted)
+
+
+# ---------------------------------------------------------------- when two keys are the same
+#
+# Python's own values are not good enough. An hour that a clock shows twice never equals itself in
+# another zone; a float is not what is left of it in 32 bits; and there are years that no datetime
+# has. So times are compared by the integers that they are stored as, and texts by their bytes.
+
+_FLOAT32: Final = struct.Struct("<f")
+_DAY_ZERO: Final = 719_163
+"""1970-01-01, as Python counts days."""
+
+
+def comparable_column(column: Any) -> Any:
+    """A key column, without a copy, as one whose values are `comparable_key`'s."""
+    same_bytes = _COMPARED_AS.get(column.type.id)
+    return column if same_bytes is None else column.view(same_bytes)
+
+
+_COMPARED_AS: Final[dict[int, pa.DataType]] = {
+    pa.lib.Type_TIMESTAMP: pa.int64(),
+    pa.lib.Type_DATE32: pa.int32(),
+    pa.lib.Type_STRING: pa.binary(),
+    pa.lib.Type_LARGE_STRING: pa.large_binary(),
+}
+
+
+def _comparable_of(key_type: pa.DataType) -> Callable[[Any], Any]:
+    return _COMPARABLES.get(key_type.id) or partial(_comparable_timestamp, key_type)
+
+
+def _comparable_timestamp(key_type: Any, value: Any) -> Any:
+    return pa.scalar(value, key_type).value
+
+
+def _comparable_date(value: Any) -> Any:
+    return value.toordinal() - _DAY_ZERO
+
+
+def _comparable_float32(value: Any) -> Any:
+    return _FLOAT32.unpack(_FLOAT32.pack(value))[0]
+
+
+def _comparable_decimal(value: Any) -> Any:
+    return value  # Python compares decimals and integers exactly, whatever their scale
+
+
+_COMPARABLES: Final[dict[int, Callable[[Any], Any]]] = {
+    pa.lib.Type_BOOL: bool,
+    pa.lib.Type_INT8: index,
+    pa.lib.Type_INT16: index,
+    pa.lib.Type_INT32: index,
+    pa.lib.Type_INT64: index,
+    pa.lib.Type_FLOAT: _comparable_float32,
+    pa.lib.Type_DOUBLE: float,
+    pa.lib.Type_STRING: str.encode,
+    pa.lib.Type_LARGE_STRING: str.encode,
+    pa.lib.Type_BINARY: bytes,
+    pa.lib.Type_LARGE_BINARY: bytes,
+    pa.lib.Type_FIXED_SIZE_BINARY: bytes,
+    pa.lib.Type_DATE32: _comparable_date,
+    pa.lib.Type_DECIMAL128: _comparable_decimal,
+}
 
 
 # ---------------------------------------------------------------- what a message says

@@ -16,7 +16,7 @@ from limosa.core.effects import CreateReplica, DiscardReplica, VolumeEffect
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Position, TokenRange
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, LimosaError, UnusableFile, VolumeFailed
+from limosa.errors import BadInput, VolumeFailed, VolumeInUse
 from limosa.storage.files import Files, PosixFiles
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.recovery import Refusal
@@ -27,7 +27,9 @@ from limosa.storage.volume import Settings, Volume
 
 ReplicaKey: TypeAlias = tuple[PartitionId, Incarnation]
 IDLE_SECONDS = 0.05
-WAIT_SECONDS = 1.0
+TROUBLE_SECONDS = 1.0
+"""Before something that failed is tried again."""
+WAIT_SECONDS = 5.0
 BEHIND = 4
 """So many times the memory that rows should take, and writers wait."""
 
@@ -53,7 +55,7 @@ class Store:
         self._ticket = 0
         self._worker: _Worker | None = None
         self._settings = settings or Settings()
-        self.refused: list[Refusal] = []
+        self._refused: list[Refusal] = []
         try:
             for name, directory in directories.items():
                 self._open(files or PosixFiles(), name, directory)
@@ -64,18 +66,23 @@ class Store:
     def _open(self, files: Files, name: str, directory: str) -> None:
         try:
             volume = Volume(files, directory, name, self._settings)
-        except UnusableFile as error:
-            if error.message.endswith("is locked"):
+            with ExitStack() as if_it_fails:
+                if_it_fails.callback(volume.close)
+                self._disks[name] = Disk(volume, Maintenance(volume))
+                if_it_fails.pop_all()
+        except Exception as error:
+            if isinstance(error, VolumeInUse):
                 raise
-            self.refused.append(Refusal(f"volume {name}", str(error)))
+            self._refused.append(Refusal(f"volume {name}", str(error) or type(error).__name__))
             return
-        with ExitStack() as if_it_fails:
-            if_it_fails.callback(volume.close)
-            self._disks[name] = Disk(volume, Maintenance(volume))
-            if_it_fails.pop_all()
-        self.refused += volume.refused.values()
         for key in volume.replicas:
             self._homes[key] = name
+
+    @property
+    def refused(self) -> list[Refusal]:
+        """Volumes and replicas that are not served, and why."""
+        replicas = [r for disk in self._disks.values() for r in disk.volume.refused.values()]
+        return [*self._refused, *replicas]
 
     def __enter__(self) -> "Store":
         return self
@@ -90,13 +97,12 @@ class Store:
 
     def close(self) -> None:
         """Stop maintenance, make everything durable, let go of the directories."""
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker = None
-        disks, self._disks = self._disks, {}
+        worker = self._worker
+        if worker is not None:
+            worker.stop()
         with ExitStack() as closing:  # each of them, even if one can't be made durable
-            for disk in disks.values():
-                closing.callback(disk.volume.close)
+            for disk in self._disks.values():
+                closing.callback(disk.maintenance.close)
 
     # ------------------------------------------------------------ changing
 
@@ -105,21 +111,25 @@ class Store:
 
         Waits only if maintenance is so far behind that memory would run out.
         """
-        if self._worker is not None:
-            self._worker.wait_for_room()
         key = (change.partition, change.incarnation)
         if isinstance(change, CreateReplica):
             self._disk(change.volume)
+            self._discard(key, change.ticket)
             self._homes[key] = change.volume
-        home = self._homes.get(key)
-        if home is not None:
-            self._disk(home).volume.write(change)
         if isinstance(change, DiscardReplica):
-            if home is None:  # perhaps it was refused
-                for disk in self._disks.values():
-                    disk.volume.write(change)
-            self._homes.pop(key, None)
+            self._discard(key, change.ticket)
+        elif key in self._homes:
+            volume = self._disk(self._homes[key]).volume
+            if self._worker is not None and volume.grown > self._limit:
+                self._worker.wait_for_room(volume, self._limit)
+            volume.write(change)
         self._ticket = max(self._ticket, change.ticket)
+
+    def _discard(self, key: ReplicaKey, ticket: int) -> None:
+        """Wherever it is: on its volume, or refused on another one."""
+        for disk in self._disks.values():
+            disk.volume.write(DiscardReplica(*key, ticket))
+        self._homes.pop(key, None)
 
     def sync(self) -> int:
         """Everything that was written before is durable; the ticket up to which that is so."""
@@ -194,18 +204,17 @@ class Store:
     def start_maintenance(self) -> None:
         """Let a thread of its own flush and merge from now on."""
         if self._worker is None:
-            self._worker = _Worker(self)
+            self._worker = _Worker(self, self._disks)
             self._worker.start()
 
     def maintain(self) -> bool:
         """One step on one volume; False: there is nothing to do."""
-        return any(disk.maintenance.step() for disk in list(self._disks.values()))
+        return any(disk.maintenance.step() for disk in self._disks.values())
 
     @property
     def troubles(self) -> list[str]:
         """Why maintenance does not get on, if it does not."""
-        found = [disk.maintenance.trouble for disk in self._disks.values()]
-        return [trouble for trouble in found if trouble is not None]
+        return [why for disk in self._disks.values() for why in disk.maintenance.troubles]
 
     def flush(self, partition: PartitionId, incarnation: Incarnation) -> None:
         """Everything that is committed now rests in segments afterwards."""
@@ -228,43 +237,51 @@ class Store:
         disk.maintenance.adopt(giver, origin.maintenance, given, held)
 
     @property
-    def is_behind(self) -> bool:
-        """Far more rows are in memory than should be: writers had better wait."""
-        limit = BEHIND * self._settings.memory_bytes
-        return any(disk.volume.memory_bytes > limit for disk in self._disks.values())
+    def _limit(self) -> int:
+        """Far more rows in memory than should be: writers had better wait."""
+        return BEHIND * self._settings.memory_bytes
 
 
 class _Worker(threading.Thread):
     """Looks after the volumes as long as the store is open."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, disks: Mapping[str, Disk]) -> None:
         super().__init__(name="limosa-maintenance", daemon=True)
         self._store = store
+        self._disks = disks
         self._stopping = threading.Event()
-        self._room = threading.Event()
-        self._room.set()
+        self._progress = threading.Event()
 
-    def wait_for_room(self) -> None:
-        while not self._room.wait(WAIT_SECONDS):
-            troubles = self._store.troubles
-            if troubles:
-                raise VolumeFailed(troubles[0], "make room: nothing more fits into memory either")
+    def wait_for_room(self, volume: Volume, limit: int) -> None:
+        """Until enough was flushed; an error says why that can't be."""
+        while volume.measure() > limit and not self._stopping.is_set():
+            volume.check()
+            self._progress.clear()
+            if not self._progress.wait(WAIT_SECONDS) and self._store.troubles:
+                raise VolumeFailed(
+                    self._store.troubles[0], "make room: nothing more fits into memory either"
+                )
 
     def run(self) -> None:
+        while not self._stopping.is_set():
+            steps = [self._step(disk) for disk in self._disks.values()]
+            if any(steps):
+                self._progress.set()
+            else:
+                self._stopping.wait(TROUBLE_SECONDS if self._store.troubles else IDLE_SECONDS)
+
+    def _step(self, disk: Disk) -> bool:
+        """A volume that has failed is left alone: whoever writes to it or syncs it is told."""
         try:
-            while not self._stopping.is_set():
-                is_busy = self._store.maintain()
-                if self._store.is_behind:
-                    self._room.clear()
-                else:
-                    self._room.set()
-                if not is_busy:
-                    self._stopping.wait(IDLE_SECONDS)
-        except LimosaError:
-            pass  # a volume has failed: whoever writes or syncs next is told
-        finally:
-            self._room.set()
+            return disk.maintenance.step()
+        except VolumeFailed:
+            return False
+        except Exception as error:  # a mistake of ours must not stop the others
+            disk.maintenance.trouble = f"{type(error).__name__}: {error}"
+            return False
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join()
+        self._progress.set()
+        if self.is_alive():
+            self.join()

@@ -5,6 +5,7 @@ that are removed meanwhile stay readable for those who have them open.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -21,11 +22,15 @@ from limosa.errors import BadInput, InvalidKey
 from limosa.storage.digest import Digest, digest, digests_by_bucket
 from limosa.storage.memtable import Filter, Run, Runs
 from limosa.storage.merge import Source, Span, sweep
-from limosa.storage.rows import Batch, additive_digest, concat, concat_columns
-from limosa.storage.schema import Table
+from limosa.storage.rows import Batch, additive_digest, concat, concat_columns, read_row
+from limosa.storage.schema import Table, comparable_column
 from limosa.storage.segment import Segment
 
 SCAN_BYTES = 8 << 20
+READ_BYTES = 64 << 20
+"""About what a reader of records gets at once; a single record may be larger."""
+GATHER_BYTES = 1 << 30
+"""What a get of many may find: a column of 2 GB of text would be no Arrow array."""
 
 NEW, GOING, SETTLED = 0, 1, 2
 """Levels of segments: they overlap, are on their way, or do not overlap."""
@@ -90,21 +95,36 @@ class Found(Struct, frozen=True):
     version: Position
     batch: Batch
     row: int
+    present: Table
+    """The newest that the view knows: a column that it lacks is shown to nobody."""
 
     @property
     def is_deleted(self) -> bool:
         return self.batch.deleted is not None and bool(self.batch.deleted[self.row])
 
     def values(self, table: Table) -> dict[str, Any]:
-        batch, row = self.batch, self.row
-        values = [read(row) for read in batch.readers]
-        held = dict(zip(batch.table.names, values, strict=True))
-        if batch.table.version == table.version:
-            return held
-        return {name: held.get(name) for name in table.names}
+        """As Python's own; refused if one is a value that Python can't hold."""
+        batch, held = self.batch, self.batch.table
+        if held.version == table.version >= self.present.version:
+            return read_row(held.names, batch.readers, self.row)
+        readers = dict(zip(held.names, batch.readers, strict=True))
+        seen = readers.keys() & newer(table, self.present).names & set(table.names)
+        names = [name for name in table.names if name in seen]
+        values = read_row(names, [readers[name] for name in names], self.row)
+        return {name: values.get(name) for name in table.names}
 
     def columns(self, table: Table) -> pa.RecordBatch:
-        return table.widen(self.batch.columns.slice(self.row, 1))
+        return shown(table, self.present, self.batch.columns.slice(self.row, 1))
+
+
+def newer(some: Table, other: Table) -> Table:
+    """Of two versions of one table."""
+    return other if other.version > some.version else some
+
+
+def shown(table: Table, present: Table, columns: pa.RecordBatch) -> pa.RecordBatch:
+    """Stored rows as a reader's; also of a column that only others know to be gone, nothing."""
+    return table.widen(newer(table, present).widen(columns))
 
 
 class TableView(Struct, frozen=True, dict=True):
@@ -141,7 +161,7 @@ class TableView(Struct, frozen=True, dict=True):
         return [ranged.held.start for ranged in found], [(ranged,) for ranged in found]
 
     def find(self, key: Sequence[Any], token: int) -> Found | None:
-        """The newest row of a key, a tombstone too."""
+        """The newest row of a comparable key, a tombstone too."""
         best: tuple[Batch, int] | None = None
         highest = -1
         for source in self._places(token):
@@ -151,7 +171,7 @@ class TableView(Struct, frozen=True, dict=True):
                     version = batch.version_of(row)
                     if version >= lowest and has_key(batch, row, key):
                         best, highest, lowest = (batch, row), version, version
-        return None if best is None else Found(highest, *best)
+        return None if best is None else Found(highest, *best, self.table)
 
     def _places(self, token: int) -> Sequence[Source]:
         """Where rows with a token may be; newer ones first, as the first hit rules out most."""
@@ -186,10 +206,11 @@ class TableView(Struct, frozen=True, dict=True):
 
 
 def has_key(batch: Batch, row: int, key: Sequence[Any]) -> bool:
-    readers, places = batch.readers, batch.table.key_places
-    if len(places) == 1:
-        return bool(readers[places[0]](row) == key[0])
-    return all(readers[place](row) == value for place, value in zip(places, key, strict=True))
+    """Is it this row's key? It must be comparable."""
+    readers = batch.key_readers
+    if len(readers) == 1:
+        return bool(readers[0](row) == key[0])
+    return all(read(row) == value for read, value in zip(readers, key, strict=True))
 
 
 class Size(Struct, frozen=True):
@@ -212,7 +233,8 @@ class View(Struct, frozen=True):
     def find(self, table: Table, key: Sequence[Any]) -> Found | None:
         """The row of a key; None: there is none, or it was deleted."""
         view = self.tables.get(table.id)
-        found = None if view is None else view.find(key, token_of(key, table.key_types))
+        token = token_of(key, table.key_types)
+        found = None if view is None else view.find(table.comparable_key(key), token)
         return None if found is None or found.is_deleted else found
 
     def get(self, table: Table, key: Sequence[Any]) -> dict[str, Any] | None:
@@ -232,7 +254,7 @@ class View(Struct, frozen=True):
         view = self.tables.get(table.id)
         if view is None:
             return [None] * len(wanted)
-        values = zip(*(column.to_pylist() for column in columns), strict=True)
+        values = zip(*(comparable_column(column).to_pylist() for column in columns), strict=True)
         found = [view.find(key, token) for key, token in zip(values, wanted.tolist(), strict=True)]
         return [None if each is None or each.is_deleted else each for each in found]
 
@@ -246,7 +268,7 @@ class View(Struct, frozen=True):
         if view is None:
             return
         # Also of a column that the reader knows to be gone, nothing is shown or counted.
-        present = max(table, view.table, key=attrgetter("version"))
+        present = newer(table, view.table)
         if table.kind == "stream":
             for batch in records(view, 0):
                 yield concat(present, [batch.where(batch.in_range(held))])
@@ -289,16 +311,19 @@ class View(Struct, frozen=True):
     def read_from(
         self, stream: Table, offset: int, rows_max: int = 65_536
     ) -> tuple[int, pa.RecordBatch]:
-        """Records from an offset on, and the offset of the first of them."""
+        """Some records from an offset on, at least one if any, and the offset of the first."""
         view = self.tables.get(stream.id)
         wanted: list[pa.RecordBatch] = []
-        missing = rows_max
+        missing, room = rows_max, READ_BYTES
         if view is not None and 0 <= offset < view.next_offset:
             for batch in records(view, offset):
-                part = batch.slice(0, min(missing, len(batch)))
-                wanted.append(stream.widen(part.columns))
-                missing -= len(part)
-                if not missing:
+                part = batch.columns.slice(0, min(missing, len(batch)))
+                size = part.nbytes
+                if size > room:
+                    part = part.slice(0, max(_fitting(part, room), 0 if wanted else 1))
+                wanted.append(shown(stream, view.table, part))
+                missing, room = missing - len(part), room - size
+                if not missing or room <= 0:
                     break
         return offset, concat_columns(wanted) if wanted else _empty(stream)
 
@@ -377,6 +402,28 @@ def _gather(table: Table, found: Sequence[Found]) -> pa.RecordBatch:
         known = by_batch.setdefault(id(each.batch), (each.batch, [], []))
         known[1].append(each.row)
         known[2].append(number)
-    parts = [table.widen(batch.columns.take(rows)) for batch, rows, _ in by_batch.values()]
+    parts, room = [], GATHER_BYTES
+    for batch, rows, _ in by_batch.values():
+        parts.append(shown(table, found[0].present, _take(batch, rows, room)))
+        room -= parts[-1].nbytes
     order = np.argsort(np.concatenate([numbers for _, _, numbers in by_batch.values()]))
     return concat_columns(parts).take(order)
+
+
+def _take(batch: Batch, rows: list[int], room: int) -> pa.RecordBatch:
+    """So sized up that Arrow is never asked for more than it can take."""
+    size = batch.bytes * max(Counter(rows).values())  # at most
+    if size > room:
+        size = sum(batch.columns.slice(row, 1).nbytes for row in rows)
+    if size > room:
+        raise BadInput(
+            f"the rows of these keys have more than {GATHER_BYTES} bytes",
+            "ask for fewer keys at once",
+        )
+    return batch.columns.take(rows)
+
+
+def _fitting(part: pa.RecordBatch, room: int) -> int:
+    """How many of the first rows have no more than so many bytes."""
+    sizes = range(part.num_rows + 1)
+    return bisect_right(sizes, room, key=lambda rows: part.slice(0, rows).nbytes) - 1

@@ -16,9 +16,10 @@ one, and readers take a view and need nobody.
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 
+import pyarrow as pa
 from msgspec import Struct
 
 from limosa.core.effects import (
@@ -40,6 +41,7 @@ from limosa.storage.records import (
     Appended,
     Bodies,
     Carried,
+    LoggedEntry,
     Reader,
     SchemaDefined,
     decode,
@@ -85,6 +87,7 @@ class Volume:
         """Around what is in memory, never around a file."""
         self._syncing = threading.Lock()
         self._failed: VolumeFailed | None = None
+        self._is_closed = False
         self._schemas_here: set[int] = set()
         """Of the log file that is written now."""
         self._advanced: dict[ReplicaKey, Position] = {}
@@ -92,6 +95,8 @@ class Volume:
         self._moved: list[tuple[StoredReplica, int, Place]] = []
         """Entries that are in another file as soon as that is written."""
         self._ticket = 0
+        self.grown = 0
+        """At most what rows take in memory; counted exactly now and then."""
         self.dropped: list[str] = []
         """Directories of replicas that were discarded."""
         self._owned = files.lock(self._prepare())
@@ -154,10 +159,11 @@ class Volume:
             elif isinstance(change, DiscardReplica):
                 self._discard(key, change)
             elif key in self.replicas:
-                check_change(change)
+                check_change(change, self.replicas[key])
                 place = self._append(key, change)
                 self.replicas[key].apply(change, place)
                 self.replicas[key].last_sequence = self.log.sequence
+                self.grown += place.size
             self._ticket = max(self._ticket, change.ticket)
 
     def _advance(self, key: ReplicaKey, change: AdvanceWatermark) -> None:
@@ -177,11 +183,15 @@ class Volume:
             self.dropped.append(name)
 
     def _append(self, key: ReplicaKey, change: VolumeEffect) -> Place:
-        committed = self._advanced.pop(key, 0) if isinstance(change, AppendEntries) else 0
-        self._log_watermark(key)
+        takes_along = isinstance(change, AppendEntries)
+        if not takes_along:
+            self._log_watermark(key)
         bodies = Bodies(self._schema_of)
-        record = to_record(change, bodies, committed)
-        return self.log.append(encode(record), bodies.pieces)
+        committed = self._advanced.get(key, 0) if takes_along else 0
+        head = encode(to_record(change, bodies, committed))
+        if takes_along:
+            self._advanced.pop(key, None)
+        return self.log.append(head, bodies.pieces)
 
     def _log_watermark(self, key: ReplicaKey) -> None:
         """Watermarks and other changes of one replica stay in their order."""
@@ -215,7 +225,7 @@ class Volume:
             here = [logged for logged in replica.log if logged.place.file == file]
             if not here:
                 return True
-            entries = [self.whole(logged) for logged in here]
+            entries = self.whole(here)
             bodies = Bodies(self._schema_of)
             logged_entries = log_entries(entries, bodies)
             place = self.log.append(encode(Carried(*key, logged_entries)), bodies.pieces)
@@ -233,43 +243,51 @@ class Volume:
         Callers that come while another one is at it wait, and are then served together.
         """
         with self._syncing:
-            with self.lock:
-                self.check()
-                for key in list(self._advanced):
-                    self._log_watermark(key)
-                ticket, sequence = self._ticket, self.log.sequence
-                moved, self._moved = self._moved, []
-                batches = self.log.take()
-                if self.log.is_full:
-                    self.last_sequences[self.log.number] = sequence
-                    self.log.turn_over()
-                    self._schemas_here.clear()
-            if any(batch.pieces for batch in batches):
-                self.or_fail(lambda: self.log.write(batches))
-            self.durable_sequence = sequence
-            with self.lock:
-                for replica, file, place in moved:
-                    replica.move(file, place)
-            return ticket
+            self.check()
+            try:
+                return self._sync()
+            except BaseException as error:
+                # Whatever it was, perhaps Ctrl-C: what was taken from the log may not be written.
+                failed = self.fail(error)
+                if isinstance(error, Exception):
+                    raise failed from error
+                raise
 
-    def or_fail(self, act: Callable[[], object]) -> None:
+    def _sync(self) -> int:
+        with self.lock:
+            for key in list(self._advanced):
+                self._log_watermark(key)
+            ticket, sequence = self._ticket, self.log.sequence
+            moved, self._moved = self._moved, []
+            batches = self.log.take()
+            if self.log.is_full:
+                self.last_sequences[self.log.number] = sequence
+                self.log.turn_over()
+                self._schemas_here.clear()
+        if any(batch.pieces for batch in batches):
+            self.log.write(batches)
+        self.durable_sequence = sequence
+        with self.lock:
+            for replica, file, place in moved:
+                replica.move(file, place)
+        return ticket
+
+    def fail(self, error: BaseException) -> VolumeFailed:
         """A failed sync can't be mended: the kernel may have dropped the data, and would call the
         next sync a success. So the volume is out of use, and the process must start anew."""
-        try:
-            act()
-        except OSError as error:
+        if self._failed is None:
             self._failed = VolumeFailed(
-                f"volume {self.directory} failed: {error}",
+                f"volume {self.directory} failed: {str(error) or type(error).__name__}",
                 "mend the disk or make room, then start the node again: what was acknowledged is"
                 " kept",
             )
-            raise self._failed from error
+        return self._failed
 
-    @property
-    def memory_bytes(self) -> int:
+    def measure(self) -> int:
         """What rows take that are in no segment yet."""
         with self.lock:
-            return sum(replica.memory_bytes for replica in self.replicas.values())
+            self.grown = sum(replica.memory_bytes for replica in self.replicas.values())
+            return self.grown
 
     def check(self) -> None:
         if self._failed is not None:
@@ -277,12 +295,18 @@ class Volume:
 
     def close(self) -> None:
         """Make durable what can be made durable, and let go of the directory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             if self._failed is None:
                 self.sync()
-                self.log.close()
         finally:
-            self.log.abandon()
+            with self._syncing, self.lock:
+                if self._failed is None:
+                    self._failed = VolumeFailed(f"volume {self.directory} is closed", "open it")
+                    self.log.close()
+                self.log.abandon()
             self._owned.close()
 
     # ------------------------------------------------------------ reading
@@ -290,20 +314,28 @@ class Volume:
     def restored(self, node: NodeId) -> list[HeldReplica]:
         with self.lock:
             replicas = [replica for _, replica in sorted(self.replicas.items())]
-            return [replica.restored(node, self.whole) for replica in replicas]
+            return [replica.restored(node, self.whole(replica.log)) for replica in replicas]
 
     def tail(self, replica: StoredReplica, after: Position) -> list[Entry]:
         """A replica's log behind a position, for another replica that catches up."""
         with self.lock:
-            return [self.whole(logged) for logged in replica.tail(after)]
+            return self.whole(replica.tail(after))
 
-    def whole(self, logged: Logged) -> Entry:
-        """An entry with its rows, from the log's file if they are not in memory any more."""
-        if not logged.rowless:
-            return logged.entry
-        frame = read_frame(self.files, f"{self.directory}/log", logged.place)
-        record = decode(frame.head)
-        assert isinstance(record, Appended | Carried)
-        wanted = [each for each in record.entries if each.at == logged.entry.at]
-        (entry,) = Reader(self._tables).entries(wanted, frame.bodies)
-        return entry
+    def whole(self, log: Iterable[Logged]) -> list[Entry]:
+        """Entries with their rows, from the log's files if those are not in memory any more."""
+        frames: dict[Place, dict[Position, LoggedEntry]] = {}
+        bodies: dict[Place, pa.Buffer] = {}
+        reader, entries = Reader(self._tables), []
+        for logged in log:
+            if not logged.rowless:
+                entries.append(logged.entry)
+                continue
+            place = logged.place
+            if place not in frames:
+                frame = read_frame(self.files, f"{self.directory}/log", place)
+                record = decode(frame.head)
+                assert isinstance(record, Appended | Carried)
+                frames[place] = {each.at: each for each in record.entries}
+                bodies[place] = frame.bodies
+            entries += reader.entries([frames[place][logged.entry.at]], bodies[place])
+        return entries

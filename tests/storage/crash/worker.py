@@ -275,10 +275,6 @@ class Worker:
         yield
         self.journal.say(Acked(intent.id))
 
-    def wait_for_room(self) -> None:
-        while self.store.is_behind and not self.stopping.is_set():
-            time.sleep(0.002)
-
     # --- replicas
 
     def create(self, replica: Key, volume: str, epoch: int = 1) -> None:
@@ -343,7 +339,6 @@ class Worker:
         dice = Random(f"{self.seed} {self.life} writer {number}")
         sequences = {name: self._next_sequence(name, number) for name in OWNED}
         while not self.stopping.is_set():
-            self.wait_for_room()
             name = dice.choice(list(OWNED))
             replica = (name, INCARNATION)
             owner = self.owners[replica]
@@ -384,7 +379,6 @@ class Worker:
         dice = Random(f"{self.seed} {self.life} follower")
         followers = [Follower(self, (name, INCARNATION), v) for name, v in FOLLOWED.items()]
         while not self.stopping.is_set():
-            self.wait_for_room()
             dice.choice(followers).act(dice)
 
     def run_manager(self) -> None:
@@ -393,7 +387,6 @@ class Worker:
         targets = [key for key in sorted(self.held) if key[0].startswith("t")]
         owners = {key: self.own(key, "") for key in targets}
         while not self.stopping.is_set():
-            self.wait_for_room()
             match dice.choices(("drop", "copy", "merge", "raise", "rest"), (4, 4, 2, 2, 2))[0]:
                 case "drop":
                     self.come_and_go(dice)
