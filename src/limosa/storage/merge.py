@@ -144,7 +144,10 @@ def _keep_collided(
             start -= 1
         while stop < len(order) and same[stop - 1]:
             stop += 1
-        last = {batch.key(int(order[at])): at for at in range(start, stop)}
+        last = {
+            tuple(read(int(order[at])) for read in batch.key_readers): at
+            for at in range(start, stop)
+        }
         keep[start:stop] = False
         keep[list(last.values())] = True
         done = stop

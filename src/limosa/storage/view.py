@@ -108,7 +108,7 @@ class Found(Struct, frozen=True):
         if held.version == table.version >= self.present.version:
             return read_row(held.names, batch.readers, self.row)
         readers = dict(zip(held.names, batch.readers, strict=True))
-        seen = readers.keys() & newer(table, self.present).names & set(table.names)
+        seen = readers.keys() & newer(table, self.present).names
         names = [name for name in table.names if name in seen]
         values = read_row(names, [readers[name] for name in names], self.row)
         return {name: values.get(name) for name in table.names}
