@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -263,15 +263,21 @@ def scan_and_compaction(report: Report, root: Path, quick: bool) -> None:
     with contenders(root, Limosa=lambda directory: Limosa(directory, maintained=False)) as only:
         limosa = only["Limosa"]
         written = []
+        processor = 0.0
         for number in range(rows // 100_000):
             batch = make(dice, 100_000, rows)
             written.append(batch)
             limosa.upsert(batch)
             if number % 5 == 4:
+                processor -= process_time()
                 limosa.store.flush("p1", "i1")
-        segments = len(limosa.owner.view.tables[TABLE.id].segments)
-        report.note("segments_to_compact", segments)
+                processor += process_time()
+        report.note("flush_cpu_microseconds_a_row", processor / rows * 1e6)
+        report.note("segments_to_compact", len(limosa.owner.view.tables[TABLE.id].segments))
+        processor -= process_time()
         compacting = seconds(limosa.settle)
+        processor += process_time()
+        report.note("flush_and_merge_cpu_microseconds", processor / rows * 1e6)
         report.ratio("compaction_to_sort_in_memory", compacting / sort_in_memory(written))
         plain = root / "plain.arrow"
         view = limosa.owner.view

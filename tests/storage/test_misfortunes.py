@@ -4,6 +4,7 @@ import errno
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from limosa.storage.maintenance import Maintenance
 from limosa.storage.memtable import Run, added
 from limosa.storage.rows import Bundle
 from limosa.storage.schema import Table
+from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import Settings
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
@@ -214,6 +216,29 @@ def test_a_volume_that_can_not_be_opened_takes_no_other_with_it(code: int) -> No
 
 
 # ---------------------------------------------------------------- maintenance under load
+
+
+def test_many_writers_of_one_partition_lose_nothing(tmp_path: Path) -> None:
+    """S34: each row of each thread is there, exactly once."""
+    writers, batches, rows = 6, 30, 7
+    settings = Settings(log_file_bytes=64 << 10, replica_memory_bytes=8 << 10)
+    with Store({"v1": str(tmp_path / "v1")}, settings=settings) as store:
+        store.start_maintenance()
+        owner = SoleOwner(store, "p1", "r1")
+
+        def write(writer: int) -> None:
+            for batch in range(batches):
+                owner.upsert(birds(*((f"{writer}-{batch}-{row}", row) for row in range(rows))))
+
+        threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with Store({"v1": str(tmp_path / "v1")}, settings=settings) as store:
+        found = in_view(SoleOwner(store, "p1", "r1").view)
+        assert len(found) == writers * batches * rows
+        assert sum(value or 0 for value in found.values()) == writers * batches * sum(range(rows))
 
 
 def test_flushes_leave_a_turn_to_the_log() -> None:
