@@ -119,10 +119,10 @@ class Store:
         if isinstance(change, DiscardReplica):
             self._discard(key, change.ticket)
         elif key in self._homes:
-            volume = self._disk(self._homes[key]).volume
-            if self._worker is not None and volume.grown > self._limit:
-                self._worker.wait_for_room(volume, self._limit)
-            volume.write(change)
+            disk = self._disk(self._homes[key])
+            if self._worker is not None and disk.volume.grown > self._limit:
+                self._worker.wait_for_room(disk, self._limit)
+            disk.volume.write(change)
         self._ticket = max(self._ticket, change.ticket)
 
     def _discard(self, key: ReplicaKey, ticket: int) -> None:
@@ -252,15 +252,15 @@ class _Worker(threading.Thread):
         self._stopping = threading.Event()
         self._progress = threading.Event()
 
-    def wait_for_room(self, volume: Volume, limit: int) -> None:
+    def wait_for_room(self, disk: Disk, limit: int) -> None:
         """Until enough was flushed; an error says why that can't be."""
-        while volume.measure() > limit and not self._stopping.is_set():
-            volume.check()
+        while disk.volume.measure() > limit and not self._stopping.is_set():
+            disk.volume.check()
             self._progress.clear()
-            if not self._progress.wait(WAIT_SECONDS) and self._store.troubles:
-                raise VolumeFailed(
-                    self._store.troubles[0], "make room: nothing more fits into memory either"
-                )
+            trouble = disk.maintenance.trouble
+            if not self._progress.wait(WAIT_SECONDS) and trouble is not None:
+                advice = "make room on the disk: nothing more fits into memory either"
+                raise VolumeFailed(trouble, advice)
 
     def run(self) -> None:
         while not self._stopping.is_set():
