@@ -12,7 +12,7 @@ import pytest
 
 from limosa.core.effects import AppendEntries, CreateReplica, DiscardReplica
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, InvalidSchema, VolumeFailed, VolumeInUse
+from limosa.errors import BadInput, InvalidSchema, UnusableFile, VolumeFailed, VolumeInUse
 from limosa.simulation.files import MemoryFiles
 from limosa.storage import memtable
 from limosa.storage import store as store_module
@@ -180,6 +180,24 @@ def test_large_batches_of_few_rows_are_not_copied_together(
     (run,) = runs
     assert len(run.batches) == 8
     assert [run.find(int(batch.tokens[0]))[0][0] for batch in run.batches] == list(run.batches)
+
+
+def test_a_file_that_rots_while_it_is_in_use_is_found_by_reading_it_again(
+    tmp_path: Path,
+) -> None:
+    """What was read once is not checked again by itself."""
+    with Store({"v1": str(tmp_path / "v1")}) as store:
+        hand = Hand(store.write).create()
+        hand.put(birds(("wren", 1)))
+        store.flush(*hand.key)
+        store.verify(*hand.key)
+        (path,) = (tmp_path / "v1").rglob("*.segment")
+        content = bytearray(path.read_bytes())
+        content[200] ^= 1
+        with path.open("r+b") as file:
+            file.write(content)
+        with pytest.raises(UnusableFile, match=path.name):
+            store.verify(*hand.key)
 
 
 # ---------------------------------------------------------------- several volumes

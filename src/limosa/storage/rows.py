@@ -172,10 +172,6 @@ class Batch:
             self._key_readers = [reader_of(comparable_column(column)) for column in columns]
         return self._key_readers
 
-    def compacted(self) -> "Batch":
-        """The same, without holding on to what it was sliced from."""
-        return self.take(np.arange(len(self)))
-
 
 def read_row(names: Sequence[str], readers: Sequence[Reader], row: int) -> dict[str, Any]:
     """A row's values as Python's own, by name."""

@@ -221,6 +221,12 @@ class Store:
         disk, replica = self._replica((partition, incarnation))
         disk.maintenance.flush(replica)
 
+    def verify(self, partition: PartitionId, incarnation: Incarnation) -> None:
+        """Read every byte that rests in segments again; damage raises `UnusableFile`."""
+        for table in self.view(partition, incarnation).tables.values():
+            for ranged in table.segments:
+                ranged.segment.verify()
+
     def compact(self, partition: PartitionId, incarnation: Incarnation) -> None:
         """Merge all segments of a replica."""
         disk, replica = self._replica((partition, incarnation))
