@@ -175,17 +175,23 @@ class Batch:
 
 def read_row(names: Sequence[str], readers: Sequence[Reader], row: int) -> dict[str, Any]:
     """A row's values as Python's own, by name."""
-    values: dict[str, Any] = {}
     try:
-        for name, read in zip(names, readers, strict=True):
-            values[name] = read(row)
+        return dict(zip(names, [read(row) for read in readers], strict=True))
     except (ValueError, OverflowError):
+        bad = [name for name, read in zip(names, readers, strict=True) if not _reads(read, row)]
         # The value itself stays out of the message: it can be personal data.
         raise BadInput(
-            f"column {names[len(values)]} has a value here that Python can't hold",
+            f"column {bad[0]} has a value here that Python can't hold",
             "read this row as Arrow, by get_many or a scan",
         ) from None
-    return values
+
+
+def _reads(read: Reader, row: int) -> bool:
+    try:
+        read(row)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def reader_of(column: Any) -> Reader:

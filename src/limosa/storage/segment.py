@@ -233,18 +233,29 @@ class Segment:
         return range(first, bisect_left(self._first_tokens, held.end))
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
-        """Rows with this token; they may lie on both sides of a block's end."""
+        """Rows with this token: hardly ever more than one."""
         number = bisect_left(self._last_tokens, token)
         if number == len(self._last_tokens):
             return NOTHING
         block = self._blocks[number] or self.block(number)
-        start, end = span_of(block.tokens, token)
-        found = [(block, row) for row in range(start, end)]
-        while end == len(block) and number + 1 < len(self._blocks):
-            number += 1
+        tokens = block.tokens
+        row = int(tokens.searchsorted(token))
+        if tokens.item(row) != token:  # the block's last token is not lower: there is such a row
+            return NOTHING
+        if row + 1 < len(tokens) and tokens.item(row + 1) != token:
+            return [(block, row)]
+        return self._find_all(number, token)
+
+    def _find_all(self, number: int, token: int) -> list[tuple[Batch, int]]:
+        """From a block on: several keys may have the token, on both sides of a block's end."""
+        found = []
+        while number < len(self._blocks):
             block = self.block(number)
             start, end = span_of(block.tokens, token)
             found += [(block, row) for row in range(start, end)]
+            if end < len(block):
+                break
+            number += 1
         return found
 
     def spans(self, held: TokenRange) -> list[Span]:

@@ -59,7 +59,8 @@ class Ranged:
         return self.segment.max_version
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
-        return self.segment.find(token) if self.held.holds(token) else []
+        held = self.held
+        return self.segment.find(token) if held.start <= token < held.end else []
 
     def spans(self, held: TokenRange) -> list[Span]:
         both = overlap(self.held, held)
@@ -154,42 +155,38 @@ class TableView(Struct, frozen=True, dict=True):
         return sorted(found, key=attrgetter("max_version"), reverse=True)
 
     @cached_property
-    def _settled(self) -> tuple[list[int], list[tuple[Ranged]]]:
+    def _settled(self) -> tuple[list[int], list[Ranged]]:
         """By where they begin: at most one of them has a token."""
         found = [ranged for ranged in self.segments if ranged.level == SETTLED]
         found.sort(key=lambda ranged: ranged.held.start)
-        return [ranged.held.start for ranged in found], [(ranged,) for ranged in found]
+        return [ranged.held.start for ranged in found], found
 
     def find(self, key: Sequence[Any], token: int) -> Found | None:
         """The newest row of a comparable key, a tombstone too."""
+        spot = self.spot(key, token)
+        return None if spot is None else Found(spot[0].version_of(spot[1]), *spot, self.table)
+
+    def spot(self, key: Sequence[Any], token: int) -> tuple[Batch, int] | None:
+        """Where that row is. Newer places come first, as a hit there rules out most others."""
         best: tuple[Batch, int] | None = None
         highest = -1
-        for source in self._places(token):
-            if source.max_version > highest:
-                lowest = highest + 1
-                for batch, row in source.find(token):
-                    version = batch.version_of(row)
-                    if version >= lowest and has_key(batch, row, key):
-                        best, highest, lowest = (batch, row), version, version
-        return None if best is None else Found(highest, *best, self.table)
-
-    def _places(self, token: int) -> Sequence[Source]:
-        """Where rows with a token may be; newer ones first, as the first hit rules out most."""
+        if self._in_memory:
+            mask, may_have = self._learned.probe
+            for run in self._in_memory if may_have(token & mask) else ():
+                if run.max_version > highest:
+                    best, highest = _newest_of(run.find(token), key, best, highest)
+        for ranged in self._unsettled:
+            if ranged.max_version > highest:
+                best, highest = _newest_of(ranged.find(token), key, best, highest)
         starts, settled = self._settled
         at = bisect_right(starts, token) - 1
-        last: Sequence[Source] = () if at < 0 else settled[at]
-        in_memory = self._in_memory
-        if in_memory and self._may_have(token):
-            return (*in_memory, *self._unsettled, *last)
-        return (*self._unsettled, *last) if self._unsettled else last
-
-    def _may_have(self, token: int) -> bool:
-        """Is it worth while to look at what is in memory?"""
-        mask, may_have = self._learned.probe
-        return may_have(token & mask) > 0
+        if at >= 0 and (best is None or settled[at].max_version > highest):
+            best, highest = _newest_of(settled[at].find(token), key, best, highest)
+        return best
 
     @cached_property
     def _learned(self) -> Filter:
+        """Says if it is worth while to look at what is in memory."""
         self.filter.learn(self._in_memory)
         return self.filter
 
@@ -203,6 +200,22 @@ class TableView(Struct, frozen=True, dict=True):
     def bytes(self) -> int:
         memory = sum(run.bytes for run in (*self.runs, *self.frozen))
         return memory + sum(ranged.bytes for ranged in self.segments)
+
+
+def _newest_of(
+    found: Sequence[tuple[Batch, int]],
+    key: Sequence[Any],
+    best: tuple[Batch, int] | None,
+    highest: Position,
+) -> tuple[tuple[Batch, int] | None, Position]:
+    """The better of what was known and what one source has; of equal versions its later row."""
+    lowest = highest + 1
+    for spot in found:
+        batch, row = spot
+        version = batch.version_of(row)
+        if version >= lowest and has_key(batch, row, key):
+            best, highest, lowest = spot, version, version
+    return best, highest
 
 
 def has_key(batch: Batch, row: int, key: Sequence[Any]) -> bool:
@@ -238,8 +251,17 @@ class View(Struct, frozen=True):
         return None if found is None or found.is_deleted else found
 
     def get(self, table: Table, key: Sequence[Any]) -> dict[str, Any] | None:
-        found = self.find(table, key)
-        return None if found is None else found.values(table)
+        view = self.tables.get(table.id)
+        token = token_of(key, table.key_types)
+        spot = None if view is None else view.spot(table.comparable_key(key), token)
+        if view is None or spot is None:
+            return None
+        batch, row = spot
+        if batch.deleted is not None and batch.deleted[row]:
+            return None
+        if batch.table.version == table.version == view.table.version:
+            return read_row(table.names, batch.readers, row)
+        return Found(batch.version_of(row), batch, row, view.table).values(table)
 
     def get_many(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Position]]:
         """The rows of those keys that are there, in the order of the keys, and their versions."""
