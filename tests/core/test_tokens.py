@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
-from limosa.core.tokens import check_key_type, token_of, tokens, tokens_of_batch
+from limosa.core.tokens import check_key_type, token_of, tokener, tokens, tokens_of_batch
 from limosa.errors import InvalidKey
 
 SPARK = json.loads((Path(__file__).parent / "data" / "spark_tokens.json").read_text())
@@ -371,3 +371,43 @@ def test_an_error_does_not_tell_the_key() -> None:
         token_of(["somebody@example.org"], [pa.int64()])
 
     assert "somebody" not in str(caught.value)
+
+
+# ------------------------------------------------------------------ one key, many times
+
+
+@pytest.mark.parametrize(
+    ("types", "key"),
+    [
+        ((pa.int64(),), (7,)),
+        ((pa.int64(),), (-(2**63),)),
+        ((pa.int64(),), (np.int64(7),)),
+        ((pa.string(),), ("wren",)),
+        ((pa.string(),), ("",)),
+        ((pa.binary(),), (b"wren",)),
+        ((pa.int64(), pa.string()), (7, "wren")),
+    ],
+)
+def test_a_tokener_says_what_token_of_says(
+    types: tuple[pa.DataType, ...], key: tuple[object, ...]
+) -> None:
+    assert tokener(types)(key) == token_of(key, types)
+
+
+@pytest.mark.parametrize(
+    ("types", "key"),
+    [
+        ((pa.int64(),), (2**63,)),
+        ((pa.int64(),), (True,)),
+        ((pa.int64(),), (None,)),
+        ((pa.int64(),), (1, 2)),
+        ((pa.int64(),), ()),
+        ((pa.string(),), ("\ud800",)),
+        ((pa.string(),), (7,)),
+    ],
+)
+def test_a_tokener_refuses_what_token_of_refuses(
+    types: tuple[pa.DataType, ...], key: tuple[object, ...]
+) -> None:
+    with pytest.raises(InvalidKey):
+        tokener(types)(key)

@@ -27,7 +27,7 @@ from limosa.core.model.keys import WHOLE, Position, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
 from limosa.simulation.files import MemoryFiles
-from limosa.storage import maintenance, replica, rows, segment, view
+from limosa.storage import maintenance, rows, segment, view
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import StoredReplica
@@ -276,12 +276,12 @@ def colliding_tokens(kept_bits: int = 2) -> Iterator[None]:
         shift = np.int64(64 - kept_bits)
         return (core_tokens.tokens(columns) >> shift) << shift
 
-    def squashed_one(key: Sequence[Any], types: Sequence[pa.DataType]) -> int:
-        return core_tokens.token_of(key, types) >> (64 - kept_bits) << (64 - kept_bits)
+    def squashed_one(table: Table, key: Sequence[Any]) -> int:
+        token = core_tokens.token_of(key, table.key_types)
+        return token >> (64 - kept_bits) << (64 - kept_bits)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (rows, view):
             patch.setattr(module, "tokens", squashed)
-        for module in (replica, view):
-            patch.setattr(module, "token_of", squashed_one)
+        patch.setattr(Table, "token_of", squashed_one)
         yield

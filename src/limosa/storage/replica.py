@@ -26,7 +26,6 @@ from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.producers import Producers
-from limosa.core.tokens import token_of
 from limosa.errors import BadInput
 from limosa.storage.log import Place
 from limosa.storage.manifest import Manifest, SegmentName, TableManifest
@@ -242,7 +241,7 @@ class StoredReplica:
 
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
         """The version that a compare-and-set compares with: also of rows not committed yet."""
-        token = token_of(key, table.key_types)
+        token = table.token_of(key)
         comparable = table.comparable_key(key)
         start = bisect_right(self.positions, self.watermark)
         for logged in reversed(self.log[start:]):

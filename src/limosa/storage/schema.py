@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from limosa.core.tokens import check_key_type
+from limosa.core.tokens import check_key_type, tokener
 from limosa.errors import InvalidKey, InvalidSchema
 
 Kind: TypeAlias = Literal["table", "stream"]
@@ -67,6 +67,7 @@ class Table:
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     value_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
+    _tokener: Callable[[Sequence[Any]], int] = field(init=False, compare=False, repr=False)
     encoded: bytes = field(init=False, compare=False, repr=False)
     fingerprint: int = field(init=False, compare=False, repr=False)
     """A number for exactly this definition."""
@@ -94,6 +95,7 @@ class Table:
         _set(self, "value_names", tuple(name for name in types if name not in self.key))
         physical = [pa.field(name, of, nullable=name not in self.key) for name, of in types.items()]
         _set(self, "physical", pa.schema(physical))
+        _set(self, "_tokener", tokener(self.key_types))
         _set(self, "encoded", self._encode())
         _set(self, "fingerprint", xxh3_64_intdigest(self.encoded))
 
@@ -159,6 +161,10 @@ class Table:
         return evolved
 
     # ------------------------------------------------------------ a key of this table
+
+    def token_of(self, key: Sequence[Any]) -> int:
+        """The token of one key of Python values."""
+        return self._tokener(key)
 
     def comparable_key(self, key: Sequence[Any]) -> tuple[Any, ...]:
         """A key that has a token, as what equals `comparable_column` of the same key."""

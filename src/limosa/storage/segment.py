@@ -237,7 +237,9 @@ class Segment:
         number = bisect_left(self._last_tokens, token)
         if number == len(self._last_tokens):
             return NOTHING
-        block = self._blocks[number] or self.block(number)
+        block = self._blocks[number]
+        if block is None:
+            block = self.block(number)
         tokens = block.tokens
         row = int(tokens.searchsorted(token))
         if tokens.item(row) != token:  # the block's last token is not lower: there is such a row

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
-from limosa.core.tokens import token_of, tokens
+from limosa.core.tokens import tokens
 from limosa.errors import BadInput, InvalidKey
 from limosa.storage.digest import Digest, digest, digests_by_bucket
 from limosa.storage.memtable import Filter, Run, Runs
@@ -155,11 +155,12 @@ class TableView(Struct, frozen=True, dict=True):
         return sorted(found, key=attrgetter("max_version"), reverse=True)
 
     @cached_property
-    def _settled(self) -> tuple[list[int], list[Ranged]]:
-        """By where they begin: at most one of them has a token."""
+    def _settled(self) -> tuple[list[int], list[tuple[int, Segment]]]:
+        """By where they begin, and where each ends: at most one of them has a token."""
         found = [ranged for ranged in self.segments if ranged.level == SETTLED]
         found.sort(key=lambda ranged: ranged.held.start)
-        return [ranged.held.start for ranged in found], found
+        starts = [ranged.held.start for ranged in found]
+        return starts, [(ranged.held.end, ranged.segment) for ranged in found]
 
     def find(self, key: Sequence[Any], token: int) -> Found | None:
         """The newest row of a comparable key, a tombstone too."""
@@ -180,8 +181,10 @@ class TableView(Struct, frozen=True, dict=True):
                 best, highest = _newest_of(ranged.find(token), key, best, highest)
         starts, settled = self._settled
         at = bisect_right(starts, token) - 1
-        if at >= 0 and (best is None or settled[at].max_version > highest):
-            best, highest = _newest_of(settled[at].find(token), key, best, highest)
+        if at >= 0:
+            end, segment = settled[at]
+            if token < end and (best is None or segment.max_version > highest):
+                best, highest = _newest_of(segment.find(token), key, best, highest)
         return best
 
     @cached_property
@@ -209,6 +212,9 @@ def _newest_of(
     highest: Position,
 ) -> tuple[tuple[Batch, int] | None, Position]:
     """The better of what was known and what one source has; of equal versions its later row."""
+    if best is None and len(found) == 1:
+        batch, row = spot = found[0]
+        return (spot, batch.version_of(row)) if has_key(batch, row, key) else (None, highest)
     lowest = highest + 1
     for spot in found:
         batch, row = spot
@@ -246,13 +252,13 @@ class View(Struct, frozen=True):
     def find(self, table: Table, key: Sequence[Any]) -> Found | None:
         """The row of a key; None: there is none, or it was deleted."""
         view = self.tables.get(table.id)
-        token = token_of(key, table.key_types)
+        token = table.token_of(key)
         found = None if view is None else view.find(table.comparable_key(key), token)
         return None if found is None or found.is_deleted else found
 
     def get(self, table: Table, key: Sequence[Any]) -> dict[str, Any] | None:
         view = self.tables.get(table.id)
-        token = token_of(key, table.key_types)
+        token = table.token_of(key)
         spot = None if view is None else view.spot(table.comparable_key(key), token)
         if view is None or spot is None:
             return None
