@@ -184,7 +184,10 @@ class TableView(Struct, frozen=True, dict=True):
         if at >= 0:
             end, segment = settled[at]
             if token < end and (best is None or segment.max_version > highest):
-                best, highest = _newest_of(segment.find(token), key, best, highest)
+                found = segment.find(token)
+                if best is None and len(found) == 1:  # nearly always
+                    return found[0] if has_key(*found[0], key) else None
+                best, highest = _newest_of(found, key, best, highest)
         return best
 
     @cached_property
@@ -212,9 +215,6 @@ def _newest_of(
     highest: Position,
 ) -> tuple[tuple[Batch, int] | None, Position]:
     """The better of what was known and what one source has; of equal versions its later row."""
-    if best is None and len(found) == 1:
-        batch, row = spot = found[0]
-        return (spot, batch.version_of(row)) if has_key(batch, row, key) else (None, highest)
     lowest = highest + 1
     for spot in found:
         batch, row = spot
