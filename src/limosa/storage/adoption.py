@@ -14,7 +14,7 @@ from limosa.storage import compaction
 from limosa.storage.replica import StoredReplica, describe_table
 from limosa.storage.segment import Segment
 from limosa.storage.shelf import Shelf, directory
-from limosa.storage.view import Ranged, TableView, overlap
+from limosa.storage.view import Ranged, TableView, newer, overlap
 
 
 def link(
@@ -87,7 +87,7 @@ def _united(
         mine = united.get(name) or TableView(view.table)
         united[name] = structs.replace(
             mine,
-            table=max(mine.table, view.table, key=lambda table: table.version),
+            table=newer(mine.table, view.table),
             segments=(*mine.segments, *compaction.as_neighbours(mine.segments, linked[name])),
             next_offset=max(mine.next_offset, describe_table(view).next_offset),
         )

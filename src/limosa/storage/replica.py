@@ -32,7 +32,7 @@ from limosa.storage.manifest import Manifest, SegmentName, TableManifest
 from limosa.storage.memtable import Filter, Run, added
 from limosa.storage.rows import Batch, Bundle
 from limosa.storage.schema import Table
-from limosa.storage.view import Ranged, TableView, View, has_key
+from limosa.storage.view import Ranged, TableView, View, has_key, newer
 
 FOREVER: Position = 2**62
 NO_FILE = 2**62
@@ -350,10 +350,9 @@ def name_of(ranged: Ranged) -> SegmentName:
 def _add(tables: dict[str, TableView], run: Run) -> None:
     table = run.table
     view = tables.get(table.id) or TableView(table)
-    newest = table if table.version > view.table.version else view.table
     tables[table.id] = structs.replace(
         view,
-        table=newest,
+        table=newer(view.table, table),
         runs=added(view.runs, run),
         next_offset=view.next_offset + len(run) if table.kind == "stream" else 0,
     )
