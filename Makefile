@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format swarm mutants crash bench coverage-of-requirements docs demo lock clean
+.PHONY: help setup test check format swarm mutants crash chaos bench coverage-of-requirements docs demo lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ mutants: $(STAMP)  ## Show that each planted bug is found; SEARCH=1 searches for
 crash: $(STAMP)  ## Kill a real store ROUNDS=500 times; flip every bit of a small one
 	@$(BIN)/python -m tests.storage.crash --rounds $(ROUNDS) --jobs $(JOBS)
 
+chaos: ROUNDS = 200
+chaos: $(STAMP)  ## Torment a real cluster for ROUNDS=200 rounds; no promise may break
+	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS)
+
 bench: $(STAMP)  ## Run one benchmark: NAME=routing
 	@test -n "$(NAME)" && test -f "bench/$(NAME).py" || { \
 	    echo "bench: $(if $(NAME),there is no benchmark '$(NAME)',name a benchmark with NAME=…)." \
@@ -61,9 +65,8 @@ coverage-of-requirements: $(STAMP)  ## List which requirements and failure scena
 docs: $(STAMP)  ## Write the generated parts of the docs anew
 	@$(BIN)/python -m tools.generate_docs
 
-demo: $(STAMP)  ## Watch the protocol work in a simulated cluster
-	@echo "There are no real nodes to show yet: this runs 50 simulated clusters instead."
-	@$(BIN)/limosa simulate --seeds 50
+demo: $(STAMP)  ## Run a real cluster under load, kill a node, check that nothing is lost
+	@$(BIN)/limosa demo
 
 lock:  ## Resolve requirements.lock anew (needs uv)
 	@command -v uv >/dev/null || test -x $(BIN)/uv || { echo "lock: install uv first." >&2; exit 2; }

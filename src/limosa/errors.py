@@ -8,6 +8,7 @@ Every error says what happened and what to do, and whether the operation *surely
     │   ├── InvalidLayout       ranges with a gap, an overlap or nothing at all
     │   ├── InvalidKey          null, NaN, or a type that has no token
     │   ├── InvalidSchema       columns that no table can have, or that this table does not
+    │   ├── UnknownTable        no table of that name
     │   ├── UnknownStage        a stage that the machine does not have
     │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
     │   ├── IllegalTransition   an edge that the machine does not draw
@@ -19,6 +20,8 @@ Every error says what happened and what to do, and whether the operation *surely
     │   ├── Fenced              an epoch, generation, session or incarnation of the past
     │   ├── SessionClosed       the transition that this work belongs to is over
     │   ├── NotEnoughReplicas   fewer replicas in sync than the zone asks for
+    │   ├── Unauthenticated     who are you? no token or certificate, or one that is not valid
+    │   ├── Forbidden           we know who you are, and you may not
     │   ├── HistoryTrimmed      changes that the metastore no longer keeps: read again
     │   └── MetastoreUnavailable  the metastore is busy, full, failing or closed: try again
     ├── StaleGuard              definite; the agreed state moved on since it was read
@@ -55,6 +58,10 @@ class InvalidKey(BadInput):
 
 class InvalidSchema(BadInput):
     """Columns that no table can have, or that this table does not have."""
+
+
+class UnknownTable(BadInput):
+    """There is no table of that name."""
 
 
 class UnknownStage(BadInput):
@@ -99,6 +106,14 @@ class SessionClosed(Refused):
 
 class NotEnoughReplicas(Refused):
     """Fewer replicas are in sync than the zone asks for."""
+
+
+class Unauthenticated(Refused):
+    """Who are you? The token or the certificate is missing or not valid."""
+
+
+class Forbidden(Refused):
+    """You may not: the role, or the name, has no right to do this."""
 
 
 class HistoryTrimmed(Refused):

@@ -179,9 +179,13 @@ class Storage(Protocol):
         ...
 
     def tail(
-        self, partition: PartitionId, incarnation: Incarnation, after: Position
+        self, partition: PartitionId, incarnation: Incarnation, after: Position, bytes_max: int
     ) -> list[LogEntry]:
-        """A replica's log behind a position, for another replica that catches up."""
+        """A replica's log behind a position, for another replica that catches up.
+
+        At least one entry if there is one; no further one once there are `bytes_max`.
+        Raises `BadInput` if the entries are there no more.
+        """
         ...
 
     def close(self) -> None: ...

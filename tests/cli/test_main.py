@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from limosa.cli.main import main
+from limosa.cli.main import COMMANDS, main
 
 
 def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,15 +15,22 @@ def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) ->
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert "simulate" in printed
-    assert "mutants" in printed
+    for command in COMMANDS:
+        assert f"\n  {command} " in printed
 
 
-@pytest.mark.parametrize("command", ["simulate", "mutants"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(name for name in COMMANDS if name not in ("table", "node", "serve")),
+        *("table create", "table describe", "table drop", "node remove"),
+        *("serve node", "serve coordinator"),
+    ],
+)
 def test_the_help_of_a_command_has_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "--help"]) == 0
+    assert main([*command.split(), "--help"]) == 0
     assert f"Examples:\n    limosa {command}" in capsys.readouterr().out
 
 

@@ -21,6 +21,7 @@ from limosa.core.model.topology import Partition, Record, Replica
 from limosa.core.participant.node import Participant
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.settings import Settings
+from limosa.core.producers import Producers
 from limosa.simulation.rows import Row, SimulatedRows
 from tests.core.samples import LEASES, A, B, P, cluster, intends, stable
 
@@ -160,7 +161,11 @@ def replicate(
 def stored(replica: Replica, epoch: int = 3, entries: tuple[Entry, ...] = ()) -> Started:
     """The process begins to run, and finds one replica on its volume."""
     last = entries[-1].at if entries else 0
-    return Started((HeldReplica(P, replica, epoch, 0, 0, last, entries, ()),))
+    producers = Producers()
+    for each in entries:
+        producers.record(each)
+    log = tuple((each.at, each.bytes) for each in entries)
+    return Started((HeldReplica(P, replica, epoch, 0, 0, last, log, producers.value(last)),))
 
 
 def owner_on_stage(

@@ -1,9 +1,14 @@
 """Is applying a change a pure function, for every kind of record?"""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from limosa.core.model.changes import (
+    CLUSTER_KEY,
     COORDINATOR_KEY,
+    FEATURES_KEY,
     MARK_KEY,
     Agreed,
     Change,
@@ -11,27 +16,33 @@ from limosa.core.model.changes import (
     Put,
     Remove,
     apply,
+    apply_dated,
     change_key,
     intent_key,
     key_of,
     layout_key,
     lease_key,
+    merged,
     node_key,
     partition_key,
     request_key,
+    table_key,
+    united,
     with_mark,
 )
 from limosa.core.model.codec import encode
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.topology import (
+    Cluster,
     CoordinatorLease,
+    Features,
     Layout,
     Mark,
+    NamedTable,
     Node,
     NodeLease,
     Record,
-    Table,
     Zone,
 )
 from tests.core.samples import OLD, cluster, placed, stable
@@ -39,9 +50,11 @@ from tests.core.samples import OLD, cluster, placed, stable
 TOPOLOGY: list[tuple[Record, str]] = [
     (Node("n", volumes=("", "v2")), node_key("n")),
     (Zone("y"), "topology/zone/y"),
-    (Table("orders/eu", "y", ("id",)), "topology/table/orders/eu"),
+    (NamedTable("orders/eu", "y", "i1", b"columns"), table_key("orders/eu")),
     (Layout("y", 2, (TOKEN_MIN,), ("p",)), layout_key("y")),
     (stable(), partition_key("p")),
+    (Cluster("birds", "c1"), CLUSTER_KEY),
+    (Features(("streams",)), FEATURES_KEY),
 ]
 OTHER: list[tuple[Record, str]] = [
     (Intent("p", placed(*OLD)), intent_key("p")),
@@ -58,7 +71,7 @@ def found(agreed: Agreed, record: Record) -> object:
             return topology.nodes.get("n")
         case Zone():
             return topology.zones.get("y")
-        case Table():
+        case NamedTable():
             return topology.tables.get("orders/eu")
         case Layout():
             return topology.layouts.get("y")
@@ -70,6 +83,10 @@ def found(agreed: Agreed, record: Record) -> object:
             return agreed.leases.get("n")
         case CoordinatorLease():
             return agreed.coordinator
+        case Cluster():
+            return topology.cluster
+        case Features():
+            return topology.features if topology.features.enabled else None
         case _:
             return topology.partitions.get("p")
 
@@ -83,7 +100,8 @@ def written_down(agreed: Agreed) -> list[object]:
     )
     records = [{name: encode(record) for name, record in store.items()} for store in stores]
     counters = (dict(topology.revisions), dict(agreed.revisions), topology.generation)
-    return [records, counters, agreed.revision, agreed.coordinator]
+    alone = (agreed.coordinator, topology.cluster, topology.features)
+    return [records, counters, agreed.revision, alone]
 
 
 @pytest.mark.parametrize(("record", "key"), TOPOLOGY + OTHER)
@@ -174,3 +192,105 @@ def test_an_unknown_key_has_revision_zero() -> None:
     assert agreed.revision_of("topology/node/nobody") == 0
     assert agreed.topology.revision_of("nothing") == 0
     assert agreed.topology.revision_of("p") == 50
+
+
+# --- several commits as one
+
+
+def commit(guards: dict[str, int], *names: str) -> Commit:
+    return Commit(guards, tuple(Put(Node(name)) for name in names), f"about {names}")
+
+
+def test_commits_that_do_not_contradict_each_other_become_one() -> None:
+    first = commit({node_key("a"): 3, COORDINATOR_KEY: 40}, "a")
+    second = commit({node_key("b"): 4, COORDINATOR_KEY: 40}, "b")
+    together, left = merged([first, second])
+    assert (together, left) == ([first, second], [])
+    assert united(together) == Commit(
+        {node_key("a"): 3, node_key("b"): 4, COORDINATOR_KEY: 40},
+        (Put(Node("a")), Put(Node("b"))),
+        "about ('a',) (and 1 more)",
+    )
+    assert united([first]) == first
+    assert merged([]) == ([], [])
+
+
+FIRST = commit({node_key("a"): 3, "lease/x": 7}, "a")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        commit({"lease/x": 8}, "b"),
+        commit({}, "a"),
+        commit({node_key("a"): 3}, "b"),
+        Commit({}, (Remove("lease/x"),), "one changes what the other was computed from"),
+    ],
+    ids=["another revision", "one key twice", "it was computed from that", "that from it"],
+)
+def test_a_commit_that_contradicts_an_earlier_one_is_left_for_the_next_round(
+    second: Commit,
+) -> None:
+    third = commit({"lease/x": 7}, "c")
+    assert merged([FIRST, second, third]) == ([FIRST, third], [second])
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda guards, names: commit({node_key(n): 5 for n in {*guards, *names}}, *names),
+            st.sets(st.sampled_from("abcde")),
+            st.sets(st.sampled_from("abcde"), min_size=1).map(sorted),
+        ),
+        max_size=6,
+    )
+)
+def test_made_as_one_is_as_made_one_after_the_other(commits: list[Commit]) -> None:
+    """Of those that are made together none would have been stale after the others, in any order."""
+    agreed = apply(Agreed(), tuple(Put(Node(name)) for name in "abcde"), 5)
+    together, left = merged(commits)
+    assert bool(together) == bool(commits)
+    assert len(together) + len(left) == len(commits)
+    after = agreed
+    for order in (together, together[::-1]):
+        after = agreed
+        for number, each in enumerate(order):
+            assert all(after.revision_of(key) == value for key, value in each.guards.items())
+            after = apply(after, each.changes, 6 + number)
+    if together:
+        assert apply(agreed, united(together).changes, 6).topology.nodes == after.topology.nodes
+
+
+def test_changes_of_several_commits_keep_their_own_revisions() -> None:
+    before = cluster(stable())
+    changes: list[tuple[Change, int]] = [
+        (Put(Node("n")), 90),
+        (Put(Mark("one")), 90),
+        (Put(NodeLease("n", 3)), 91),
+        (Remove(node_key("n")), 92),
+        (Put(Node("m")), 92),
+        (Put(Mark("two")), 92),
+        (Put(Request("r1", "move", "p")), 93),
+    ]
+    after = apply_dated(before, changes, 95)
+    step = before
+    for change, revision in changes:
+        step = apply(step, (change,), revision)
+    assert written_down(replace(step, revision=95)) == written_down(after)
+    assert (after.revision, after.topology.generation) == (95, 92)
+    assert after.topology.changed_since(before.topology) == []
+
+
+def test_a_thousand_changes_copy_each_store_once() -> None:
+    """What a commit costs grows with the commit, not with its square."""
+    many = [Put(replace(stable(), id=f"p{number}")) for number in range(1000)]
+    after = apply(Agreed(), many, 5)
+    assert len(after.topology.partitions) == len(after.topology.revisions) == 1000
+    assert apply(after, (), 6).topology is after.topology
+
+
+def test_partitions_that_changed_came_or_went_are_told_apart_from_the_others() -> None:
+    before = apply(Agreed(), [Put(replace(stable(), id=name)) for name in "abc"], 5)
+    changes = (Put(replace(stable(), id="b")), Remove(partition_key("c")), Put(Node("a")))
+    after = apply(before, (*changes, Put(replace(stable(), id="d"))), 6)
+    assert after.topology.changed_since(before.topology) == ["b", "d", "c"]

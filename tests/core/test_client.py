@@ -1,11 +1,13 @@
 """What does a client tell its application, and when may it say that it surely did not happen?"""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Client, Finished, Settings
 from limosa.core.effects import Effect, ReadTopology, Send
-from limosa.core.events import Received, Ticked, TopologyRead
+from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import (
     Answer,
     Found,
@@ -18,7 +20,7 @@ from limosa.core.messages import (
     Write,
     Written,
 )
-from limosa.core.model.changes import Put, Topology, apply
+from limosa.core.model.changes import Put, Remove, Topology, apply, layout_key
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.topology import Layout
 from limosa.simulation.rows import Row, SimulatedRows
@@ -41,6 +43,7 @@ def halves(version: int = 2) -> Topology:
 
 
 WHOLE_TOPOLOGY = cluster(stable()).topology
+LAYOUT = WHOLE_TOPOLOGY.layouts["z"]
 
 
 def knowing(topology: Topology = WHOLE_TOPOLOGY) -> Client:
@@ -58,8 +61,12 @@ def two_rows(left: str, right: str) -> SimulatedRows:
 
 
 def outcome(effects: list[Effect]) -> tuple[str, object] | None:
+    """Of a refusal, its words."""
     finished = done(effects, Finished)
-    return (finished[0].outcome, finished[0].value) if finished else None
+    if not finished:
+        return None
+    value = finished[0].value
+    return finished[0].outcome, value.why if isinstance(value, Refuse) else value
 
 
 # --- the happy ways
@@ -214,8 +221,79 @@ def test_a_wait_is_asked_again_after_a_while_and_refreshes_at_once() -> None:
     client = knowing()
     client.handle(0.0, ASKED)
     assert answer(client, Wait("o.1", "later"), 0.1) == [ReadTopology()]
-    assert client.handle(0.15, Ticked()) == []
-    assert len(sent(client.handle(0.2, Ticked()), Write)) == 1
+    assert client.handle(0.104, Ticked()) == []
+    assert len(sent(client.handle(0.106, Ticked()), Write)) == 1
+
+
+def test_whoever_is_told_to_wait_again_and_again_asks_less_and_less_often() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    now, pauses = 0.0, []
+    for attempt in range(1, 30):
+        answer(client, Wait(f"o.{attempt}", "later"), now)
+        due = client.next_due()
+        assert due is not None
+        pauses.append(round(due - now, 4))
+        now = due
+        assert len(sent(client.handle(now, Ticked()), Write)) == 1
+    assert pauses == [0.005, 0.01, 0.02, 0.04, 0.08] + 24 * [0.1]
+
+
+def test_a_client_knows_when_it_has_something_to_do() -> None:
+    client = knowing()
+    assert client.next_due() is None
+    client.handle(0.0, ASKED)
+    assert client.next_due() == 1.0
+    answer(client, Wait("o.1", "later"), 0.5)
+    assert client.next_due() == pytest.approx(0.505)
+    (again,) = sent(client.handle(0.6, Ticked()), Write)
+    answer(client, Written(again.id, 7), 0.7)
+    assert client.next_due() is None
+
+
+def test_when_its_table_was_dropped_an_operation_ends_at_once() -> None:
+    for maybe in (False, True):
+        client = knowing()
+        client.handle(0.0, ASKED)
+        if not maybe:
+            answer(client, Wait("o.1", "later"), 0.1)
+        gone = apply(cluster(stable()), (Remove(layout_key("z")),), 70).topology
+        word, why = outcome(client.handle(0.2, TopologyRead(gone, 70))) or ("", "")
+        assert word == ("unknown" if maybe else "failed")
+        assert "dropped" in str(why)
+        client.handle(0.3, Asked("p", "z", rows("k")))
+        newer = apply(cluster(stable()), (Remove(layout_key("z")),), 71).topology
+        assert outcome(client.handle(0.4, TopologyRead(newer, 71))) is None
+
+
+def test_what_was_under_way_to_a_node_that_is_gone_goes_again_and_may_have_happened() -> None:
+    client = knowing(halves())
+    client.handle(0.0, Asked("o", "z", two_rows("l", "r")))
+    client.handle(0.0, Asked("r", "z", keys=("k",), token=5))
+    assert client.handle(0.1, Disconnected("c")) == []
+    assert client.handle(0.1, Disconnected("b")) == [ReadTopology()]
+    moved = apply(cluster(stable()), (Put(stable()),), 70).topology
+    partitions = {**halves().partitions, "q": replace(stable(), id="q", range=RIGHT)}
+    moved = replace(halves(), generation=70, partitions=partitions)
+    again = [e for e in client.handle(0.101, TopologyRead(moved, 70)) if isinstance(e, Send)]
+    assert [(e.to, type(e.message)) for e in again] == [("a", Write), ("a", Read)]
+    assert outcome(answer(client, Refuse("o.3", "no"), 0.2)) == ("unknown", "no")
+
+
+def test_what_was_under_way_to_a_node_that_is_gone_goes_again_soon_without_any_news() -> None:
+    client = knowing()
+    client.handle(0.0, ASKED)
+    client.handle(0.1, Disconnected("a"))
+    assert len(sent(client.handle(0.106, Ticked()), Write)) == 1
+    assert answer(client, Written("o.1", 7), 0.11) == []
+    assert outcome(answer(client, Written("o.2", 7), 0.12)) == ("done", 7)
+
+
+def test_a_batch_without_rows_is_written_at_once() -> None:
+    client = knowing()
+    assert outcome(client.handle(0.0, Asked("o", "z", SimulatedRows(())))) == ("done", 0)
+    (write,) = sent(client.handle(0.0, Asked("p", "z", rows("k"))), Write)
+    assert (write.sequence, write.after, write.floor) == (2, 0, 2)
 
 
 def test_an_unanswered_attempt_is_repeated_with_a_refresh() -> None:
@@ -328,6 +406,124 @@ def test_what_waits_for_a_sequence_goes_as_soon_as_that_one_is_written() -> None
     assert outcome(effects) == ("done", 7)
     (again,) = sent(effects, Write)
     assert (again.sequence, again.after, again.floor) == (2, 0, 2)
+
+
+def test_writes_split_by_different_layouts_keep_their_order_where_they_meet() -> None:
+    """The first write waits at its owner, by the layout of then; others follow by a newer one."""
+    client = knowing()
+    (left,) = sent(client.handle(0.0, Asked("o1", "z", rows("l", token=-5))), Write)
+    again = client.handle(0.1, TopologyRead(halves(), 60))
+    assert sent(again, Write) == []
+    (same,) = sent(client.handle(0.1, Asked("o2", "z", rows("l", token=-5))), Write)
+    (apart,) = sent(client.handle(0.1, Asked("o3", "z", rows("r", token=5))), Write)
+    assert (same.after, apart.after) == (1, 0)
+    whole = replace(WHOLE_TOPOLOGY, generation=80, layouts={"z": replace(LAYOUT, version=3)})
+    client.handle(0.2, TopologyRead(whole, 80))
+    (wide,) = sent(client.handle(0.2, Asked("o4", "z", rows("m", token=7))), Write)
+    assert wide.after == 3
+    answer(client, Written(left.id, 7))
+
+
+def test_a_range_beside_another_has_nothing_of_it() -> None:
+    client = knowing(halves())
+    client.handle(0.0, Asked("o1", "z", rows("r", token=5)))
+    thirds = replace(LAYOUT, version=3, starts=(TOKEN_MIN, -9, 0), partitions=("p", "s", "q"))
+    partitions = {**halves().partitions, "s": replace(stable(), id="s")}
+    newer = replace(halves(), generation=80, layouts={"z": thirds}, partitions=partitions)
+    client.handle(0.1, TopologyRead(newer, 80))
+    (write,) = sent(client.handle(0.1, Asked("o2", "z", rows("s", token=-5))), Write)
+    assert (write.partition, write.after) == ("s", 0)
+    client.handle(0.1, Asked("o3", "z", rows("p", token=-10)))
+
+
+def test_writes_of_another_zone_come_in_an_order_of_their_own() -> None:
+    other = replace(LAYOUT, zone="y", partitions=("y0",))
+    partitions = {**WHOLE_TOPOLOGY.partitions, "y0": replace(stable(), id="y0", zone="y")}
+    topology = replace(WHOLE_TOPOLOGY, layouts={"z": LAYOUT, "y": other}, partitions=partitions)
+    client = knowing(topology)
+    client.handle(0.0, Asked("o1", "z", rows("k")))
+    (write,) = sent(client.handle(0.0, Asked("o2", "y", rows("k"))), Write)
+    assert (write.sequence, write.after) == (2, 0)
+    split = replace(other, version=2, starts=(TOKEN_MIN, 0), partitions=("y1", "y0"))
+    newer = replace(topology, generation=60, layouts={"z": LAYOUT, "y": split})
+    client.handle(0.1, TopologyRead(newer, 60))
+    (write,) = sent(client.handle(0.1, Asked("o3", "y", rows("k"))), Write)
+    assert (write.sequence, write.after) == (3, 2)
+
+
+@given(st.data())
+def test_each_write_names_the_last_one_before_it_that_is_not_acknowledged(
+    data: st.DataObject,
+) -> None:
+    """Whatever came in between: other partitions, another layout, answers in any order."""
+    client = knowing(halves())
+    waiting: list[Write] = []
+    version = 2
+    for number in range(1, data.draw(st.integers(1, 25)) + 1):
+        batch = tuple(data.draw(st.lists(st.sampled_from((-9, -5, 5, 9)), min_size=1, max_size=3)))
+        asked = Asked(f"o{number}", "z", SimulatedRows(tuple(Row("k", t, 1) for t in batch)))
+        for write in sent(client.handle(0.0, asked), Write):
+            missing = {w.sequence for w in waiting if w.sequence < number}
+            assert isinstance(write.rows, SimulatedRows)
+            held = {w.sequence for w in waiting for row in w.rows.rows  # type: ignore[attr-defined]
+                    if write.range.holds(row.token)}  # fmt: skip
+            assert write.after == max((s for s in held if s < number), default=0)
+            assert write.floor == min(missing, default=number)
+        waiting = [w for w in waiting if w.sequence < number]
+        waiting += [part for part in _under_way(client, number) if part not in waiting]
+        for _ in range(data.draw(st.integers(0, min(3, len(waiting))))):
+            write = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+            answer(client, Written(write.id, 7))
+        if version < 5 and data.draw(st.integers(0, 9)) == 0:
+            version += 1
+            cut = data.draw(st.sampled_from((-7, 0, 7)))
+            layout = replace(halves().layouts["z"], version=version, starts=(TOKEN_MIN, cut))
+            newer = replace(halves(), generation=100 + version, layouts={"z": layout})
+            client.handle(0.0, TopologyRead(newer, 100 + version))
+    while waiting:
+        answer(client, Written(waiting.pop().id, 7))
+    assert client.operations == {}
+    assert client._first is client._last is None
+    assert client._lanes._lanes == {}
+
+
+def _under_way(client: Client, number: int) -> list[Write]:
+    """What a client has sent of an operation, as it would send it again."""
+    operation = client.operations[f"o{number}"]
+    return [
+        Write(p.id, p.partition or "", p.version, 3, "x", number, 0, 0, p.range, p.rows)
+        for p in operation.under_way.values()
+        if p.rows is not None
+    ]
+
+
+def test_what_waits_for_a_write_that_is_given_up_goes_too() -> None:
+    client = knowing()
+    client.handle(0.0, Asked("o1", "z", rows("k")))
+    (second,) = sent(client.handle(0.0, Asked("o2", "z", rows("k"))), Write)
+    (third,) = sent(client.handle(0.0, Asked("o3", "z", rows("k"))), Write)
+    answer(client, Wait(second.id, "1 comes first", 1), 0.1)
+    answer(client, Wait(third.id, "1 comes first", 1), 0.1)
+    answer(client, Wait("o9.1", "99 comes first", 99), 0.1)
+    (again, _) = sent(client.handle(0.106, Ticked()), Write)
+    effects = answer(client, Refuse("o1.1", "no"), 0.107)
+    assert outcome(effects) == ("failed", "no")
+    assert sent(effects, Write) == []
+    answer(client, Wait(again.id, "2 comes first", 99), 0.108)
+    assert len(sent(client.handle(0.2, Ticked()), Write)) == 1
+
+
+def test_writes_may_end_in_any_order() -> None:
+    client = knowing()
+    for number in range(1, 6):
+        client.handle(0.0, Asked(f"o{number}", "z", rows("k")))
+    for number, floor in ((2, 1), (5, 1), (1, 3), (3, 4)):
+        answer(client, Written(f"o{number}.1", 7))
+        asked = Asked(f"p{number}", "z", rows("k"))
+        (write,) = sent(client.handle(0.0, asked), Write)
+        assert write.floor == floor
+        assert outcome(answer(client, Written(f"p{number}.1", 7))) == ("done", 7)
+    assert list(client.operations) == ["o4"]
 
 
 def test_a_read_that_ends_wakes_nobody() -> None:

@@ -1,24 +1,28 @@
 """Does every record survive being written down, and nothing else pass for one?"""
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from limosa.core.model.codec import decode, encode
-from limosa.core.model.intent import Assignment, Intent, Placement, Request
+from limosa.core.model.intent import Assignment, Intent, Placement, Request, RequestKind
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.topology import (
+    Cluster,
     CoordinatorLease,
+    Features,
     Grant,
     Layout,
     Mark,
+    NamedTable,
     Node,
     NodeLease,
     Partition,
     Record,
     Replica,
-    Table,
     Transition,
     Zone,
 )
@@ -44,12 +48,18 @@ LAYOUTS = st.sets(st.integers(TOKEN_MIN + 1, TOKEN_END - 1), max_size=5).map(
         "z", 3, (TOKEN_MIN, *sorted(more)), tuple(f"p{n}" for n in range(len(more) + 1))
     )
 )
+MEMBERS = st.builds(
+    Node,
+    *(NAMES, NAMES, NAMES, NAMES, NAMES, SOME_NAMES, st.booleans()),
+    *(NAMES, SOME_NAMES, NAMES),
+)
+TABLES = st.builds(NamedTable, NAMES, NAMES, NAMES, st.binary(max_size=40))
 RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
-    Node: st.builds(Node, NAMES, NAMES, NAMES, NAMES, NAMES, SOME_NAMES, st.booleans()),
+    Cluster: st.builds(Cluster, NAMES, NAMES, NAMES),
+    Features: st.builds(Features, SOME_NAMES),
+    Node: MEMBERS,
     Zone: st.builds(Zone, NAMES, COUNTS, COUNTS, SOME_NAMES),
-    Table: st.builds(
-        Table, NAMES, NAMES, SOME_NAMES, st.lists(st.tuples(NAMES, NAMES), max_size=3).map(tuple)
-    ),
+    NamedTable: TABLES,
     Layout: LAYOUTS,
     Partition: st.builds(
         Partition,
@@ -75,7 +85,7 @@ RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
     Request: st.builds(
         Request,
         NAMES,
-        st.sampled_from(["move", "repair", "cancel", "reverse", "complete", "set_replicas"]),
+        st.sampled_from(get_args(RequestKind)),
         NAMES,
         PLACES,
         SOME_NAMES,
@@ -84,7 +94,7 @@ RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
         NAMES,
         COUNTS,
         st.sampled_from(["waiting", "done", "refused"]),
-        NAMES,
+        *(NAMES, NAMES, st.none() | TABLES, NAMES, COUNTS, COUNTS, st.none() | MEMBERS, NAMES),
     ),
     NodeLease: st.builds(NodeLease, NAMES, COUNTS),
     CoordinatorLease: st.builds(CoordinatorLease, NAMES, COUNTS),

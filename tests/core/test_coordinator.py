@@ -15,7 +15,7 @@ from limosa.core.events import (
 )
 from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING
 from limosa.core.messages import Look, Seal, Status
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, apply
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, apply, change_key
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import CoordinatorLease, Partition, Replica
 from tests.core.samples import (
@@ -320,3 +320,16 @@ def test_without_rebuilds_the_wait_says_who_is_missing() -> None:
     coordinator, proposed = missing(says("c"), Settings(rebuilds=False))
     assert proposed == []
     assert coordinator.waits[P] == "c is not in sync"
+
+
+def test_only_the_last_answers_are_kept() -> None:
+    """Those who wait, and those who look back a little, find them; the metastore does not fill."""
+    asked = [Request(f"r{n}", "repair", P, state="done", answer="accepted") for n in range(4)]
+    waiting = Request("r9", "repair", P)
+    agreed = cluster(stable(), more=(*asked, waiting))
+    coordinator, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=3))
+    forgotten = [each for each in commits(effects) if "forgotten" in each.why]
+    assert [change_key(change) for change in forgotten[0].changes] == ["request/r0"]
+    assert forgotten[0].guards == {"request/r0": 51, COORDINATOR_KEY: OFFICE}
+    coordinator, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=4))
+    assert not [each for each in commits(effects) if "forgotten" in each.why]

@@ -16,10 +16,19 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
     WRITE_BOTH,
 )
-from limosa.core.model.changes import Agreed, Change, Put, Remove, apply, layout_key, partition_key
+from limosa.core.model.changes import (
+    Agreed,
+    Change,
+    Put,
+    Remove,
+    apply,
+    layout_key,
+    node_key,
+    partition_key,
+)
 from limosa.core.model.intent import Intent
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
-from limosa.core.model.topology import Layout, Partition, Replica
+from limosa.core.model.topology import Features, Layout, NamedTable, Node, Partition, Replica
 from tests.core.samples import (
     NODES,
     OLD,
@@ -97,6 +106,15 @@ CASES: list[tuple[Invariant, Partition, Intent, tuple[Change, ...], str]] = [
      (Put(moving(READ_NEW, epoch=4)),), "p switched although it was cancelled"),
     (invariants.intent_matches_the_replicas, stable(), HERE, (Put(Intent(P, placed(B, C, D))),),
      "p is not where its intent says"),
+    (invariants.tables_and_partitions_have_a_zone, stable(), HERE,
+     (Put(NamedTable("orders", "y", "i1", b"")),),
+     "the table orders is in the zone y, which is not there"),
+    (invariants.tables_and_partitions_have_a_zone, stable(), HERE,
+     (Put(replace(stable(), zone="y")),), "p is in the zone y, which is not there"),
+    (invariants.nodes_follow_their_life, stable(), HERE, (Remove(node_key("d")),),
+     "d was forgotten"),
+    (invariants.nodes_follow_their_life, stable(), HERE, (Put(Node("d", state="bootstrapping")),),
+     "d went from normal to bootstrapping"),
 ]
 # fmt: on
 
@@ -127,8 +145,24 @@ def test_a_generation_that_goes_back_is_noticed() -> None:
     assert broken(before, after) == ["the generation went back"]
 
 
+def test_a_feature_that_is_not_enabled_any_more_is_noticed() -> None:
+    """F144."""
+    before = cluster(stable(), more=(Features(("streams", "tables")),))
+    after = apply(before, (Put(Features(("tables",))),), 70)
+    assert broken(before, after) == ["the feature streams is not enabled any more"]
+
+
+def test_a_node_that_has_left_does_not_come_back() -> None:
+    """S19: but a node that lives may come to leave, in one commit or in several."""
+    before = cluster(stable())
+    after = apply(before, (Put(Node("d", state="left")),), 70)
+    assert broken(before, after) == []
+    assert broken(after, before) == ["the generation went back", "d went from left to normal"]
+
+
 def test_every_invariant_has_a_commit_that_trips_it() -> None:
-    assert {case[0] for case in CASES} == set(INVARIANTS)
+    tripped = {case[0] for case in CASES} | {invariants.features_stay_enabled}
+    assert tripped == set(INVARIANTS)
 
 
 GOOD: list[tuple[Partition, Intent, tuple[Change, ...], tuple[str, ...]]] = [

@@ -1,12 +1,10 @@
 """When is a write committed, and when may an owner open, seal, take back or give up waiting?"""
 
-from itertools import count
-
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import AppendEntries, MakeCommit, Send, StoreEpoch, Surprise
-from limosa.core.events import CollectionDue, DigestTaken, Ticked
+from limosa.core.effects import AppendEntries, MakeCommit, ReadTail, Send, StoreEpoch, Surprise
+from limosa.core.events import CollectionDue, DigestTaken, TailRead, Ticked
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
     Mismatched,
@@ -23,13 +21,16 @@ from limosa.core.messages import (
 )
 from limosa.core.model.changes import Put, lease_key, partition_key
 from limosa.core.model.keys import position
+from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner, Peer
 from limosa.core.participant.settings import Settings
+from limosa.core.participant.tickets import Tickets
 from limosa.simulation.rows import Row, SimulatedRows
 from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
 from tests.core.stage import (
+    ORDINARY,
     Stage,
     done,
     entry,
@@ -80,13 +81,15 @@ def test_rows_of_an_earlier_epoch_are_committed_before_the_owner_opens() -> None
     stage.acknowledge(B, C, upto=1)
     assert not stage.owner.open
     stage.acknowledge(B, C, upto=2)
-    assert (stage.owner.open, stage.owner.held.watermark) == (True, 2)
+    assert (stage.owner.open, stage.owner.held.watermark, stage.owner.opened) == (True, 2, 2)
 
 
 def test_a_peer_is_matched_where_both_logs_agree() -> None:
     stage = Stage("a")
     stage.register(stable(), stored(A, entries=(entry(1, 0), entry(4, 1))))
-    (message,) = sent(stage.say(probed(B, 3), "b"), Replicate)
+    (reading,) = done(stage.say(probed(B, 3), "b"), ReadTail)
+    assert (reading.after, reading.bytes_max) == (1, Settings().replicate_bytes)
+    (message,) = sent(stage.tell(TailRead(reading.ticket, (entry(4, 1),))), Replicate)
     assert (message.how, message.previous, message.probed) == ("match", 1, LEASES["b"])
     assert [e.at for e in message.entries] == [4]
 
@@ -117,12 +120,87 @@ def test_a_replica_that_is_being_filled_begins_from_nothing_in_every_epoch() -> 
     assert message.how == "match"
 
 
+def test_a_new_replica_begins_where_everything_is_committed_and_gets_the_rest_from_the_disk() -> (
+    None
+):
+    stage = Stage("a")
+    log = (entry(1, 0), entry(2, 1))
+    stage.register(moving(STREAMING), stored(A, entries=log))
+    stage.owner.held.watermark = 1
+    (reading,) = done(stage.say(probed(D, 0), "d"), ReadTail)
+    peer(stage, D).matched = True  # by a late word of before
+    (message,) = sent(stage.tell(TailRead(reading.ticket, log[1:])), Replicate)
+    assert (message.how, message.previous, message.entries) == ("begin", 1, log[1:])
+
+
+# --- the part of the log that is on the disk only
+
+
+def behind(settings: Settings = ORDINARY) -> tuple[Stage, tuple[Entry, ...]]:
+    """An owner whose log is on the disk, alone in sync: both peers are to catch up."""
+    stage = Stage("a", settings)
+    log = (entry(1, 0), entry(2, 1), entry(3, 2))
+    stage.register(stable(in_sync=(A,)), stored(A, entries=log))
+    for replica in (B, C):
+        peer(stage, replica).matched = True
+        peer(stage, replica).sent = 3
+    return stage, log
+
+
+def test_what_is_not_in_memory_is_read_once_at_a_time_for_each_peer() -> None:
+    stage, log = behind()
+    (reading,) = done(stage.say(probed(B, 1), "b"), ReadTail)
+    assert (reading.partition, reading.incarnation, reading.after) == (P, "first", 1)
+    assert not done(stage.say(probed(B, 1), "b"), ReadTail)
+    assert done(stage.say(probed(C, 1), "c"), ReadTail)
+    (message,) = sent(stage.tell(TailRead(reading.ticket, log[1:])), Replicate)
+    assert (message.previous, message.entries, message.how) == (1, log[1:], "append")
+    assert stage.tell(TailRead(reading.ticket, log[1:])) == []
+    assert done(stage.say(probed(B, 1), "b"), ReadTail)
+
+
+def test_a_long_log_goes_in_pieces_each_when_the_one_before_is_acknowledged() -> None:
+    stage, log = behind(Settings(replicate_bytes=1))
+    stage.owner.needed = 1
+    stage.say(write(sequence=9), "client")
+    (reading,) = done(stage.say(probed(B, 2), "b"), ReadTail)
+    assert reading.bytes_max == 1
+    assert sent(stage.tell(TailRead(reading.ticket, log[2:])), Replicate)
+    assert peer(stage, B).sent == 3
+    (message,) = sent(stage.acknowledge(B, upto=3), Replicate)
+    assert [each.at for each in message.entries] == [position(3, 1)]
+    assert sent(stage.acknowledge(B), Replicate) == []
+
+
+@pytest.mark.parametrize(
+    "case", ["nothing", "another part", "no peer", "unmatched", "a new record", "no owner", "epoch"]
+)
+def test_what_was_read_for_a_peer_that_needs_it_no_more_is_not_sent(case: str) -> None:
+    stage, log = behind()
+    (reading,) = done(stage.say(probed(B, 1), "b"), ReadTail)
+    entries = log[1:]
+    if case == "nothing":
+        entries = ()
+    elif case == "another part":
+        entries = log[2:]
+    elif case == "no peer":
+        stage.agree(stable((A, C), in_sync=(A,)))
+    elif case == "unmatched":
+        stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
+    elif case == "a new record":
+        stage.agree(stable(in_sync=(A, B)))
+    elif case == "no owner":
+        stage.agree(stable(owner=B, epoch=4))
+    else:
+        stage.agree(stable(in_sync=(A,), epoch=4))
+    assert sent(stage.tell(TailRead(reading.ticket, entries)), Replicate) == []
+
+
 def test_a_peer_that_the_log_does_not_reach_back_to_is_reported() -> None:
     stage = Stage("a", Settings(entries_kept=1))
     log = (entry(1, 0), entry(2, 1), entry(3, 2))
     stage.register(stable(in_sync=(A,)), stored(A, entries=log))
     held = stage.owner.held
-    held.trim(1)
     assert held.first == 2
     stage.say(probed(B, 1), "b")
     assert not peer(stage, B).reachable
@@ -286,6 +364,8 @@ def test_what_was_not_acknowledged_is_sent_again() -> None:
     stage = owner_on_stage(settings=SETTINGS)
     stage.say(write(), "client")
     stage.acknowledge(B)
+    assert sent(stage.tell(Ticked()), Replicate) == []  # it is on its way
+    stage.now += 2 * SETTINGS.resend_seconds
     effects = stage.tell(Ticked())
     again = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Replicate)]
     assert again == ["c"]
@@ -389,7 +469,7 @@ def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: str) 
 
 def closed() -> Owner:
     lease = Lease(LEASES["a"], 11)
-    return Owner(Held(P, A), stable(), lease, count(1), Settings())
+    return Owner(Held(P, A), stable(), lease, Tickets(), Settings())
 
 
 def test_an_owner_that_is_not_open_does_not_seal() -> None:

@@ -67,6 +67,16 @@ def test_the_log_that_reaches_furthest_is_elected() -> None:
     assert record.epoch == 4
 
 
+def test_of_equals_the_first_of_the_record_is_elected() -> None:
+    """So owners are spread as the records spread them, and not by the names of nodes."""
+    for replicas in ((A, B, C), (B, C, A), (C, A, B)):
+        electing = stable(replicas, owner=None, epoch=4)
+        record = elected(electing, *promised((A, 5), (B, 5), (C, 5)))
+        assert isinstance(record, Partition)
+        assert record.owner is not None
+        assert record.owner.replica == replicas[0]
+
+
 def test_a_longer_log_that_is_not_in_sync_is_not_elected() -> None:
     record = elected(stable(owner=None, epoch=4, in_sync=(A, B)), *promised((A, 5), (B, 4), (C, 9)))
     assert isinstance(record, Partition)

@@ -81,6 +81,18 @@ def test_a_slice_is_denied_by_whoever_does_not_own() -> None:
     assert len(sent(stage.say(Fetch(P, "t9", SESSION, 3, 0, 1), "mover"), Denied)) == 1
 
 
+@pytest.mark.parametrize(("slice", "slices"), [(0, 0), (-1, 4), (4, 4)])
+def test_a_slice_that_there_can_not_be_is_denied(slice: int, slices: int) -> None:
+    stage = owner_on_stage(moving(STREAMING))
+    effects = stage.say(Fetch(P, "first", SESSION, 3, slice, slices), "mover")
+    assert len(sent(effects, Denied)) == 1
+    assert not done(effects, ReadSlice)
+
+
+def test_a_slice_that_nobody_waits_for_is_ignored() -> None:
+    assert owner_on_stage(moving(STREAMING)).tell(SliceRead(77, ROWS, 5)) == []
+
+
 # --- the target
 
 

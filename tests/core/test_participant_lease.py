@@ -101,9 +101,12 @@ def test_a_node_without_a_lease_has_none_to_renew_or_to_end() -> None:
 
 
 def test_the_end_of_a_lease_ends_ownership_and_begins_the_search_for_another() -> None:
+    """Whoever waits is told: a read did not happen, a write may have."""
     stage = owner_on_stage()
     stage.say(READ, "client")
-    assert stage.tell(LeaseEnded(LEASES["a"])) == []
+    stage.say(write(), "client")
+    answers = sent(stage.tell(LeaseEnded(LEASES["a"])), Redirect)
+    assert [(each.id, each.definite) for each in answers] == [("w.1", False), ("r.1", True)]
     assert stage.brain.owners == {}
     assert stage.brain.held[P, "first"].reads == {}
     assert done(stage.tell(Ticked()), AcquireLease)

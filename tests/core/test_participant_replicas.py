@@ -1,6 +1,7 @@
 """Does a replica take what follows its log, and refuse what is late, doubled or of a stranger?"""
 
 import pytest
+from msgspec.structs import replace
 
 from limosa.core.effects import (
     AdvanceWatermark,
@@ -16,8 +17,9 @@ from limosa.core.effects import (
 )
 from limosa.core.events import DigestTaken, LeaseGranted, Started, TopologyRead
 from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING, WRITE_BOTH
-from limosa.core.messages import Acked, Probed, Unheld
-from limosa.core.model.topology import Replica
+from limosa.core.messages import Acked, Probed, Redirect, Unheld
+from limosa.core.model.changes import Remove, apply, partition_key
+from limosa.core.model.topology import Node, Replica
 from limosa.core.participant.settings import Settings
 from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
 from tests.core.stage import (
@@ -25,10 +27,12 @@ from tests.core.stage import (
     done,
     entry,
     follower_on_stage,
+    owner_on_stage,
     probe,
     replicate,
     sent,
     stored,
+    write,
 )
 
 RUN = LEASES["b"]
@@ -130,7 +134,7 @@ def test_a_match_from_before_the_log_begins_is_answered_with_nothing() -> None:
     stage = follower_on_stage(entries=LOG)
     held = stage.brain.held[P, "first"]
     held.first = 1
-    del held.entries[0], held.positions[0]
+    del held.sizes[0], held.positions[0]
     (answer,) = sent(stage.say(replicate(B, 0, how="match", probed=RUN), "a"), Probed)
     assert answer.last == -1
 
@@ -305,6 +309,33 @@ def test_a_partition_that_is_no_more_takes_its_replicas_along() -> None:
     effects = stage.tell(TopologyRead(empty, 61))
     assert done(effects, DiscardReplica)
     assert stage.brain.held == {}
+
+
+def test_a_partition_that_is_no_more_takes_its_replicas_along_while_the_node_runs() -> None:
+    """Also what was asked for of it is answered, and the other partitions stay."""
+    stage = owner_on_stage()
+    stage.agree(replace(stable(), id="q"))
+    stage.say(write(), "client")
+    assert {key for key, _ in stage.brain.held} == {P}
+    stage.agreed = apply(stage.agreed, (Remove(partition_key(P)),), 70)
+    effects = stage.read_topology()
+    assert [(e.partition, e.incarnation) for e in done(effects, DiscardReplica)] == [(P, "first")]
+    assert [(e.id, e.definite) for e in sent(effects, Redirect)] == [("w.1", False)]
+    assert (stage.brain.held, stage.brain.owners) == ({}, {})
+    assert stage.status().busy == {P: 0}
+    stage.store()
+    assert stage.status().busy == {}
+    assert stage.read_topology() == []
+
+
+def test_only_what_changed_is_applied_again() -> None:
+    stage = follower_on_stage()
+    held = stage.brain.held[P, "first"]
+    held.revision = 7
+    stage.agree(Node("e"))
+    assert held.revision == 7
+    stage.agree(stable())
+    assert held.revision == stage.revision
 
 
 def test_a_peer_message_for_what_is_not_owned_here_is_ignored() -> None:

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from limosa.core.effects import AppendEntries, LookUp, ReadTopology
-from limosa.core.events import RowsRead
+from limosa.core.events import RowsRead, Ticked
 from limosa.core.machines.catalogue import ALLOW, CLEANUP, READ_NEW, STREAMING, USE_NEW, WRITE_BOTH
 from limosa.core.messages import (
     DropReplica,
@@ -35,7 +35,7 @@ from tests.core.stage import (
 
 
 def read(revision: int = 50, eventual: bool = False, version: int = 1, epoch: int = 3) -> Read:
-    return Read("r.1", P, version, epoch, revision, ("k",), eventual)
+    return Read("r.1", P, version, epoch, revision, ("k",), eventual=eventual)
 
 
 def test_a_write_of_a_stale_version_is_redirected_and_nothing_is_written() -> None:
@@ -86,7 +86,8 @@ def test_a_request_for_an_unknown_partition_is_redirected_to_nobody() -> None:
 def test_with_too_few_replicas_in_sync_a_write_is_refused_with_the_numbers() -> None:
     stage = owner_on_stage(stable(in_sync=(A,)))
     effects = stage.say(write(), "client")
-    assert sent(effects, Refuse) == [Refuse("w.1", "1 replicas in sync, 2 needed")]
+    (refused,) = sent(effects, Refuse)
+    assert (refused.why, refused.code) == ("1 replicas in sync, 2 needed", "NotEnoughReplicas")
     assert not done(effects, AppendEntries)
 
 
@@ -211,9 +212,26 @@ def test_a_look_refreshes_only_what_is_behind_and_is_answered() -> None:
 def test_whoever_looked_last_is_told_of_changes() -> None:
     stage = follower_on_stage()
     stage.say(Look(50), "coordinator")
+    stage.now += 0.03
     effects = stage.agree(stable(in_sync=(A, B)))
     (status,) = sent(effects, Status)
     assert status.generation == 51
+
+
+def test_changes_are_told_together_but_a_look_is_answered_at_once() -> None:
+    stage = follower_on_stage()
+    stage.say(Look(50), "coordinator")
+    assert sent(stage.agree(stable(in_sync=(A, B))), Status) == []
+    assert sent(stage.agree(stable()), Status) == []
+    stage.now += 0.03
+    (status,) = sent(stage.tell(Ticked()), Status)
+    assert status.generation == 52
+    assert sent(stage.tell(Ticked()), Status) == []
+    stage.agree(stable(in_sync=(A, B)))
+    (status,) = sent(stage.say(Look(53), "coordinator"), Status)
+    assert status.generation == 53
+    stage.now += 0.03
+    assert sent(stage.tell(Ticked()), Status) == []
 
 
 @pytest.mark.parametrize("message", [Seal(P, 50), Verify(P, "t9@3")])

@@ -117,3 +117,11 @@ def test_a_copy_and_the_log_behind_it_know_together_what_the_source_knows(
             assert target.is_past(producer, sequence) == source.is_past(producer, sequence)
             if not source.is_past(producer, sequence):
                 assert target.applied(producer, sequence) == source.applied(producer, sequence)
+
+
+def test_what_came_out_of_order_is_past_and_is_forgotten_a_little_later() -> None:
+    producers = known(entry(1, 5), entry(2, 3), entry(3, 6, floor=4))
+    assert [sequence for sequence, _ in producers.value(99)[0][2]] == [5, 6]
+    assert producers.is_past("x", 3)
+    producers.record(entry(4, 7, floor=6))
+    assert producers.applied("x", 3) == ()

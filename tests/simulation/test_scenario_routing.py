@@ -223,7 +223,7 @@ def test_a_paused_owner_serves_nothing_after_its_lease() -> None:
 def eventual(world: Scenario, node: str, revision: int, number: str) -> object:
     """Ask one node for `a`, as a process that knows the record of this revision."""
     version = world.agreed.topology.layouts["zone"].version
-    message = Read(f"{number}.1", "p0", version, 0, revision, ("a",), True)
+    message = Read(f"{number}.1", "p0", version, 0, revision, ("a",), eventual=True)
     world.processes[node].receive("c1", message)
     world.run_for(0.5)
     answers = [
@@ -248,6 +248,7 @@ def test_a_reader_one_stage_behind_or_ahead_is_served_by_either_side() -> None:
         for revision in revisions:
             answer = eventual(world, node, revision, f"{node}-{revision}")
             assert isinstance(answer, Found), (node, revision, answer)
+            assert isinstance(answer.rows, tuple)
             assert answer.rows[0][1] == 1
     world.conclude()
 

@@ -15,6 +15,7 @@ import pytest
 
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Position
+from limosa.core.model.rows import Entry
 from limosa.core.producers import Producers
 from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
@@ -73,7 +74,7 @@ class Run:
     def __init__(self, memory: MemoryFiles) -> None:
         self.memory = memory
         self.hands = {name: Hand(self.write, name) for name in ("whole", "left", "right", "back")}
-        self.acknowledged: dict[str, tuple[View, HeldReplica]] = {}
+        self.acknowledged: dict[str, tuple[View, HeldReplica, list[Entry]]] = {}
         """What there was when a sync last came back; a view stays as it is."""
 
     def write(self, change: Any) -> None:
@@ -196,15 +197,15 @@ class Run:
         self.volume.sync()
         self.acknowledged = {name: self.snapshot(name) for name in self.names()}
 
-    def snapshot(self, name: str) -> tuple[View, HeldReplica]:
+    def snapshot(self, name: str) -> tuple[View, HeldReplica, list[Entry]]:
         replica = self.replica(name)
-        return replica.view, replica.restored("n1", self.volume.whole(replica.log))
+        return replica.view, replica.restored("n1"), self.volume.tail(replica, 0)
 
     def seen(self) -> dict[str, Said]:
         return {name: see(*self.snapshot(name)) for name in self.names()}
 
 
-def see(view: View, held: HeldReplica) -> Said:
+def see(view: View, held: HeldReplica, entries: list[Entry]) -> Said:
     return {
         "rows": in_view(view),
         "versions": versions(view),
@@ -213,7 +214,7 @@ def see(view: View, held: HeldReplica) -> Said:
         "watermark": held.watermark,
         "begun": held.begun,
         "first": held.first,
-        "entries": [(entry.at, len(entry.rows or ())) for entry in held.entries],
+        "entries": [(entry.at, len(entry.rows or ())) for entry in entries],
         "producers": held.producers,
     }
 

@@ -1,12 +1,13 @@
 """What is in the log after whatever happened to it?"""
 
+import threading
 from collections.abc import Iterator
 from random import Random
 
 import pyarrow as pa
 import pytest
 
-from limosa.errors import UnusableFile
+from limosa.errors import BadInput, UnusableFile
 from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import (
     ALIGNMENT,
@@ -357,3 +358,68 @@ def test_a_shortened_log_is_not_much_longer_than_it_should_be() -> None:
     host.kill()
     assert in_view(host.view()) == {"wren": 399}
     assert host.view().next_offset(SONGS) == 400
+
+
+def test_a_tail_has_one_entry_at_least_and_then_so_many_bytes() -> None:
+    host = Host()
+    hand = host.hand()
+    positions = [hand.put(birds((f"b{number}", number))) for number in range(5)]
+    (held,) = host.volume.restored("n1")
+    assert [at for at, _ in held.log] == positions
+    sizes = [size for _, size in held.log]
+    for flushed in (False, True):
+        if flushed:
+            host.flush()
+        for count, bytes_max in ((1, 0), (1, sizes[1]), (2, sum(sizes[1:3])), (4, 10**6)):
+            tail = host.volume.tail(host.replica(), positions[0], bytes_max)
+            assert [entry.at for entry in tail] == positions[1 : 1 + count]
+    assert host.volume.tail(host.replica(), positions[-1], 0) == []
+
+
+def test_a_tail_is_read_without_the_volume_s_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever catches up reads much; nobody who writes waits for that."""
+    host = Host()
+    hand = host.hand()
+    at = hand.put(birds(("wren", 5)))
+    host.volume.sync()
+    host.flush()
+    read = host.files.read
+    free: list[bool] = []
+
+    def watched(path: str) -> pa.Buffer:
+        taken = threading.Thread(target=lambda: free.append(host.volume.lock.acquire(timeout=5)))
+        taken.start()
+        taken.join()
+        return read(path)
+
+    monkeypatch.setattr(host.files, "read", watched)
+    assert [entry.at for entry in host.volume.tail(host.replica(), 0)] == [at]
+    assert free == [True]
+
+
+@pytest.mark.parametrize("case", ["moved", "trimmed", "gone"])
+def test_a_file_that_goes_while_a_tail_is_read(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries were written again elsewhere, or were let go of."""
+    host = Host()
+    hand = host.hand()
+    at = hand.put(birds(("wren", 5)))
+    host.volume.sync()
+    host.flush()
+    read = host.files.read
+    lost: list[str] = []
+
+    def goes(path: str) -> pa.Buffer:
+        if not lost or case == "gone":
+            lost.append(path)
+            if case == "trimmed":
+                hand.trim(at)
+            raise FileNotFoundError(path)
+        return read(path)
+
+    monkeypatch.setattr(host.files, "read", goes)
+    if case == "moved":
+        (entry,) = host.volume.tail(host.replica(), 0)
+        assert (entry.at, len(entry.rows or ())) == (at, 1)
+    else:
+        with pytest.raises(BadInput, match="is there no more"):
+            host.volume.tail(host.replica(), 0)

@@ -3,6 +3,7 @@
 import datetime as dt
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from importlib.util import find_spec
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -242,8 +243,12 @@ def test_a_value_that_python_can_not_hold_is_read_as_arrow(
     host.hand().put(Batch.of(kept, batch))
     for layout in layouts(host):
         view = host.view()
-        with pytest.raises(BadInput, match=r"column odd .*get_many"):
-            view.get(kept, (0,))
+        if name == "nanoseconds" and find_spec("pandas"):
+            row = view.get(kept, (0,))  # Arrow gives pandas' own type, if that is installed
+            assert row is not None and row["odd"].nanosecond == 1
+        else:
+            with pytest.raises(BadInput, match=r"column odd .*get_many"):
+                view.get(kept, (0,))
         found = view.find(kept, (0,))
         assert found is not None
         assert found.columns(kept).column("odd").equals(BEYOND[name]), layout

@@ -236,7 +236,9 @@ def said(entry: Entry) -> tuple[Any, ...]:
 
 def seen(volume: Volume, replica: StoredReplica) -> dict[str, Any]:
     """The same of the volume."""
-    held = replica.restored("n1", volume.whole(replica.log))
+    held = replica.restored("n1")
+    entries = volume.tail(replica, 0)
+    assert [at for at, _ in held.log] == [entry.at for entry in entries]
     rows = {}
     for table in (BIRDS, NESTS):
         last = WHOLE.start
@@ -249,7 +251,7 @@ def seen(volume: Volume, replica: StoredReplica) -> dict[str, Any]:
     return {
         "epochs": (held.epoch, held.begun),
         "positions": (held.first, held.watermark),
-        "entries": [said(entry) for entry in held.entries],
+        "entries": [said(entry) for entry in entries],
         "producers": held.producers,
         "rows": rows,
         "records": records(replica.view),

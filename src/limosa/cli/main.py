@@ -1,25 +1,86 @@
 """What can an operator type? `limosa`, and one command after it."""
 
+import os
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from limosa.cli.mutants import mutants
-from limosa.cli.simulate import simulate
+from limosa.cli.showing import print_json, tell_error
+from limosa.errors import LimosaError, OutcomeUnknown
 
-app = typer.Typer(
-    name="limosa",
-    help="Tables and streams whose partitions move while they are used.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # An error is one sentence, not a box that wraps it.
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(simulate)
-app.command()(mutants)
+TRACEBACK = "LIMOSA_TRACEBACK"
+ADVICE = f"set {TRACEBACK}=1 to see where, and report it"
+
+# fmt: off
+COMMANDS = {
+    "up":         "limosa.cli.up:up",
+    "demo":       "limosa.cli.demo:demo",
+    "status":     "limosa.cli.inspecting:status",
+    "nodes":      "limosa.cli.inspecting:nodes",
+    "partitions": "limosa.cli.inspecting:partitions",
+    "doctor":     "limosa.cli.doctor:doctor",
+    "tables":     "limosa.cli.tables:tables",
+    "write":      "limosa.cli.write:write",
+    "read":       "limosa.cli.read:read",
+    "generate":   "limosa.cli.generate:generate",
+    "token":      "limosa.cli.members:token",
+    "simulate":   "limosa.cli.simulate:simulate",
+    "mutants":    "limosa.cli.mutants:mutants",
+    "table":      "limosa.cli.tables:table",
+    "node":       "limosa.cli.members:node",
+    "serve":      "limosa.cli.serve:serve",
+}
+# fmt: on
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 all is well, 1 something is wrong, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    try:
+        app_for(words)(words, prog_name="limosa")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code == 2 and as_json:
+            _tell_usage()
+        return code
+    except KeyboardInterrupt:
+        return 130  # while a command was loaded
+    except LimosaError as error:
+        return tell_error(error, as_json)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        return tell_error(OutcomeUnknown(f"a bug of Limosa's: {what}", ADVICE), as_json)
+    return 0
+
+
+def app_for(words: Sequence[str]) -> typer.Typer:
+    """The command that is asked for; all of them take longer to load than most take to run."""
+    app = typer.Typer(
+        name="limosa",
+        help="Tables and streams whose partitions move while they are used.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,  # An error is one sentence, not a box that wraps it.
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(limosa)
+    wanted = [words[0]] if words and words[0] in COMMANDS else list(COMMANDS)
+    for name in wanted:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -28,7 +89,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def limosa(
     version: Annotated[
         bool,
@@ -40,10 +100,15 @@ def limosa(
     pass
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 all is well, 1 something is wrong, 2 bad input, 130 interrupted."""
-    try:
-        app(arguments, prog_name="limosa")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+def _tell_usage() -> None:
+    """The sentence itself is on standard error."""
+    print_json(
+        {
+            "error": {
+                "code": "BadInput",
+                "message": "this can't be run as it was typed",
+                "advice": "read the line on standard error, or add --help",
+                "definite": True,
+            }
+        }
+    )

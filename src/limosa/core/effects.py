@@ -113,7 +113,21 @@ class LookUp(Effect, frozen=True, gc=False):
     partition: PartitionId
     incarnation: Incarnation
     ticket: int
-    keys: tuple[str, ...]
+    keys: object
+    table: str = ""
+
+
+class ReadTail(Effect, frozen=True, gc=False):
+    """A replica's log behind a position: at least one entry, then no more than so many bytes.
+
+    Always answered by `TailRead`, without entries if they can't be read.
+    """
+
+    partition: PartitionId
+    incarnation: Incarnation
+    ticket: int
+    after: Position
+    bytes_max: int
 
 
 class ReadSlice(Effect, frozen=True, gc=False):

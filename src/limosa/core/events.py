@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from limosa.core.messages import Message
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, Revision
+from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId, Position, Revision
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
 from limosa.core.producers import ProducersValue
@@ -33,7 +33,8 @@ class HeldReplica(Struct, frozen=True):
     begun: int
     first: Position
     watermark: Position
-    entries: tuple[Entry, ...]
+    log: tuple[tuple[Position, int], ...]
+    """Its entries: where each is, and about how many bytes it takes. Rows stay on the volume."""
     producers: ProducersValue
 
 
@@ -83,7 +84,14 @@ class RowsRead(Struct, frozen=True, gc=False):
     """The rows of a look-up, as they were when it ran."""
 
     ticket: int
-    rows: tuple[tuple[Position, object], ...]
+    rows: object
+
+
+class TailRead(Struct, frozen=True, gc=False):
+    """Entries of a log, with their rows; none: they are there no more, or can't be read."""
+
+    ticket: int
+    entries: tuple[Entry, ...]
 
 
 class SliceRead(Struct, frozen=True, gc=False):
@@ -107,6 +115,12 @@ class CollectionDue(Struct, frozen=True, gc=False):
     """Tombstones of this partition have piled up."""
 
     partition: PartitionId
+
+
+class Disconnected(Struct, frozen=True, gc=False):
+    """The connection to this node broke (for a client): what is under way may not arrive."""
+
+    node: NodeId
 
 
 class AgreedRead(Struct, frozen=True, gc=False):
@@ -141,6 +155,7 @@ NodeEvent: TypeAlias = (
     | LeaseEnded
     | Stored
     | RowsRead
+    | TailRead
     | SliceRead
     | DigestTaken
     | CollectionDue

@@ -7,6 +7,7 @@ are checked after every commit of a simulation, and by tests.
 from collections.abc import Callable, Iterable, Iterator
 
 from limosa.core import routing
+from limosa.core.machines.catalogue import NODE
 from limosa.core.machines.machine import END, REVERT, Side
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Assignment
@@ -145,6 +146,44 @@ def intent_matches_the_replicas(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"{name} is not where its intent says"
 
 
+def tables_and_partitions_have_a_zone(before: Agreed, after: Agreed) -> Iterator[str]:
+    zones = after.topology.zones
+    for table in after.topology.tables.values():
+        if table.zone not in zones or table.zone not in after.topology.layouts:
+            yield f"the table {table.name} is in the zone {table.zone}, which is not there"
+    for _, new in _changed(before, after):
+        if new.zone not in zones:
+            yield f"{new.id} is in the zone {new.zone}, which is not there"
+
+
+def nodes_follow_their_life(before: Agreed, after: Agreed) -> Iterator[str]:
+    """A node is never forgotten, and whatever it becomes its life allows, if in several steps."""
+    for name, old in before.topology.nodes.items():
+        new = after.topology.nodes.get(name)
+        if new is None:
+            yield f"{name} was forgotten"
+        elif new.state != old.state and new.state not in _reachable(old.state):
+            yield f"{name} went from {old.state} to {new.state}"
+
+
+def _reachable(state: str) -> set[str]:
+    """Every state that a node can come to be in from this one."""
+    found: set[str] = set()
+    ahead = [state]
+    while ahead:
+        for after in NODE.edges[ahead.pop()].values():
+            if after not in found:
+                found.add(after)
+                ahead.append(after)
+    return found
+
+
+def features_stay_enabled(before: Agreed, after: Agreed) -> Iterator[str]:
+    for name in before.topology.features.enabled:
+        if name not in after.topology.features.enabled:
+            yield f"the feature {name} is not enabled any more"
+
+
 INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     layouts_name_existing_partitions,
     counters_never_go_back,
@@ -158,6 +197,9 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     transitions_come_from_intent,
     a_cancelled_change_does_not_switch,
     intent_matches_the_replicas,
+    tables_and_partitions_have_a_zone,
+    nodes_follow_their_life,
+    features_stay_enabled,
 )
 
 

@@ -21,7 +21,7 @@ from limosa.core.model.topology import Replica
 from limosa.core.producers import ProducersValue
 
 
-class Message(Struct, frozen=True, gc=False):
+class Message(Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Something said."""
 
 
@@ -54,7 +54,9 @@ class Read(Message, frozen=True, gc=False):
     version: int
     epoch: int
     revision: Revision
-    keys: tuple[str, ...]
+    keys: object
+    """Opaque: the storage's business, as the rows that are found."""
+    table: str = ""
     eventual: bool = False
 
 
@@ -77,9 +79,9 @@ class Mismatched(Answer, frozen=True, gc=False):
 
 
 class Found(Answer, frozen=True, gc=False):
-    """(version, value) for each key; version 0: no such row."""
+    """The rows of these keys, as the storage gives them."""
 
-    rows: tuple[tuple[Position, object], ...]
+    rows: object
 
 
 class Redirect(Answer, frozen=True, gc=False):
@@ -104,6 +106,9 @@ class Refuse(Answer, frozen=True, gc=False):
     """It did not happen and will not: say why."""
 
     why: str
+    code: str = "Refused"
+    """Which error it is, by the name of its class."""
+    advice: str = ""
 
 
 # --- an owner and the other replicas
@@ -272,7 +277,7 @@ class DropReplica(Message, frozen=True, gc=False):
     revision: Revision
 
 
-class ReplicaStatus(Struct, frozen=True, gc=False):
+class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     """Where one replica is."""
 
     replica: Replica

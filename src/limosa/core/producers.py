@@ -4,6 +4,7 @@ An exact set of (producer, sequence, token range), not a maximum: a maximum woul
 duplicate, and would forget which half of a batch arrived before a merge.
 """
 
+from itertools import takewhile
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -53,7 +54,8 @@ class Producers:
         if floor > self._floors.get(producer, 0):
             self._floors[producer] = floor
             parts = self._parts.get(producer, {})
-            for sequence in [s for s in parts if s < floor]:
+            # They come nearly in order: one behind a later one goes when that goes.
+            for sequence in list(takewhile(lambda sequence: sequence < floor, parts)):
                 del parts[sequence]
 
     def forget_after(self, position: Position) -> None:
@@ -75,7 +77,7 @@ class Producers:
                 tuple(
                     (sequence, tuple(part for part in applied if part.at <= up_to))
                     for sequence, applied in sorted(parts.items())
-                    if applied[0].at <= up_to
+                    if applied[0].at <= up_to and not self.is_past(producer, sequence)
                 ),
             )
             for producer, parts in sorted(self._parts.items())

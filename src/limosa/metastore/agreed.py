@@ -3,9 +3,16 @@
 A watch is a hint: the state is re-read whenever the history between two looks is gone.
 """
 
-from msgspec.structs import replace
-
-from limosa.core.model.changes import Agreed, Change, Commit, Put, Remove, apply, key_of, with_mark
+from limosa.core.model.changes import (
+    Agreed,
+    Change,
+    Commit,
+    Put,
+    Remove,
+    apply_dated,
+    key_of,
+    with_mark,
+)
 from limosa.core.model.codec import decode, encode
 from limosa.errors import HistoryTrimmed
 from limosa.ports import Metastore, Watch
@@ -19,32 +26,26 @@ class AgreedStore:
         self._agreed = Agreed()
         self._watch: Watch | None = None
 
-    def read(self) -> Agreed:
-        """Everything, at the newest revision."""
+    def read(self, wait_seconds: float = 0.0) -> Agreed:
+        """Everything, at the newest revision; waits so long for a change, if there is none yet."""
         if self._watch is None:
             return self._read_all()
         try:
-            changes = self._watch.poll()
+            changes = self._watch.poll(wait_seconds)
         except HistoryTrimmed:
             return self._read_all()
-        agreed = self._agreed
-        for change in changes:
-            record: Change = Remove(change.key)
-            if change.value is not None:
-                record = Put(decode(change.value))
-            agreed = apply(agreed, (record,), change.revision)
-        if agreed.revision != self._watch.revision:
-            agreed = replace(agreed, revision=self._watch.revision)
-        self._agreed = agreed
-        return agreed
+        revision = self._watch.revision
+        if changes or revision != self._agreed.revision:
+            dated = [(_as_change(each.key, each.value), each.revision) for each in changes]
+            self._agreed = apply_dated(self._agreed, dated, revision)
+        return self._agreed
 
     def _read_all(self) -> Agreed:
         revision, entries = self.store.read("")
-        agreed = Agreed()
-        for entry in sorted(entries.values(), key=lambda entry: entry.revision):
-            agreed = apply(agreed, (Put(decode(entry.value)),), entry.revision)
+        found = sorted(entries.values(), key=lambda entry: entry.revision)
+        dated = [(Put(decode(entry.value)), entry.revision) for entry in found]
         self._watch = self.store.watch("", revision)
-        self._agreed = replace(agreed, revision=revision)
+        self._agreed = apply_dated(Agreed(), dated, revision)
         return self._agreed
 
     def commit(self, commit: Commit, lease: int | None = None) -> int:
@@ -53,3 +54,7 @@ class AgreedStore:
         puts = {key_of(c.record): encode(c.record) for c in changes if isinstance(c, Put)}
         deletes = [c.key for c in changes if isinstance(c, Remove)]
         return self.store.commit(commit.guards, puts, deletes, lease)
+
+
+def _as_change(key: str, value: bytes | None) -> Change:
+    return Remove(key) if value is None else Put(decode(value))

@@ -81,7 +81,7 @@ class StoredReplica:
             self.begun,
             self.first,
             self.watermark,
-            tuple(self.entries),
+            tuple((entry.at, entry.bytes) for entry in self.entries),
             self.producers.value(FOREVER),
         )
 
@@ -169,6 +169,17 @@ class StoredReplica:
                     if row.key == key:
                         return 0 if row.value is None else entry.at
         return self.committed(key)[0]
+
+    def tail(self, after: Position, bytes_max: int) -> tuple[Entry, ...]:
+        """The log behind a position: one entry at least, then so many bytes."""
+        found: list[Entry] = []
+        for entry in self.entries:
+            if entry.at > after:
+                bytes_max -= entry.bytes
+                if found and bytes_max < 0:
+                    break
+                found.append(entry)
+        return tuple(found)
 
     def slice(self, number: int, slices: int) -> SimulatedRows:
         """Committed rows and tombstones, each with its version."""

@@ -18,6 +18,7 @@ from limosa.core.effects import (
     LookUp,
     MakeCommit,
     ReadSlice,
+    ReadTail,
     ReadTopology,
     RenewLease,
     Send,
@@ -39,6 +40,7 @@ from limosa.core.events import (
     SliceRead,
     Started,
     Stored,
+    TailRead,
     Ticked,
     TopologyRead,
 )
@@ -242,6 +244,9 @@ class NodeProcess(Process):
                     lambda: self.world.metastore.register(self.name),
                     lambda answer: self.on_event(LeaseGranted(answer[0], answer[1], sent_at)),
                 )
+            case ReadTail():
+                slow = 0.002 * self.world.dice.random()
+                self.world.schedule(slow, self.deliver, self.run, _Later(self._read_tail, effect))
             case ReadSlice():
                 self._read_slice(effect)
             case MakeCommit(commit=commit):
@@ -294,8 +299,14 @@ class NodeProcess(Process):
 
     def _looked(self, effect: LookUp) -> None:
         stored = self.disk.live.get((effect.partition, effect.incarnation))
+        assert isinstance(effect.keys, tuple)
         rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
         self.on_event(RowsRead(effect.ticket, rows))
+
+    def _read_tail(self, effect: ReadTail) -> None:
+        stored = self.disk.live.get((effect.partition, effect.incarnation))
+        entries = () if stored is None else stored.tail(effect.after, effect.bytes_max)
+        self.on_event(TailRead(effect.ticket, entries))
 
     def _read_slice(self, effect: ReadSlice) -> None:
         stored = self.disk.live[effect.partition, effect.incarnation]

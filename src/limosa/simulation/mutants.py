@@ -574,7 +574,7 @@ def unknown_called_failed(change: Any) -> None:
     "past from answering at all.",
 )
 def read_not_checked_after(change: Any) -> None:
-    change(Participant, "_may_answer", lambda self, now, held: True)
+    change(Participant, "may_answer", lambda self, now, held, eventual, through: True)
 
 
 @mutant(

@@ -1,11 +1,13 @@
 """What are rows in the simulator? Tuples (key, token, value), and a version once they have one."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from zlib import crc32
 
 from msgspec import Struct
 
 from limosa.core.model.keys import Position, TokenRange
+from limosa.core.model.rows import Starts
 
 
 def token_of(key: str) -> int:
@@ -33,6 +35,10 @@ class SimulatedRows(Struct, frozen=True, gc=False):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def bytes(self) -> int:
+        return 100 * len(self.rows)
+
     def digest(self) -> int:
         return sum(row.fingerprint() for row in self.rows)
 
@@ -48,3 +54,11 @@ class SimulatedRows(Struct, frozen=True, gc=False):
         if all(held.holds(row.token) for row in self.rows):
             return self
         return SimulatedRows(tuple(row for row in self.rows if held.holds(row.token)))
+
+    def split(self, starts: Starts) -> "list[tuple[int, SimulatedRows]]":
+        shares: dict[int, list[Row]] = {}
+        for row in self.rows:
+            shares.setdefault(bisect_right(starts.starts, row.token) - 1, []).append(row)
+        if len(shares) == 1:
+            return [(index, self) for index in shares]
+        return [(index, SimulatedRows(tuple(rows))) for index, rows in sorted(shares.items())]

@@ -35,7 +35,7 @@ from limosa.storage.volume import Settings
 
 ReplicaKey = tuple[PartitionId, Incarnation]
 Answer = TypeVar("Answer")
-State = tuple[HeldReplica, dict[str, Row]]
+State = tuple[HeldReplica, tuple[Entry, ...], dict[str, Row]]
 Violate = Callable[[str, PartitionId], None]
 
 TABLE = Table("rows", pa.schema({"key": pa.string(), "value": pa.string()}), ("key",))
@@ -132,6 +132,12 @@ class CheckedReplica(StoredReplica):
     def newest(self, key: str) -> Position:
         there = self._disk.store.newest(*self._key, TABLE, (key,))
         return self._disk.agreed(f"compares {key}", self._key, there, super().newest(key))
+
+    def tail(self, after: Position, bytes_max: int) -> tuple[Entry, ...]:
+        there = self._disk.entries(self._key, after, bytes_max)
+        self._disk.agreed("tells", self._key, there, super().tail(after, FOREVER)[: len(there)])
+        assert there or not super().tail(after, 0), "an entry at least"
+        return there
 
     def slice(self, number: int, slices: int) -> SimulatedRows:
         rows = SimulatedRows(tuple(self.contents().values()))
@@ -266,7 +272,7 @@ class StoredDisk(Disk):
             unsynced.setdefault((change.partition, change.incarnation), []).append(change)
         found = self.held()
         for key in sorted({*unsynced, *self._durable, *found}):
-            there = (found[key], self.rows(key)) if key in found else None
+            there = self._state_of(key, found[key]) if key in found else None
             model = self._after_some(key, unsynced.get(key, ()), there)
             self._durable.pop(key, None)
             if model is not None and there is not None:
@@ -297,11 +303,17 @@ class StoredDisk(Disk):
 
     def held(self) -> dict[ReplicaKey, HeldReplica]:
         return {
-            (held.partition, held.replica.incarnation): _plain(
-                structs.replace(held, entries=tuple(map(_entry, held.entries)))
-            )
+            (held.partition, held.replica.incarnation): _plain(held)
             for held in self.store.restored(self._node)
         }
+
+    def entries(
+        self, key: ReplicaKey, after: Position = 0, bytes_max: int = FOREVER
+    ) -> tuple[Entry, ...]:
+        return tuple(map(_entry, self.store.tail(*key, after, bytes_max)))
+
+    def _state_of(self, key: ReplicaKey, held: HeldReplica) -> State:
+        return held, self.entries(key), self.rows(key)
 
     def rows(self, key: ReplicaKey) -> dict[str, Row]:
         view = self.store.view(*key)
@@ -314,28 +326,32 @@ class StoredDisk(Disk):
 
     def _check(self) -> None:
         wanted = {key: _state(model) for key, model in self.live.items()}
-        there = {key: (held, self.rows(key)) for key, held in self.held().items()}
+        there = {key: self._state_of(key, held) for key, held in self.held().items()}
         for key in sorted({*wanted, *there}):
             self.agreed("has", key, there.get(key), wanted.get(key))
 
 
 def _state(model: StoredReplica | None) -> State | None:
-    return None if model is None else (_plain(StoredReplica.restored(model)), dict(model.rows))
+    if model is None:
+        return None
+    return _plain(StoredReplica.restored(model)), tuple(model.entries), dict(model.rows)
 
 
 def _plain(held: HeldReplica) -> HeldReplica:
-    """Sequences below their producer's floor are forgotten sooner or later: without them."""
+    """Sequences below their producer's floor are forgotten sooner or later: without them. And
+    how many bytes an entry takes is nobody's promise."""
     producers = tuple(
         (producer, floor, tuple(known for known in sequences if known[0] >= floor))
         for producer, floor, sequences in held.producers
     )
-    return structs.replace(held, producers=producers)
+    log = tuple((at, 0) for at, _ in held.log)
+    return structs.replace(held, producers=producers, log=log)
 
 
 def _apart(there: object, wanted: object) -> str:
     """In what two answers differ, in words that are not too long."""
     match there, wanted:
-        case (HeldReplica(), dict()), (HeldReplica(), dict()):
+        case (HeldReplica(), *_), (HeldReplica(), *_):
             parts = zip(there, wanted, strict=True)
             return "; ".join(_apart(one, other) for one, other in parts if one != other)
         case HeldReplica(), HeldReplica():

@@ -71,6 +71,7 @@ class History:
             if effect.outcome != "done":
                 return []
             assert isinstance(effect.value, tuple)
+            assert isinstance(asked.keys, tuple)
             return [
                 Operation(
                     client=client,

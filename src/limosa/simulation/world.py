@@ -90,6 +90,8 @@ class World:
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
             silence_seconds_max=shape.silence_seconds,
+            recent_bytes=(1, 500, 4 << 20)[seed % 3],
+            replicate_bytes=(1, 500, 8 << 20)[seed // 3 % 3],
         )
         self.settings = settings
         self.network = Network(self.dice, self.schedule, shape.weather)

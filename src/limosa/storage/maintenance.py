@@ -72,6 +72,8 @@ class Maintenance:
     @property
     def troubles(self) -> list[str]:
         """What a person should look at."""
+        if not self._damage:
+            return [] if self.trouble is None else [self.trouble]
         with self._volume.lock:
             held = {directory(replica) for replica in self._volume.replicas.values()}
         damage = [why for name, why in self._damage.items() if name in held]

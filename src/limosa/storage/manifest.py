@@ -7,6 +7,7 @@ the replica's own log: those stay in the volume's log for as long as they are ne
 import struct
 import threading
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import quote
 
 import msgspec
@@ -92,6 +93,7 @@ def _read(files: Files, path: str) -> bytes:
     return encoded
 
 
+@lru_cache(maxsize=16_384)
 def directory_of(partition: PartitionId, incarnation: Incarnation) -> str:
     """The name of a replica's directory: its ids, made harmless."""
     return f"{quote(partition, safe='')}~{quote(incarnation, safe='')}"

@@ -157,8 +157,11 @@ class Bodies:
         self._size = 0
 
     def add(self, batch: Batch) -> Part:
-        stored, extras = stored_columns(batch)
-        body = stored.serialize()
+        if batch.body is not None:  # as it came: nothing need be put together again
+            extras, body = batch.body
+        else:
+            stored, extras = stored_columns(batch)
+            body = stored.serialize()
         if len(body) > BATCH_BYTES_MAX:
             raise BadInput(
                 f"a batch of {len(body)} bytes for {batch.table.id}",

@@ -6,7 +6,8 @@ Entries above the watermark are in the log only: they can still be cut off.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import structs
@@ -42,11 +43,12 @@ class Logged:
     """An entry of the log, and the frame that it is in. Once its rows are in a segment, they are
     read from there when somebody wants them."""
 
-    __slots__ = ("entry", "place", "rowless", "runs")
+    __slots__ = ("entry", "place", "rowless", "runs", "size")
 
     def __init__(self, entry: Entry, place: Place) -> None:
         self.entry = entry
         self.place = place
+        self.size = entry.bytes
         self.rowless = False
         self.runs: tuple[Run, ...] | None = None
 
@@ -254,10 +256,14 @@ class StoredReplica:
         return 0 if found is None else found.version
 
     def tail(self, after: Position) -> list[Logged]:
-        """Entries behind a position, for a replica that catches up."""
+        """Entries behind a position."""
         return self.log[bisect_right(self.positions, after) :]
 
-    def restored(self, node: NodeId, log: Sequence[Entry]) -> HeldReplica:
+    def behind(self, after: Position) -> Iterator[Logged]:
+        """The same, one by one: of a long log perhaps only a few are wanted."""
+        return islice(self.log, bisect_right(self.positions, after), None)
+
+    def restored(self, node: NodeId) -> HeldReplica:
         return HeldReplica(
             self.partition,
             Replica(node, self.incarnation, self.volume),
@@ -265,7 +271,7 @@ class StoredReplica:
             self.begun,
             self.first,
             self.watermark,
-            tuple(log),
+            tuple((logged.entry.at, logged.size) for logged in self.log),
             self.producers.value(FOREVER),
         )
 

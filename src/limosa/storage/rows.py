@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from limosa.core.lookup import Lookup
 from limosa.core.model.keys import Position, TokenRange
+from limosa.core.model.rows import Starts
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput
 from limosa.storage.digest import row_hashes
@@ -26,6 +28,7 @@ Indices: TypeAlias = NDArray[np.signedinteger[Any]]
 TOKEN, VERSION, DELETED = "__token", "__version", "__deleted"
 _COUNT_SHIFT = 128
 SMALL_ROWS = 32
+FEW_ROWS = 8
 
 
 class Batch:
@@ -43,6 +46,7 @@ class Batch:
         "_tokens",
         "_version",
         "_versions",
+        "body",
         "columns",
         "deleted",
         "table",
@@ -65,6 +69,8 @@ class Batch:
         self._bytes: int | None = None
         self._readers: list[Reader] | None = None
         self._key_readers: list[Reader] | None = None
+        self.body: tuple[int, pa.Buffer] | None = None
+        """The same as an Arrow message, with its extra columns, if that is what it came as."""
 
     @classmethod
     def of(cls, table: Table, columns: pa.RecordBatch) -> "Batch":
@@ -85,8 +91,20 @@ class Batch:
     @property
     def tokens(self) -> Tokens:
         if self._tokens is None:
-            self._tokens = tokens([self.columns.column(name) for name in self.table.key])
+            self._tokens = self._few_tokens() if len(self) <= FEW_ROWS else None
+            if self._tokens is None:
+                self._tokens = tokens([self.columns.column(name) for name in self.table.key])
         return self._tokens
+
+    def _few_tokens(self) -> Tokens | None:
+        """Of so few rows that NumPy does not pay off yet; None: Python can't hold the keys."""
+        if not self.table.has_plain_key:
+            return None
+        try:
+            keys = [self.key(row) for row in range(len(self))]
+        except BadInput:
+            return None
+        return np.array([self.table.token_of(key) for key in keys], np.int64)
 
     @property
     def given_tokens(self) -> Tokens | None:
@@ -149,6 +167,27 @@ class Batch:
         # The last token is 2**63 - 1, so that the end of the space is no int64.
         return (self.tokens >= held.start) & (self.tokens <= held.end - 1)
 
+    def split(self, lookup: Lookup) -> "list[tuple[int, Batch]]":
+        """What each partition gets, in the order of partitions; rows keep their order."""
+        if len(self) == 1:
+            return [(lookup.partition_index(int(self.tokens[0])), self)]
+        shares = lookup.split(self.columns, self.tokens)
+        if len(shares) == 1:
+            return [(shares[0].partition, self)]
+        return [
+            (
+                share.partition,
+                Batch(
+                    self.table,
+                    share.batch,
+                    self.tokens[share.rows],
+                    None if self.versions is None else self.versions[share.rows],
+                    None if self.deleted is None else self.deleted[share.rows],
+                ),
+            )
+            for share in shares
+        ]
+
     def hashes(self) -> NDArray[np.uint64]:
         versions = np.zeros(len(self), np.int64) if self.versions is None else self.versions
         return row_hashes(self.table, self.columns, versions, self.deleted)
@@ -177,7 +216,7 @@ def read_row(names: Sequence[str], readers: Sequence[Reader], row: int) -> dict[
     """A row's values as Python's own, by name."""
     try:
         return dict(zip(names, [read(row) for read in readers], strict=True))
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, KeyError):
         bad = [name for name, read in zip(names, readers, strict=True) if not _reads(read, row)]
         # The value itself stays out of the message: it can be personal data.
         raise BadInput(
@@ -189,7 +228,7 @@ def read_row(names: Sequence[str], readers: Sequence[Reader], row: int) -> dict[
 def _reads(read: Reader, row: int) -> bool:
     try:
         read(row)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, KeyError):
         return False
     return True
 
@@ -265,6 +304,11 @@ class Bundle:
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
 
+    @property
+    def bytes(self) -> int:
+        """Roughly what they take in memory or in a file."""
+        return sum(batch.bytes for batch in self.batches)
+
     def digest(self) -> int:
         """Count and exact sum in one number, so that digests of disjoint rows add up."""
         return sum(additive_digest(batch.hashes()) for batch in self.batches)
@@ -280,3 +324,15 @@ class Bundle:
 
     def within(self, held: TokenRange) -> "Bundle":
         return Bundle(batch.where(batch.in_range(held)) for batch in self.batches)
+
+    def split(self, starts: Starts) -> "list[tuple[int, Bundle]]":
+        """One pass over each batch; if one partition gets all, it is this very bundle."""
+        if not isinstance(starts.prepared, Lookup):
+            starts.prepared = Lookup(starts.starts)
+        shares: dict[int, list[Batch]] = {}
+        for batch in self.batches:
+            for index, part in batch.split(starts.prepared):
+                shares.setdefault(index, []).append(part)
+        if len(shares) == 1:
+            return [(index, self) for index in shares]
+        return [(index, Bundle(parts)) for index, parts in sorted(shares.items())]

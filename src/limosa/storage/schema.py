@@ -64,6 +64,8 @@ class Table:
     physical: pa.Schema = field(init=False, compare=False, repr=False)
     """As rows are stored: no key is null, every other column may be."""
     key_types: tuple[pa.DataType, ...] = field(init=False, compare=False, repr=False)
+    has_plain_key: bool = field(init=False, compare=False, repr=False)
+    """Its values are numbers or text that Python holds as they are."""
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     value_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
@@ -91,6 +93,7 @@ class Table:
         _set(self, "key_places", tuple(columns.names.index(name) for name in self.key))
         _set(self, "key_types", tuple(types[name] for name in self.key))
         _set(self, "_comparables", tuple(map(_comparable_of, self.key_types)))
+        _set(self, "has_plain_key", all(map(_is_plain, self.key_types)))
         _set(self, "names", tuple(types))
         _set(self, "value_names", tuple(name for name in types if name not in self.key))
         physical = [pa.field(name, of, nullable=name not in self.key) for name, of in types.items()]
@@ -229,6 +232,10 @@ class Table:
                     f"NaN keys in column {self.physical.names[place]}",
                     "NaN equals nothing, so no get would find it: drop the rows",
                 )
+
+
+def _is_plain(of: pa.DataType) -> bool:
+    return pa.types.is_integer(of) or pa.types.is_string(of) or pa.types.is_binary(of)
 
 
 class _Written(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -50,9 +50,9 @@ class SoleOwner:
             self._epoch, self._last = 1, 0
         else:
             self._epoch = before.epoch + 1
-            self._last = before.entries[-1].at if before.entries else before.watermark
+            self._last = before.log[-1][0] if before.log else before.watermark
             self.producers.unite(before.producers)
-            self._kept.extend(entry.at for entry in before.entries)
+            self._kept.extend(at for at, _ in before.log)
         store.write(StoreEpoch(*self._key, 0, self._epoch))
         store.sync()
         # Alone, it is the whole write set: all that its log holds is committed.

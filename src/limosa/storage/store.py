@@ -23,7 +23,7 @@ from limosa.storage.recovery import Refusal
 from limosa.storage.replica import StoredReplica
 from limosa.storage.schema import Table
 from limosa.storage.view import Size, View
-from limosa.storage.volume import Settings, Volume
+from limosa.storage.volume import EVERYTHING, Settings, Volume
 
 ReplicaKey: TypeAlias = tuple[PartitionId, Incarnation]
 IDLE_SECONDS = 0.05
@@ -125,6 +125,13 @@ class Store:
             disk.volume.write(change)
         self._ticket = max(self._ticket, change.ticket)
 
+    def wait_for_room(self) -> None:
+        """For those who are about to write, and can wait: before `write` would have to."""
+        limit = self._limit // 2
+        for disk in self._disks.values():
+            if self._worker is not None and disk.volume.grown > limit:
+                self._worker.wait_for_room(disk, limit)
+
     def _discard(self, key: ReplicaKey, ticket: int) -> None:
         """Wherever it is: on its volume, or refused on another one."""
         for disk in self._disks.values():
@@ -172,11 +179,15 @@ class Store:
             return replica.newest(table, key)
 
     def tail(
-        self, partition: PartitionId, incarnation: Incarnation, after: Position
+        self,
+        partition: PartitionId,
+        incarnation: Incarnation,
+        after: Position,
+        bytes_max: int = EVERYTHING,
     ) -> list[Entry]:
-        """A replica's log behind a position."""
+        """A replica's log behind a position: one entry at least, then so many bytes."""
         disk, replica = self._replica((partition, incarnation))
-        return disk.volume.tail(replica, after)
+        return disk.volume.tail(replica, after, bytes_max)
 
     def sizes(self) -> dict[ReplicaKey, Size]:
         """What each replica takes, about."""

@@ -32,7 +32,7 @@ from limosa.core.effects import (
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
-from limosa.errors import VolumeFailed
+from limosa.errors import BadInput, VolumeFailed
 from limosa.storage.files import Files
 from limosa.storage.log import Log, Place, read_frame
 from limosa.storage.manifest import VOLUME, Catalogue, directory_of
@@ -54,6 +54,9 @@ from limosa.storage.replica import Logged, StoredReplica, check_change
 from limosa.storage.schema import Table
 
 ReplicaKey = tuple[PartitionId, Incarnation]
+Found = tuple[Entry, Place | None]
+"""An entry, and the frame that has its rows if they are not in memory."""
+EVERYTHING = 2**62
 _NOWHERE = Place(0, 0, 0)
 
 
@@ -314,28 +317,57 @@ class Volume:
     def restored(self, node: NodeId) -> list[HeldReplica]:
         with self.lock:
             replicas = [replica for _, replica in sorted(self.replicas.items())]
-            return [replica.restored(node, self.whole(replica.log)) for replica in replicas]
+            return [replica.restored(node) for replica in replicas]
 
-    def tail(self, replica: StoredReplica, after: Position) -> list[Entry]:
-        """A replica's log behind a position, for another replica that catches up."""
+    def tail(
+        self, replica: StoredReplica, after: Position, bytes_max: int = EVERYTHING
+    ) -> list[Entry]:
+        """A replica's log behind a position, for another replica that catches up.
+
+        Files are read without the lock. One may go meanwhile: what it had was written again
+        elsewhere before, or was let go of.
+        """
+        found = self._tail(replica, after, bytes_max)
+        try:
+            return self._whole(found)
+        except FileNotFoundError:
+            again = self._tail(replica, after, bytes_max)
+        with suppress(FileNotFoundError):
+            if again and again[0][0].at == found[0][0].at:
+                return self._whole(again)
+        raise BadInput(
+            f"the log of {replica.partition} behind {after} is there no more",
+            "rebuild the replica that needs it",
+        )
+
+    def _tail(self, replica: StoredReplica, after: Position, bytes_max: int) -> list[Found]:
         with self.lock:
-            return self.whole(replica.tail(after))
+            found: list[Found] = []
+            size = 0
+            for logged in replica.behind(after):
+                size += logged.size
+                if found and size > bytes_max:
+                    break
+                found.append((logged.entry, logged.place if logged.rowless else None))
+            return found
 
     def whole(self, log: Iterable[Logged]) -> list[Entry]:
         """Entries with their rows, from the log's files if those are not in memory any more."""
+        return self._whole((each.entry, each.place if each.rowless else None) for each in log)
+
+    def _whole(self, log: Iterable[Found]) -> list[Entry]:
         frames: dict[Place, dict[Position, LoggedEntry]] = {}
         bodies: dict[Place, pa.Buffer] = {}
         reader, entries = Reader(self._tables), []
-        for logged in log:
-            if not logged.rowless:
-                entries.append(logged.entry)
+        for entry, place in log:
+            if place is None:
+                entries.append(entry)
                 continue
-            place = logged.place
             if place not in frames:
                 frame = read_frame(self.files, f"{self.directory}/log", place)
                 record = decode(frame.head)
                 assert isinstance(record, Appended | Carried)
                 frames[place] = {each.at: each for each in record.entries}
                 bodies[place] = frame.bodies
-            entries += reader.entries([frames[place][logged.entry.at]], bodies[place])
+            entries += reader.entries([frames[place][entry.at]], bodies[place])
         return entries

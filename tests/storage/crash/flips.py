@@ -142,7 +142,9 @@ def show(store: Store, complaints: list[str]) -> Shown:
         key = (held.partition, held.replica.incarnation)
         shown["held", *key] = (held.epoch, held.begun, held.first, held.watermark)
         shown["producers", *key] = held.producers
-        shown["entries", *key] = [_entry(entry) for entry in held.entries]
+        entries = _or_complaint(partial(store.tail, *key, 0), complaints)
+        if entries is not None:
+            shown["entries", *key] = [_entry(entry) for entry in entries]
     for key, size in (_or_complaint(store.sizes, complaints) or {}).items():
         shown["size", *key] = (size.rows, size.bytes)
     for key in [(name[1], name[2]) for name in shown if name[0] == "held"]:

@@ -249,7 +249,9 @@ class Oracle:
         if store.refused:
             return [Finding("refused", str(refusal)) for refusal in store.refused]
         found = {(h.partition, h.replica.incarnation): h for h in store.restored("node")}
-        looks = {key: Look(store.view(*key), held) for key, held in found.items()}
+        looks = {
+            key: Look(store.view(*key), held, store.tail(*key, 0)) for key, held in found.items()
+        }
         self.settle(found, {key: look.all_marks for key, look in looks.items()})
         findings: list[Finding] = []
         for key, expected in self.replicas.items():
@@ -267,7 +269,7 @@ class Oracle:
         judge.fence(look, expected)
         judge.log(look)
         judge.rows(look.view, "as it was found")
-        last = look.held.entries[-1].at if look.held.entries else 0
+        last = look.entries[-1].at if look.entries else 0
         store.write(AdvanceWatermark(*key, 0, last))
         view = store.view(*key)
         marks = judge.rows(view, "with all that is in its log")
@@ -290,10 +292,11 @@ def _is_created(expected: Expected) -> bool:
 class Look:
     """What a store shows of a replica."""
 
-    def __init__(self, view: View, held: HeldReplica) -> None:
+    def __init__(self, view: View, held: HeldReplica, entries: list[Entry]) -> None:
         self.view = view
         self.held = held
-        self.logged = {m: e.at for e in held.entries for m in marks_in(e)}
+        self.entries = entries
+        self.logged = {m: e.at for e in entries for m in marks_in(e)}
         self.all_marks = set(marks_of(view)) | set(self.logged)
 
 
@@ -349,7 +352,7 @@ class Judge:
 
     def log(self, look: Look) -> None:
         """Entries follow each other, hold what was sent, and are visible if they are committed."""
-        entries, visible = look.held.entries, marks_of(look.view)
+        entries, visible = look.entries, marks_of(look.view)
         for before, entry in pairwise(entries):
             self.equal(entry.previous, before.at, "an entry's predecessor")
         if entries and not entries[0].at > look.held.first:

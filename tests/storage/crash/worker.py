@@ -533,7 +533,7 @@ class Follower:
         if before is None:
             worker.create(replica, volume)
         else:
-            self.log = [entry.at for entry in before.entries]
+            self.log = [at for at, _ in before.log]
             self.watermark = before.watermark
             self.epoch = before.epoch
         self._raise_epoch()

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from limosa.core import routing
 from limosa.core.coordinator import ownership, requests, transitions
+from limosa.core.coordinator.attention import Attention
 from limosa.core.coordinator.view import View
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
@@ -35,8 +36,10 @@ from limosa.core.model.topology import Partition, Replica
 
 class Settings(Struct, frozen=True):
     look_seconds: float = 1.0
-    """How often nodes are asked, though they also speak by themselves."""
+    """How often nodes are asked, though they also speak by themselves, and all is looked at."""
     ask_again_seconds: float = 0.4
+    requests_kept: int = 1_000
+    """Answered requests; older ones are forgotten."""
     rebuilds: bool = True
     """Ask for the rebuild of replicas that can't come back by themselves."""
 
@@ -52,6 +55,11 @@ class Coordinator:
         """The revision of the coordinator's key while it is ours."""
         self.statuses: dict[NodeId, Status] = {}
         self.waits: dict[PartitionId, str] = {}
+        self._attention = Attention(settings.ask_again_seconds)
+        self._waiting: list[Request] = []
+        """Requests that are not answered yet, the first one first."""
+        self._answered_at = (self.agreed, -1e9)
+        """For which state they were last answered, and when."""
         self._asked: dict[PartitionId, tuple[dict[str, Revision], float]] = {}
         self._effects_at: dict[PartitionId, tuple[str, float]] = {}
         self._held_since: dict[PartitionId, tuple[str, float]] = {}
@@ -64,10 +72,12 @@ class Coordinator:
             case AgreedRead(agreed=agreed):
                 if agreed.revision < self.agreed.revision:
                     return []
-                self.agreed = agreed
+                self._read(agreed)
             case Elected(revision=revision):
                 self.office = revision
                 self.statuses.clear()
+                self._attention.draw_to_all()
+                self._answered_at = (self.agreed, -1e9)
                 self._looked_at = -1e9
             case Deposed():
                 self.office = None
@@ -86,11 +96,19 @@ class Coordinator:
         known = self.statuses.get(status.node)
         if known is None or (status.lease, status.sequence) > (known.lease, known.sequence):
             self.statuses[status.node] = status
+            self._attention.hear(known, status, self.agreed)
+
+    def _read(self, agreed: Agreed) -> None:
+        self._attention.read(self.agreed, agreed)
+        if agreed.requests is not self.agreed.requests:
+            self._waiting = [each for each in agreed.requests.values() if each.state == "waiting"]
+        self.agreed = agreed
 
     def _look(self, now: float) -> list[Effect]:
         if now - self._looked_at < self.settings.look_seconds:
             return []
         self._looked_at = now
+        self._attention.draw_to_all()
         look = Look(self.agreed.topology.generation)
         return [Send(node, look) for node in sorted(self.agreed.leases)]
 
@@ -98,25 +116,51 @@ class Coordinator:
         assert self.office is not None
         view = View(self.agreed, self.statuses, self.office, now)
         out: list[Effect] = []
-        answered: set[PartitionId] = set()
-        for request in self.agreed.requests.values():
-            if request.state == "waiting" and request.partition not in answered:
-                answered.add(request.partition)
-                self._propose(now, request.partition, requests.answer(view, request), out)
-        for record in self.agreed.topology.partitions.values():
-            if record.id not in answered:
+        self._answer(view, out)
+        asked = {request.partition for request in self._waiting}
+        for partition in self._attention.take(now, self.agreed):
+            record = self.agreed.topology.partitions.get(partition)
+            if record is None:
+                self._forget(partition)
+            elif partition in asked:
+                self._attention.draw_to(partition)
+            else:
                 self._step(view, record, out)
         return out
 
+    def _answer(self, view: View, out: list[Effect]) -> None:
+        """One request of each partition, and one of all others; the agreed state decides alone."""
+        state, answered_at = self._answered_at
+        if state is self.agreed and view.now - answered_at < self.settings.ask_again_seconds:
+            return
+        self._answered_at = (self.agreed, view.now)
+        forgotten = requests.forget_answered(view, self.settings.requests_kept)
+        if forgotten is not None:
+            out.append(MakeCommit(forgotten))
+        answered: set[PartitionId] = set()
+        for request in self._waiting:
+            if request.partition not in answered:
+                answered.add(request.partition)
+                self._propose(view.now, request.partition, requests.answer(view, request), out)
+
+    def _forget(self, partition: PartitionId) -> None:
+        """It was dropped."""
+        self._attention.let_go(partition)
+        self.waits.pop(partition, None)
+        for known in (self._asked, self._effects_at, self._held_since):
+            known.pop(partition, None)
+
     def _step(self, view: View, record: Partition, out: list[Effect]) -> None:
         decision = self.next_step(view, record)
-        if isinstance(decision, Commit):
-            self.waits.pop(record.id, None)
-            self._propose(view.now, record.id, decision, out)
-        elif decision is None:
-            self.waits.pop(record.id, None)
-        else:
+        if isinstance(decision, transitions.Waiting):
             self._wait(view, record, decision, out)
+            return
+        self.waits.pop(record.id, None)
+        if decision is None:
+            self._attention.let_go(record.id)
+        else:
+            self._propose(view.now, record.id, decision, out)
+            self._attention.keep(record.id, self._asked[record.id][1])
 
     def next_step(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
         """Ownership first, in any stage; then who is in sync; then the transition; then intent."""
@@ -201,3 +245,4 @@ class Coordinator:
         if why != waiting.why or view.now - asked_at >= self.settings.ask_again_seconds:
             self._effects_at[record.id] = (waiting.why, view.now)
             out.extend(waiting.effects)
+        self._attention.keep(record.id, self._effects_at[record.id][1])

@@ -43,18 +43,21 @@ def renewed_session(record: Partition, change: Transition, epoch: int) -> str | 
 
 
 def elect(view: View, record: Partition) -> Commit | str:
-    """Among the in-sync replicas of the side that is read: the one whose log reaches furthest."""
+    """Among the in-sync replicas of the side that is read: the one whose log reaches furthest.
+
+    Of equals the record's first, so that owners are spread as the records spread them.
+    """
     if record.epoch == 0:
         return first_election(view, record)
-    positions: list[tuple[int, str, Replica]] = []
+    positions: list[tuple[int, Replica]] = []
     for replica in candidates(view, record):
         known = view.of(record, replica)
         if known is not None and known.epoch >= record.epoch:
-            positions.append((known.last, replica.node, replica))
+            positions.append((known.last, replica))
         elif view.is_live(replica.node) and not view.is_lost(record, replica):
             return f"election: {replica.node} has not promised epoch {record.epoch} yet"
     if positions:
-        _, _, best = max(positions)
+        _, best = max(positions, key=lambda each: each[0])
         after = replace(record, owner=Grant(best, view.lease_of(best.node)))
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
     change = record.transition

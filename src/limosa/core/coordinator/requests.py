@@ -3,9 +3,14 @@
 A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
 from msgspec.structs import replace
 
 from limosa.core import routing
+from limosa.core.coordinator import members, tables
+from limosa.core.coordinator.answers import Answer
 from limosa.core.coordinator.view import View
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import Side
@@ -14,6 +19,7 @@ from limosa.core.model.changes import (
     Change,
     Commit,
     Put,
+    Remove,
     intent_key,
     lease_key,
     node_key,
@@ -26,38 +32,74 @@ from limosa.core.model.intent import (
     Intent,
     Placement,
     Request,
+    RequestKind,
     assign,
     cancelled,
     with_cancel,
 )
-from limosa.core.model.topology import Partition
+from limosa.core.model.keys import Revision
+from limosa.core.model.topology import Partition, TransitionKind
 from limosa.core.planning.placement import data_nodes, place
-from limosa.errors import IllegalRequest
+from limosa.errors import IllegalRequest, IllegalTransition
+
+
+class Service(NamedTuple):
+    """How one kind of request is answered, and which keys the answer depends on, whatever it is."""
+
+    act: Callable[[View, Request, Revision], Answer]
+    reads: Callable[[View, Request], list[str]]
 
 
 def answer(view: View, request: Request) -> Commit:
     """One commit that does what is asked for, or refuses it."""
     key = request_key(request.id)
-    about_zone = request.kind == "set_replicas" or request.kind == "follow_nodes"
+    service = SERVICES[request.kind]
     try:
-        act = serve_zone if about_zone else serve
-        changes, words = act(view, request, view.agreed.revision_of(key))
-        state = replace(request, state="done", answer=words)
-    except IllegalRequest as refusal:
-        changes, state = (), replace(request, state="refused", answer=str(refusal))
-    keys = [key, partition_key(request.partition), intent_key(request.partition)]
+        changes, words, state = service.act(view, request, view.agreed.revision_of(key))
+    except (IllegalRequest, IllegalTransition) as refusal:
+        changes, words, state = Answer((), str(refusal), "refused")
+    guards = {name: view.agreed.revision_of(name) for name in (key, *service.reads(view, request))}
+    guards[COORDINATOR_KEY] = view.coordinator
+    answered = Put(replace(request, state=state, answer=words))
+    why = f"{about(request)}: {request.kind} {state}: {words}"
+    return Commit(guards, (*changes, answered), why)
+
+
+def forget_answered(view: View, kept: int) -> Commit | None:
+    """Answers are kept for those who wait for them, and for those who look back; not for ever."""
+    answered = sorted(
+        (view.agreed.revision_of(request_key(request.id)), request.id)
+        for request in view.agreed.requests.values()
+        if request.state != "waiting"
+    )
+    old = answered[: max(0, len(answered) - kept)]
+    if not old:
+        return None
+    guards = {request_key(name): revision for revision, name in old}
+    removed = tuple(Remove(key) for key in guards)
+    guards[COORDINATOR_KEY] = view.coordinator
+    return Commit(guards, removed, f"{len(removed)} answered requests are forgotten")
+
+
+def about(request: Request) -> str:
+    table = "" if request.table is None else request.table.name
+    node = "" if request.node is None else request.node.id
+    return request.partition or request.zone or request.name or table or node
+
+
+def partition_reads(view: View, request: Request) -> list[str]:
+    keys = [partition_key(request.partition), intent_key(request.partition)]
     for each in request.placements:
         keys += [node_key(each.node), lease_key(each.node)]
-    if about_zone:
-        keys = [key, zone_key(request.zone), *map(intent_key, view.agreed.intents)]
-        keys += [node_key(node) for node in view.agreed.topology.nodes]
-    guards = {name: view.agreed.revision_of(name) for name in keys}
-    guards[COORDINATOR_KEY] = view.coordinator
-    why = f"{request.partition or request.zone}: {request.kind} {state.state}: {state.answer}"
-    return Commit(guards, (*changes, Put(state)), why)
+    return keys
 
 
-def serve_zone(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...], str]:
+def zone_reads(view: View, request: Request) -> list[str]:
+    keys = [zone_key(request.zone), *map(intent_key, view.agreed.intents)]
+    return keys + [node_key(node) for node in view.agreed.topology.nodes]
+
+
+def serve_zone(view: View, request: Request, trigger: Revision) -> Answer:
     """Another replica count or other data nodes: an intent for every partition, in one commit.
 
     (Another partition count is a repartition: an operation of its own.)
@@ -83,10 +125,10 @@ def serve_zone(view: View, request: Request, trigger: int) -> tuple[tuple[Change
     for name, places in place(zone.replica_count, nodes, current).items():
         new = Assignment("move", places, trigger=trigger)
         changes.append(Put(assign(view.agreed.intents[name], new)))
-    return tuple(changes), "accepted"
+    return Answer(tuple(changes), "accepted")
 
 
-def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...], str]:
+def serve(view: View, request: Request, trigger: Revision) -> Answer:
     record = view.agreed.topology.partitions.get(request.partition)
     intent = view.agreed.intents.get(request.partition)
     if record is None or intent is None:
@@ -95,14 +137,12 @@ def serve(view: View, request: Request, trigger: int) -> tuple[tuple[Change, ...
         return cancel(record, intent, request)
     if request.kind == "reverse" or request.kind == "complete":
         return end_hold(record, request)
-    assert request.kind != "set_replicas"
-    assert request.kind != "follow_nodes"
-    new = Assignment(
-        request.kind, request.placements, request.renewed, request.hold_seconds, trigger
-    )
+    kind = cast(TransitionKind, request.kind)
+    new = Assignment(kind, request.placements, request.renewed, request.hold_seconds, trigger)
     check(view, record, new, request.placements or intent.stable)
     after = assign(intent, new)
-    return (Put(after),), "accepted" if after.change == trigger else "a newer request was served"
+    served = after.change == trigger
+    return Answer((Put(after),), "accepted" if served else "a newer request was served")
 
 
 def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
@@ -146,12 +186,12 @@ def check_place(view: View, place: Placement) -> None:
         raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
 
 
-def cancel(record: Partition, intent: Intent, request: Request) -> tuple[tuple[Change, ...], str]:
+def cancel(record: Partition, intent: Intent, request: Request) -> Answer:
     """Stored only for the change that the caller saw; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, request.cancels)
     if stage is None:
-        return (Put(cancelled(intent)),), "cancelled before it began"
+        return Answer((Put(cancelled(intent)),), "cancelled before it began")
     if stage.reads is Side.OLD and not stage.given_up:
         raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
     if stage.reads is Side.NEW:
@@ -159,10 +199,10 @@ def cancel(record: Partition, intent: Intent, request: Request) -> tuple[tuple[C
             f"{record.id} has switched already ({stage.name})",
             "it will complete; while it is held, `reverse` takes it back",
         )
-    return (Put(after),), "will be cancelled"
+    return Answer((Put(after),), "will be cancelled")
 
 
-def end_hold(record: Partition, request: Request) -> tuple[tuple[Change, ...], str]:
+def end_hold(record: Partition, request: Request) -> Answer:
     change = record.transition
     stage = routing.stage_of(record)
     if change is None or stage is None or stage.name != READ_NEW:
@@ -172,8 +212,28 @@ def end_hold(record: Partition, request: Request) -> tuple[tuple[Change, ...], s
             f"{request.kind} applies to a held move only",
         )
     if request.kind == "complete":
-        return (Put(replace(record, transition=replace(change, released=True))),), "completing"
+        released = replace(record, transition=replace(change, released=True))
+        return Answer((Put(released),), "completing")
     if not stage.given_up:
         raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
     reversing = replace(change, giving_up="reversed by request")
-    return (Put(replace(record, transition=reversing)),), "reversing"
+    return Answer((Put(replace(record, transition=reversing)),), "reversing")
+
+
+_OF_A_PARTITION = Service(serve, partition_reads)
+_OF_A_ZONE = Service(serve_zone, zone_reads)
+SERVICES: dict[RequestKind, Service] = {
+    "move": _OF_A_PARTITION,
+    "rebuild": _OF_A_PARTITION,
+    "volume_move": _OF_A_PARTITION,
+    "repair": _OF_A_PARTITION,
+    "cancel": _OF_A_PARTITION,
+    "reverse": _OF_A_PARTITION,
+    "complete": _OF_A_PARTITION,
+    "set_replicas": _OF_A_ZONE,
+    "follow_nodes": _OF_A_ZONE,
+    "create_table": Service(tables.create, tables.create_reads),
+    "drop_table": Service(tables.drop, tables.drop_reads),
+    "join": Service(members.join, members.join_reads),
+    "remove_node": Service(members.remove, members.remove_reads),
+}

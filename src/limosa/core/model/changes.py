@@ -1,7 +1,7 @@
 """How does the agreed state change? A change is a value; applying it is one pure function."""
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -9,19 +9,23 @@ from msgspec.structs import replace
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
 from limosa.core.model.topology import (
+    Cluster,
     CoordinatorLease,
+    Features,
     Layout,
     Mark,
+    NamedTable,
     Node,
     NodeLease,
     Partition,
     Record,
-    Table,
     Zone,
 )
 
 TOPOLOGY = "topology/"
 MARK_KEY = "topology/mark"
+CLUSTER_KEY = "topology/cluster"
+FEATURES_KEY = "topology/features"
 COORDINATOR_KEY = "lease/coordinator"
 
 
@@ -31,6 +35,10 @@ def node_key(node: NodeId) -> str:
 
 def zone_key(zone: ZoneId) -> str:
     return f"topology/zone/{zone}"
+
+
+def table_key(table: str) -> str:
+    return f"topology/table/{table}"
 
 
 def partition_key(partition: PartitionId) -> str:
@@ -59,8 +67,8 @@ def key_of(record: Record) -> str:
             return node_key(name)
         case Zone(id=name):
             return zone_key(name)
-        case Table(name=name):
-            return f"topology/table/{name}"
+        case NamedTable(name=name):
+            return table_key(name)
         case Layout(zone=name):
             return layout_key(name)
         case Partition(id=name):
@@ -73,6 +81,10 @@ def key_of(record: Record) -> str:
             return lease_key(name)
         case CoordinatorLease():
             return COORDINATOR_KEY
+        case Cluster():
+            return CLUSTER_KEY
+        case Features():
+            return FEATURES_KEY
         case _:
             return MARK_KEY
 
@@ -109,13 +121,23 @@ class Topology(Struct, frozen=True):
     generation: Revision = 0
     nodes: dict[NodeId, Node] = {}
     zones: dict[ZoneId, Zone] = {}
-    tables: dict[str, Table] = {}
+    tables: dict[str, NamedTable] = {}
     layouts: dict[ZoneId, Layout] = {}
     partitions: dict[PartitionId, Partition] = {}
     revisions: dict[str, Revision] = {}
+    cluster: Cluster | None = None
+    features: Features = Features()
 
     def revision_of(self, partition: PartitionId) -> Revision:
         return self.revisions.get(f"topology/partition/{partition}", 0)
+
+    def changed_since(self, before: "Topology") -> list[PartitionId]:
+        """Partitions whose record is another one, or is there no more."""
+        old, new = before.revisions, self.revisions
+        keys = [key for key, revision in new.items() if old.get(key) != revision]
+        keys += [key for key in old if key not in new]
+        start = partition_key("")
+        return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
 
 class Agreed(Struct, frozen=True):
@@ -140,57 +162,125 @@ def change_key(change: Change) -> str:
 
 def apply(agreed: Agreed, changes: Iterable[Change], revision: Revision) -> Agreed:
     """The state after one commit. The old one stays as it was."""
-    topology = agreed.topology
-    for change in changes:
+    return apply_dated(agreed, ((change, revision) for change in changes), revision)
+
+
+def apply_dated(
+    agreed: Agreed, changes: Iterable[tuple[Change, Revision]], revision: Revision
+) -> Agreed:
+    """The state after several commits, each change at its own revision, in their order.
+
+    Whatever changes is copied once, however much of it does.
+    """
+    topology, other = _Draft(agreed.topology), _Draft(agreed)
+    for change, at in changes:
         key = change_key(change)
         if key.startswith(TOPOLOGY):
-            topology = _apply_topology(topology, key, change, revision)
+            _change_topology(topology, key, change, at)
         else:
-            agreed = _apply_other(agreed, key, change, revision)
-    return replace(agreed, topology=topology, revision=revision)
+            _change_other(other, key, change, at)
+    other.fields["revision"] = revision
+    if topology.fields:
+        other.fields["topology"] = replace(agreed.topology, **topology.fields)
+    return replace(agreed, **other.fields)
 
 
-def _apply_topology(topology: Topology, key: str, change: Change, revision: Revision) -> Topology:
-    revisions = dict(topology.revisions)
-    kind = key.split("/", 2)[1] + "s"
-    name = key.split("/", 2)[2] if key.count("/") > 1 else ""
-    if isinstance(change, Put):
-        revisions[key] = revision
+class _Draft:
+    """What another state has in place of a given one."""
+
+    __slots__ = ("fields", "of")
+
+    def __init__(self, of: Topology | Agreed) -> None:
+        self.of = of
+        self.fields: dict[str, Any] = {}
+
+    def copied(self, field: str) -> dict[str, Any]:
+        if field not in self.fields:
+            self.fields[field] = dict(getattr(self.of, field))
+        records: dict[str, Any] = self.fields[field]
+        return records
+
+    def change(self, field: str, name: str, change: Change) -> None:
+        if isinstance(change, Put):
+            self.copied(field)[name] = change.record
+        else:
+            self.copied(field).pop(name, None)
+
+    def date(self, key: str, change: Change, revision: Revision) -> None:
+        if isinstance(change, Put):
+            self.copied("revisions")[key] = revision
+        else:
+            self.copied("revisions").pop(key, None)
+
+
+def _change_topology(draft: _Draft, key: str, change: Change, revision: Revision) -> None:
+    draft.date(key, change, revision)
+    draft.fields["generation"] = revision
+    if key in (CLUSTER_KEY, FEATURES_KEY):
+        _change_singleton(draft, key, change)
+    elif key != MARK_KEY:
+        kind, name = key.removeprefix(TOPOLOGY).split("/", 1)
+        draft.change(f"{kind}s", name, change)
+
+
+def _change_singleton(draft: _Draft, key: str, change: Change) -> None:
+    """There is one record of this kind; without it the topology has what an empty one has."""
+    record = change.record if isinstance(change, Put) else None
+    if key == CLUSTER_KEY:
+        assert record is None or isinstance(record, Cluster)
+        draft.fields["cluster"] = record
     else:
-        revisions.pop(key, None)
-    topology = replace(topology, revisions=revisions, generation=revision)
-    if kind == "marks":
-        return topology
-    records = dict(getattr(topology, kind))
-    _put_or_pop(records, name, change)
-    return replace(topology, **{kind: records})
+        assert record is None or isinstance(record, Features)
+        draft.fields["features"] = record or Features()
 
 
-def _apply_other(agreed: Agreed, key: str, change: Change, revision: Revision) -> Agreed:
-    revisions = dict(agreed.revisions)
-    if isinstance(change, Put):
-        revisions[key] = revision
-    else:
-        revisions.pop(key, None)
-    agreed = replace(agreed, revisions=revisions)
+def _change_other(draft: _Draft, key: str, change: Change, revision: Revision) -> None:
+    draft.date(key, change, revision)
     if key == COORDINATOR_KEY:
         holder = change.record if isinstance(change, Put) else None
         assert holder is None or isinstance(holder, CoordinatorLease)
-        return replace(agreed, coordinator=holder)
+        draft.fields["coordinator"] = holder
+        return
     kind, name = key.split("/", 1)
     field = {"intent": "intents", "request": "requests", "lease": "leases"}[kind]
-    records = dict(getattr(agreed, field))
-    _put_or_pop(records, name.removeprefix("node/"), change)
-    return replace(agreed, **{field: records})
-
-
-def _put_or_pop(records: dict[str, Record], name: str, change: Change) -> None:
-    if isinstance(change, Put):
-        records[name] = change.record
-    else:
-        records.pop(name, None)
+    draft.change(field, name.removeprefix("node/"), change)
 
 
 def with_mark(commit: Commit) -> tuple[Change, ...]:
     """Every change of the topology also writes the mark, whose revision is the generation."""
     return (*commit.changes, Put(Mark(commit.why))) if commit.touches_topology() else commit.changes
+
+
+def merged(commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
+    """Which of these can be made as one commit, in their order, and which are left for the next.
+
+    Two contradict each other when they expect different revisions of a key, or when one changes
+    what the other was computed from: made one after the other, the second would be stale.
+    """
+    together: list[Commit] = []
+    left: list[Commit] = []
+    guards: dict[str, Revision] = {}
+    changed: set[str] = set()
+    for commit in commits:
+        keys = [change_key(change) for change in commit.changes]
+        agrees = all(
+            guards.get(key, revision) == revision and key not in changed
+            for key, revision in commit.guards.items()
+        )
+        if agrees and not any(key in guards or key in changed for key in keys):
+            together.append(commit)
+            guards |= commit.guards
+            changed.update(keys)
+        else:
+            left.append(commit)
+    return together, left
+
+
+def united(commits: list[Commit]) -> Commit:
+    """One commit of several that do not contradict each other."""
+    guards: dict[str, Revision] = {}
+    for commit in commits:
+        guards |= commit.guards
+    changes = tuple(change for commit in commits for change in commit.changes)
+    others = f" (and {len(commits) - 1} more)" if len(commits) > 1 else ""
+    return Commit(guards, changes, commits[0].why + others)

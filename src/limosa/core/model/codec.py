@@ -6,22 +6,26 @@ import msgspec
 
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.topology import (
+    Cluster,
     CoordinatorLease,
+    Features,
     Layout,
     Mark,
+    NamedTable,
     Node,
     NodeLease,
     Partition,
     Record,
-    Table,
     Zone,
 )
 from limosa.errors import BadInput
 
 AnyRecord: TypeAlias = (
-    Node
+    Cluster
+    | Features
+    | Node
     | Zone
-    | Table
+    | NamedTable
     | Layout
     | Partition
     | Intent

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
-from limosa.core.model.topology import Record, TransitionKind
+from limosa.core.model.topology import NamedTable, Node, Record, TransitionKind
 from limosa.errors import IllegalRequest
 
 RequestKind: TypeAlias = Literal[
@@ -24,8 +24,13 @@ RequestKind: TypeAlias = Literal[
     "complete",
     "set_replicas",
     "follow_nodes",
+    "create_table",
+    "drop_table",
+    "join",
+    "remove_node",
 ]
-"""The last two are about a zone: another replica count, or another set of data nodes."""
+"""Of a partition, down to `complete`; of a zone (another replica count, or another set of data
+nodes); of a table; of a node."""
 
 
 class Placement(Struct, frozen=True, order=True):
@@ -75,9 +80,23 @@ class Request(Record, frozen=True):
     """For `cancel`: the trigger of the pending assignment that the caller saw."""
     zone: ZoneId = ""
     count: int = 0
-    """For `set_replicas`."""
+    """For `set_replicas` and `create_table`: how many replicas."""
     state: Literal["waiting", "done", "refused"] = "waiting"
     answer: str = ""
+    name: str = ""
+    """For `drop_table` and `remove_node`: of what."""
+    table: NamedTable | None = None
+    """For `create_table`."""
+    table_id: str = ""
+    """For `drop_table`: the table that the caller saw under its name."""
+    partitions: int = 0
+    """For `create_table`: how many; 0: as many as its zone has."""
+    min_in_sync: int = 0
+    """For `create_table`; 0: a majority of the replicas."""
+    node: Node | None = None
+    """For `join`."""
+    cluster: str = ""
+    """For `join`: the name of the cluster that the node takes this for."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

@@ -4,18 +4,35 @@ What rows are made of is the driver's business: Arrow batches in a node, small t
 simulator.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from limosa.core.model.keys import Position, TokenRange
 
+ENTRY_BYTES = 64
+
+
+class Starts:
+    """Where the partitions of a layout start; made once for a layout, and kept with it."""
+
+    __slots__ = ("prepared", "starts")
+
+    def __init__(self, starts: Sequence[int]) -> None:
+        self.starts = starts
+        self.prepared: object = None
+        """What those who split rows by it made of it, to be quicker the next time."""
+
 
 class Rows(Protocol):
     """An immutable batch of rows of one partition."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Roughly what they take in memory or on a disk."""
 
     def digest(self) -> int:
         """Independent of the order of the rows."""
@@ -25,6 +42,9 @@ class Rows(Protocol):
 
     def within(self, held: TokenRange) -> "Rows":
         """The rows whose token lies in the range."""
+
+    def split(self, starts: Starts) -> "Sequence[tuple[int, Rows]]":
+        """For each partition that gets any, its place in the layout and its rows in their order."""
 
 
 class Entry(Struct, frozen=True):
@@ -43,3 +63,8 @@ class Entry(Struct, frozen=True):
     """A comparison that failed: what was there instead. It has no rows, but it happened."""
     collects: Position = 0
     """Tombstones up to here are collected by this entry."""
+
+    @property
+    def bytes(self) -> int:
+        """Roughly what it takes, beside the rows a little for itself."""
+        return ENTRY_BYTES if self.rows is None else ENTRY_BYTES + self.rows.bytes

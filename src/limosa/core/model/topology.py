@@ -26,6 +26,21 @@ class Record(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Something agreed upon; it lives under one key of the metastore."""
 
 
+class Cluster(Record, frozen=True):
+    """Whom this metastore belongs to."""
+
+    name: str
+    id: str
+    machine: str = ""
+    """Set when the agreed state is a file of this machine: nodes elsewhere are refused."""
+
+
+class Features(Record, frozen=True):
+    """What every node can do, and so may be used; once enabled, a feature stays."""
+
+    enabled: tuple[str, ...] = ()
+
+
 class Node(Record, frozen=True):
     """A member: a process that holds replicas on its volumes (`tokens=False`: it holds none)."""
 
@@ -36,6 +51,11 @@ class Node(Record, frozen=True):
     state: str = "normal"
     volumes: tuple[str, ...] = ("",)
     tokens: bool = True
+    host: str = ""
+    """Who it is: a random id that the node keeps in its directory."""
+    features: tuple[str, ...] = ()
+    """What it can do."""
+    machine: str = ""
 
 
 class Zone(Record, frozen=True):
@@ -51,13 +71,15 @@ class Zone(Record, frozen=True):
         return self.min_in_sync or self.replica_count // 2 + 1
 
 
-class Table(Record, frozen=True):
-    """Keyed rows in a zone."""
+class NamedTable(Record, frozen=True):
+    """Keyed rows in a zone, under a name that may be given again."""
 
     name: str
     zone: ZoneId
-    key: tuple[str, ...]
-    columns: tuple[tuple[str, str], ...] = ()
+    id: str
+    """Never given again: a table that was dropped and made again is another one."""
+    definition: bytes
+    """The encoded schema; the core never looks into it."""
 
 
 class Layout(Record, frozen=True):
@@ -104,8 +126,8 @@ class Layout(Record, frozen=True):
         return cls(zone, version, tuple(r.start for _, r in ordered), tuple(p for p, _ in ordered))
 
     def range_of(self, index: int) -> TokenRange:
-        ends = (*self.starts[1:], TOKEN_END)
-        return TokenRange(self.starts[index], ends[index])
+        end = self.starts[index + 1] if index + 1 < len(self.starts) else TOKEN_END
+        return TokenRange(self.starts[index], end)
 
 
 class Replica(Struct, frozen=True, order=True):

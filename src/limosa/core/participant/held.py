@@ -1,6 +1,8 @@
 """What does this node hold of a replica? Its log, how far it is committed, what runs on it."""
 
 from bisect import bisect_right
+from collections import deque
+from itertools import islice, takewhile
 
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
@@ -10,19 +12,25 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.producers import Producers
 
+RECENT_BYTES = 4 << 20
+
 
 class Held:
-    """One replica on this node. All but the log, epoch and watermark is gone with the process."""
+    """One replica on this node. All but the log, epoch and watermark is gone with the process.
+
+    Of the log, positions and sizes are here, and the last entries with their rows; the others are
+    read from the volume when somebody needs them.
+    """
 
     __slots__ = (
         "appending",
         "begun",
+        "bytes",
         "check",
         "chunks",
         "copied",
         "digest",
         "durable",
-        "entries",
         "epoch",
         "epoch_durable",
         "first",
@@ -34,13 +42,19 @@ class Held:
         "positions",
         "producers",
         "reads",
+        "recent",
+        "recent_bytes",
+        "recent_bytes_max",
         "replica",
         "revision",
         "session",
+        "sizes",
         "watermark",
     )
 
-    def __init__(self, partition: PartitionId, replica: Replica) -> None:
+    def __init__(
+        self, partition: PartitionId, replica: Replica, recent_bytes_max: int = RECENT_BYTES
+    ) -> None:
         self.partition = partition
         self.replica = replica
         self.revision: Revision = 0
@@ -50,8 +64,15 @@ class Held:
         self.begun = 0
         self.matched = 0
         """The epoch whose owner this log is known to be a prefix of."""
-        self.entries: list[Entry] = []
         self.positions: list[Position] = []
+        """Of every entry of the log."""
+        self.sizes: list[int] = []
+        self.bytes = 0
+        """All of them together."""
+        self.recent: deque[Entry] = deque()
+        """The end of the log, with rows."""
+        self.recent_bytes = 0
+        self.recent_bytes_max = recent_bytes_max
         self.first: Position = ORIGIN
         self.last: Position = ORIGIN
         self.durable: Position = ORIGIN
@@ -61,6 +82,7 @@ class Held:
         """What is on its way to the volume: by which revision it was asked for, and where the log
         ends then."""
         self.reads: dict[int, tuple[Revision, Read, str]] = {}
+        """What is being looked up, by ticket: since which revision, what, and for whom."""
         self.permits: dict[int, SessionId] = {}
         self.chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
         self.landed: set[tuple[SessionId, int]] = set()
@@ -70,13 +92,13 @@ class Held:
         self.digest: tuple[SessionId, Position, int] | None = None
 
     @classmethod
-    def restored(cls, stored: HeldReplica) -> "Held":
-        held = cls(stored.partition, stored.replica)
+    def restored(cls, stored: HeldReplica, recent_bytes_max: int = RECENT_BYTES) -> "Held":
+        held = cls(stored.partition, stored.replica, recent_bytes_max)
         held.epoch = held.epoch_durable = stored.epoch
         held.begun = stored.begun
         held.first = held.last = stored.first
-        for entry in stored.entries:
-            held.append(entry)
+        for at, size in stored.log:
+            held._lengthen(at, size)
         held.producers.unite(stored.producers)
         held.durable = held.last
         held.watermark = stored.watermark
@@ -85,13 +107,36 @@ class Held:
     # --- the log
 
     def append(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.positions.append(entry.at)
-        self.last = entry.at
+        size = entry.bytes
+        self._lengthen(entry.at, size)
+        self.recent.append(entry)
+        self.recent_bytes += size
+        while self.recent_bytes > self.recent_bytes_max and len(self.recent) > 1:
+            self.recent_bytes -= self.recent.popleft().bytes
         self.producers.record(entry)
 
-    def after(self, position: Position) -> tuple[Entry, ...]:
-        return tuple(self.entries[bisect_right(self.positions, position) :])
+    def _lengthen(self, at: Position, size: int) -> None:
+        self.positions.append(at)
+        self.sizes.append(size)
+        self.bytes += size
+        self.last = at
+
+    def after(self, position: Position, bytes_max: int) -> tuple[Entry, ...] | None:
+        """Entries behind a position: one at least if there is one, then so many bytes.
+
+        None: they are so old that the volume must be asked.
+        """
+        start = bisect_right(self.positions, position)
+        wanted = len(self.positions) - start
+        if wanted > len(self.recent):
+            return None
+        index, size = start, 0
+        while index < len(self.sizes) and (index == start or size + self.sizes[index] <= bytes_max):
+            size += self.sizes[index]
+            index += 1
+        newest = list(islice(reversed(self.recent), wanted))
+        newest.reverse()
+        return tuple(newest[: index - start])
 
     def nearest(self, position: Position) -> Position | None:
         """The last position here that is not behind the given one; None: the log starts later."""
@@ -102,7 +147,10 @@ class Held:
 
     def truncate(self, to: Position) -> None:
         index = bisect_right(self.positions, to)
-        del self.entries[index:], self.positions[index:]
+        self.bytes -= sum(self.sizes[index:])
+        del self.positions[index:], self.sizes[index:]
+        while self.recent and self.recent[-1].at > to:
+            self.recent_bytes -= self.recent.pop().bytes
         self.last = to
         self.durable = min(self.durable, to)
         self._shorten_appending(to)
@@ -110,8 +158,10 @@ class Held:
 
     def begin(self, base: Position, epoch: int) -> None:
         """Empty again: what was copied or sent before belongs to an owner of the past."""
-        self.entries.clear()
         self.positions.clear()
+        self.sizes.clear()
+        self.recent.clear()
+        self.bytes = self.recent_bytes = 0
         self.first = self.last = self.durable = self.watermark = base
         self._shorten_appending(base)
         self.producers = Producers()
@@ -124,21 +174,33 @@ class Held:
 
     def stored(self, up_to: int) -> bool:
         """Everything up to this ticket is durable; True if something was waited for."""
-        done = [ticket for ticket in self.appending if ticket <= up_to]
+        done = list(takewhile(lambda ticket: ticket <= up_to, self.appending))
         for ticket in done:
             self.durable = max(self.durable, self.appending.pop(ticket)[1])
         return bool(done)
 
-    def trim(self, kept: int) -> list[TrimLog]:
-        """Let go of the oldest committed entries; a replica that needs them must be rebuilt."""
-        if len(self.entries) <= 2 * kept:
+    def trim(self, kept: int, bytes_kept: int) -> list[TrimLog]:
+        """Let go of the oldest committed entries; a replica that needs them must be rebuilt.
+
+        Not a few at a time: once there is too much of it, half of the log goes.
+        """
+        if len(self.positions) <= 2 * kept and self.bytes <= bytes_kept:
             return []
         committed = bisect_right(self.positions, min(self.watermark, self.durable))
-        surplus = min(committed, len(self.entries) - kept)
-        if surplus <= 0:
+        least = len(self.positions) - kept
+        limit = bytes_kept // 2 if self.bytes > bytes_kept else bytes_kept
+        most = min(committed, len(self.positions) - 1)
+        surplus, size = 0, self.bytes
+        while surplus < most and (surplus < least or size > limit):
+            size -= self.sizes[surplus]
+            surplus += 1
+        if not surplus:
             return []
+        self.bytes = size
         self.first = self.positions[surplus - 1]
-        del self.entries[:surplus], self.positions[:surplus]
+        del self.positions[:surplus], self.sizes[:surplus]
+        while len(self.recent) > len(self.positions):
+            self.recent_bytes -= self.recent.popleft().bytes
         return [TrimLog(self.partition, self.replica.incarnation, 0, self.first)]
 
     # --- what is committed
@@ -169,6 +231,8 @@ class Held:
 
     def oldest_work(self, session: SessionId | None) -> Revision | None:
         """The oldest revision under which something runs; a closed session's work is the oldest."""
+        if not (self.appending or self.reads or self.permits):
+            return None
         running = [revision for revision, _ in self.appending.values()]
         running += [revision for revision, _, _ in self.reads.values()]
         running += [0 for of in self.permits.values() if of != session]

@@ -6,7 +6,6 @@ incarnation that they are about; one that is about the past changes nothing.
 
 from collections import deque
 from collections.abc import Callable
-from itertools import count
 
 from limosa.core import routing
 from limosa.core.effects import (
@@ -24,6 +23,7 @@ from limosa.core.effects import (
     Send,
     StoreEpoch,
     Surprise,
+    TrimLog,
     TruncateLog,
 )
 from limosa.core.events import (
@@ -38,6 +38,7 @@ from limosa.core.events import (
     SliceRead,
     Started,
     Stored,
+    TailRead,
     Ticked,
     TopologyRead,
 )
@@ -81,12 +82,16 @@ from limosa.core.model.keys import (
     Revision,
     SessionId,
 )
+from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner
 from limosa.core.participant.settings import Settings
+from limosa.core.participant.tickets import Tickets
 
 AHEAD_MAX = 255
+LOG_BYTES_MIN = 1 << 20
+"""However many replicas there are, each keeps so much of its log."""
 _STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
 
 
@@ -101,8 +106,11 @@ class Participant:
         self.held: dict[tuple[PartitionId, Incarnation], Held] = {}
         self.owners: dict[PartitionId, Owner] = {}
         self.out: list[Effect] = []
-        self._tickets = count(1)
+        self._here: dict[PartitionId, list[Held]] = {}
+        """The same as `held`, by partition."""
+        self._tickets = Tickets()
         self._stored: deque[tuple[int, Callable[[float], None]]] = deque()
+        self._reads: dict[int, Held] = {}
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
         self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
         self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
@@ -117,6 +125,10 @@ class Participant:
         self._ticked_at = -1e9
         self._sequence = 0
         self._changed = False
+        """Something that the coordinator should hear of."""
+        self._told_at = -1e9
+        self._is_outdated = False
+        """Somebody knows a newer topology."""
         self._on_event: dict[type, Callable[..., None]] = {
             Received: self._received,
             Ticked: self._tick,
@@ -126,6 +138,7 @@ class Participant:
             LeaseEnded: self._lease_ended,
             Stored: self._stored_up_to,
             RowsRead: self._rows_read,
+            TailRead: self._tail_read,
             SliceRead: self._slice_read,
             DigestTaken: self._digest_taken,
             CollectionDue: self._collection_due,
@@ -150,16 +163,25 @@ class Participant:
     def handle(self, now: float, event: NodeEvent) -> list[Effect]:
         self.out = []
         self._on_event[type(event)](now, event)
-        if self._changed and self._coordinator is not None and self.lease is not None:
-            self._changed = False
-            self._send(self._coordinator, self._status(now))
+        if self._changed and now - self._told_at >= self.settings.status_seconds:
+            self._tell(now)
         return self.out
+
+    def _tell(self, now: float) -> None:
+        if self._coordinator is not None and self.lease is not None:
+            self._changed = False
+            self._told_at = now
+            self._send(self._coordinator, self._status(now))
 
     # --- the process and its lease
 
     def _started(self, now: float, event: Started) -> None:
         for stored in event.held:
-            self.held[stored.partition, stored.replica.incarnation] = Held.restored(stored)
+            self._add(Held.restored(stored, self.settings.recent_bytes))
+
+    def _add(self, held: Held) -> None:
+        self.held[held.partition, held.replica.incarnation] = held
+        self._here.setdefault(held.partition, []).append(held)
 
     def _tick(self, now: float, event: Ticked) -> None:
         if self.lease is None:
@@ -169,7 +191,8 @@ class Participant:
         elif now - self._renewed_at >= self.settings.heartbeat_seconds:
             self._renewed_at = now
             self.out.append(RenewLease(self.lease.id))
-        if now - self._refreshed_at >= self.settings.refresh_seconds:
+        if self._is_outdated or now - self._refreshed_at >= self.settings.refresh_seconds:
+            self._is_outdated = False
             self._refresh(now)
         if now - self._ticked_at >= self.settings.resend_seconds:
             self._ticked_at = now
@@ -196,8 +219,9 @@ class Participant:
 
     def _lease_renewed(self, now: float, event: LeaseRenewed) -> None:
         if self.lease is not None and self.lease.id == event.lease:
+            held_all_along = self.lease.holds(now)
             self.lease.extend(event.sent_at, self.settings)
-            for owner in self.owners.values():
+            for owner in () if held_all_along else self.owners.values():
                 owner.commit(now)
                 self._collect_from(owner)
 
@@ -210,13 +234,12 @@ class Participant:
         """Requests, permits and ownership end with the lease that they were begun under."""
         self.lease = None
         self._ahead.clear()
-        self.owners.clear()
+        for owner in list(self.owners.values()):
+            self._disown(owner.held)
+        self._reads.clear()
         for held in self.held.values():
             held.reads.clear()
             held.forget_copy()
-
-    def _holds(self, now: float) -> bool:
-        return self.lease is not None and self.lease.holds(now)
 
     # --- the topology
 
@@ -228,8 +251,8 @@ class Participant:
             before = self.topology
             self.topology = event.topology
             self._changed = True
-            for partition in event.topology.partitions if self.lease.registered else ():
-                if event.topology.revision_of(partition) != before.revision_of(partition):
+            if self.lease.registered:
+                for partition in self.topology.changed_since(before):
                     self._apply(now, partition)
         if not self.lease.registered:
             self._register(now)
@@ -259,8 +282,7 @@ class Participant:
         named = (
             [] if record is None else [r for r in routing.everywhere(record) if r.node == self.node]
         )
-        mine = [held for (of, _), held in self.held.items() if of == partition]
-        for held in mine:
+        for held in list(self._here.get(partition, ())):
             if held.replica not in named:
                 self._discard(held)
         if record is None:
@@ -280,26 +302,27 @@ class Participant:
         return record.transition.stage == ALLOW and replica in routing.new_only(record)
 
     def _create(self, record: Partition, replica: Replica) -> None:
-        key = (record.id, replica.incarnation)
-        for (partition, _), held in list(self.held.items()):
-            if partition == record.id and held.replica not in record.in_sync:
+        for held in list(self._here.get(record.id, ())):
+            if held.replica not in record.in_sync:
                 self._discard(held)
         held = self._empty(record, replica)
-        self.held[key] = held
-        ticket = next(self._tickets)
-        held.appending[ticket] = (held.revision, held.last)
+        self._add(held)
+        ticket = self._tickets.appending(held, held.revision)
         self.out.append(CreateReplica(record.id, replica.incarnation, ticket, replica.volume))
         self._promise(held, record.epoch)
 
     def _empty(self, record: Partition, replica: Replica) -> Held:
-        held = Held(record.id, replica)
+        held = Held(record.id, replica, self.settings.recent_bytes)
         held.revision = self.topology.revision_of(record.id)
         return held
 
     def _discard(self, held: Held) -> None:
         key = (held.partition, held.replica.incarnation)
         self._disown(held)
-        self.held.pop(key)
+        del self.held[key]
+        self._here[held.partition].remove(held)
+        if not self._here[held.partition]:
+            del self._here[held.partition]
         self._discarding[key] = held.replica
         ticket = self._when_stored(lambda now: self._discarded(key))
         self.out.append(DiscardReplica(*key, ticket))
@@ -371,7 +394,9 @@ class Participant:
             self._ahead = [*self._ahead[-AHEAD_MAX:], event]
             self._refresh(now)
         else:
-            self._on_message[type(message)](now, event.sender, message)
+            act = self._on_message.get(type(message))
+            if act is not None:  # what is not for a node was sent by mistake
+                act(now, event.sender, message)
 
     def _knows_more(self, message: Message) -> bool:
         """Its sender acted on a newer record than ours: we must catch up before we judge it."""
@@ -392,46 +417,66 @@ class Participant:
         if (owner.open, owner.seal_report()) != owner.told:
             owner.told = (owner.open, owner.seal_report())
             self._changed = True
-        self.out += held.trim(self.settings.entries_kept)
+        self.out += self._trim(held)
+
+    def _trim(self, held: Held) -> list[TrimLog]:
+        share = max(LOG_BYTES_MIN, self.settings.log_bytes_kept // max(1, len(self.held)))
+        return held.trim(self.settings.entries_kept, share)
 
     def _serving(self, now: float, partition: PartitionId) -> Owner | None:
         """The owner here, if it may serve: granted, open, not sealed, and its lease holds."""
         owner = self.owners.get(partition)
-        if owner is None or not owner.open or owner.sealed is not None or not self._holds(now):
+        if owner is None or not owner.open or owner.sealed is not None or not owner.holds(now):
             return None
         return owner
 
     # --- clients
 
     def _write(self, now: float, sender: str, message: Write, found: Position) -> None:
-        answer: Answer | None = self._misrouted(now, message)
-        if answer is None:
-            owner = self._serving(now, message.partition)
-            assert owner is not None
-            there = len(routing.electable(owner.record))
-            if there < owner.needed:
-                answer = Refuse(message.id, f"{there} replicas in sync, {owner.needed} needed")
-            else:
-                answer = owner.write(now, sender, message, found)
+        owner = self._routed(now, message)
+        if isinstance(owner, Owner):
+            answer = self._write_here(now, owner, sender, message, found)
             self._collect_from(owner)
+        else:
+            answer = owner
+            self._catch_up(now)
         if answer is not None:
             self._send(sender, answer)
+
+    def _write_here(
+        self, now: float, owner: Owner, sender: str, message: Write, found: Position
+    ) -> Answer | None:
+        there = len(routing.electable(owner.record))
+        if there < owner.needed:
+            return Refuse(
+                message.id,
+                f"{there} replicas in sync, {owner.needed} needed",
+                "NotEnoughReplicas",
+                "wait until nodes come back, or ask for fewer in sync",
+            )
+        return owner.write(now, sender, message, found)
+
+    def _catch_up(self, now: float) -> None:
+        if self._is_outdated:
+            self._is_outdated = False
+            self._refresh(now)
 
     def _version(self, partition: PartitionId) -> int:
         record = self.topology.partitions.get(partition)
         layout = None if record is None else self.topology.layouts.get(record.zone)
         return 0 if layout is None else layout.version
 
-    def _misrouted(self, now: float, message: Write | Read) -> Answer | None:
+    def _routed(self, now: float, message: Write | Read) -> Owner | Answer:
+        """Who serves it here, or why nobody does."""
         version = self._version(message.partition)
         if message.version > version:
-            self._refresh(now)
+            self._is_outdated = True
             return Wait(message.id, "routed by a layout that this node has not applied yet")
         if self._is_stale(message, version):
             return self._redirect(message.partition, message.id)
         owner = self._serving(now, message.partition)
         if owner is not None and message.epoch <= owner.epoch:
-            return None
+            return owner
         record = self.topology.partitions.get(message.partition)
         if record is not None and (record.owner is None or record.owner.replica.node == self.node):
             return Wait(message.id, "its owner is not open yet")
@@ -446,23 +491,49 @@ class Participant:
         version = self._version(partition)
         return Redirect(request, owner, version, self.topology.generation, definite)
 
+    def admit(self, now: float, read: Read) -> Held | Answer:
+        """Which replica here may serve a read; or the answer that refuses it.
+
+        A reader need not go through `handle`, nor wait for it: `admit`, take a view, `may_answer`,
+        each at any moment and in any thread. All that happens here is a note that this topology
+        seems to be old; the next tick looks for a newer one.
+
+        Why that is linearizable: when it is admitted, this is the owner and its lease holds, so
+        that nobody else commits anything. All that is committed then is in the view, because the
+        owner has moved the watermark before it told anybody, and `may_answer` asks whether the
+        view has what was committed when the owner opened. Views do not go back: what one of them
+        shows that is taken later was the newest at some moment after the read was admitted. The
+        second check, still before the seal is reported, sorts out a replica that meanwhile was
+        dropped, or whose owner is another.
+        """
+        if read.revision > self.topology.revision_of(read.partition):
+            self._is_outdated = True
+            return Wait(read.id, "routed by a record that this node has not applied yet")
+        if read.eventual:
+            return self._readable(read) or self._redirect(read.partition, read.id)
+        owner = self._routed(now, read)
+        return owner.held if isinstance(owner, Owner) else owner
+
+    def may_answer(self, now: float, held: Held, eventual: bool, through: Position) -> bool:
+        """After the value was taken, from a view with the watermark `through`: does it count?"""
+        if eventual:
+            return self.held.get((held.partition, held.replica.incarnation)) is held
+        owner = self.owners.get(held.partition)
+        if owner is None or owner.held is not held or through < owner.opened:
+            return False
+        return owner.told[1] is None and owner.holds(now)
+
     def _read(self, now: float, sender: str, message: Read) -> None:
-        if message.eventual:
-            held = self._readable(message)
-            if held is None:
-                self._send(sender, self._redirect(message.partition, message.id))
-                return
-        else:
-            answer = self._misrouted(now, message)
-            if answer is not None:
-                self._send(sender, answer)
-                return
-            owner = self._serving(now, message.partition)
-            assert owner is not None
-            held = owner.held
+        held = self.admit(now, message)
+        if not isinstance(held, Held):
+            self._send(sender, held)
+            self._catch_up(now)
+            return
         ticket = next(self._tickets)
+        self._reads[ticket] = held
         held.reads[ticket] = (held.revision, message, sender)
-        self.out.append(LookUp(held.partition, held.replica.incarnation, ticket, message.keys))
+        incarnation = held.replica.incarnation
+        self.out.append(LookUp(held.partition, incarnation, ticket, message.keys, message.table))
 
     def _readable(self, message: Read) -> Held | None:
         """An eventual read is served by either side, unless it was begun before the fence."""
@@ -484,25 +555,19 @@ class Participant:
         return routing.written(record) if stage is None or stage.name != ALLOW else record.replicas
 
     def _rows_read(self, now: float, event: RowsRead) -> None:
-        for held in self.held.values():
-            running = held.reads.pop(event.ticket, None)
-            if running is None:
-                continue
-            _, message, client = running
-            if message.eventual or self._may_answer(now, held):
-                self._send(client, Found(message.id, event.rows))
-            else:
-                self._send(client, self._redirect(held.partition, message.id))
-            owner = self.owners.get(held.partition)
-            if owner is not None:
-                self._collect_from(owner)
-            self._changed |= self._in_transition(held.partition)
+        held = self._reads.pop(event.ticket, None)
+        running = None if held is None else held.reads.pop(event.ticket, None)
+        if held is None or running is None:
             return
-
-    def _may_answer(self, now: float, held: Held) -> bool:
-        """Checked after the value was taken: then it was the newest when it was taken."""
+        _, message, client = running
+        if self.may_answer(now, held, message.eventual, held.watermark):
+            self._send(client, Found(message.id, event.rows))
+        else:
+            self._send(client, self._redirect(held.partition, message.id))
         owner = self.owners.get(held.partition)
-        return self._holds(now) and owner is not None and owner.held is held
+        if owner is not None:
+            self._collect_from(owner)
+        self._changed |= self._in_transition(held.partition)
 
     def _in_transition(self, partition: PartitionId) -> bool:
         """Then the coordinator may wait for what runs here."""
@@ -540,9 +605,8 @@ class Participant:
             return "dropped" if (message.partition, message.to) in self._dropped else "lost"
         if not self._is_current(held, message):
             return "stale epoch"
-        if message.revision < self.topology.partitions[message.partition].fence:
-            return "fenced"
-        return ""
+        record = self.topology.partitions.get(message.partition)
+        return "fenced" if record is None or message.revision < record.fence else ""
 
     def _is_current(self, held: Held, message: ReplicaMessage) -> bool:
         return message.epoch >= held.epoch
@@ -602,19 +666,19 @@ class Participant:
 
     def _take(self, now: float, sender: str, held: Held, message: Replicate) -> None:
         new = tuple(entry for entry in message.entries if self._is_new(held, entry.at))
-        if new and new[0].previous != held.last:
+        if not _follow(held.last, new):
             self.out.append(Surprise(held.partition, "entries that do not follow this log"))
             return
         for entry in new:
             held.append(entry)
         if new:
-            ticket = self._when_stored(lambda now: self._appended(held, sender, message.epoch))
-            held.appending[ticket] = (message.revision, held.last)
+            ticket = self._tickets.appending(held, message.revision)
+            self._stored.append((ticket, lambda now: self._appended(held, sender, message.epoch)))
             self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
         if message.check is not None and message.check[0] == held.copied:
             held.check = message.check
         self.out += held.advance(max(held.watermark, min(message.watermark, held.last)))
-        self.out += held.trim(self.settings.entries_kept)
+        self.out += self._trim(held)
         if not new:
             self._ack(held, sender, message.epoch)
 
@@ -649,13 +713,23 @@ class Participant:
         return ticket
 
     def _stored_up_to(self, now: float, event: Stored) -> None:
-        for held in self.held.values():
-            if held.appending and held.stored(event.ticket):
-                self._changed |= held.epoch == 0 or self._in_transition(held.partition)
+        concerned = self._tickets.stored(event.ticket)
+        for held in concerned:
+            held.stored(event.ticket)
+            self._changed |= held.epoch == 0 or self._in_transition(held.partition)
         while self._stored and self._stored[0][0] <= event.ticket:
             self._stored.popleft()[1](now)
-        for owner in self.owners.values():
-            owner.commit(now)
+        for held in concerned:
+            owner = self.owners.get(held.partition)
+            if owner is not None and owner.held is held:
+                owner.commit(now)
+                self._collect_from(owner)
+
+    def _tail_read(self, now: float, event: TailRead) -> None:
+        tail = self._tickets.tails.pop(event.ticket, None)
+        owner = None if tail is None else self.owners.get(tail.partition)
+        if tail is not None and owner is not None and owner.epoch == tail.epoch:
+            owner.tail_read(event.ticket, tail, event.entries)
             self._collect_from(owner)
 
     def _digest_taken(self, now: float, event: DigestTaken) -> None:
@@ -693,7 +767,8 @@ class Participant:
 
     def _fetch(self, now: float, sender: str, message: Fetch) -> None:
         owner = self._serving(now, message.partition)
-        if owner is None or not self._permit(message.partition, message.session, message.epoch):
+        permitted = self._permit(message.partition, message.session, message.epoch)
+        if owner is None or not permitted or not 0 <= message.slice < message.slices:
             self._deny(sender, message, "the source does not own this partition in this session")
             return
         ticket = next(self._tickets)
@@ -709,7 +784,10 @@ class Participant:
         )
 
     def _slice_read(self, now: float, event: SliceRead) -> None:
-        held, message, sender = self._slices.pop(event.ticket)
+        reading = self._slices.pop(event.ticket, None)
+        if reading is None:
+            return
+        held, message, sender = reading
         fetched = Fetched(
             message.partition,
             message.session,
@@ -779,11 +857,9 @@ class Participant:
 
     def _look(self, now: float, sender: str, message: Look) -> None:
         self._coordinator = sender
-        self._changed = False
         if message.generation > self.topology.generation:
             self._refresh(now)
-        if self.lease is not None:
-            self._send(sender, self._status(now))
+        self._tell(now)
 
     def _seal(self, now: float, sender: str, message: Seal) -> None:
         owner = self._serving(now, message.partition)
@@ -799,11 +875,12 @@ class Participant:
 
     def _drop_replica(self, now: float, sender: str, message: DropReplica) -> None:
         held = self.held.get((message.partition, message.to))
-        if held is not None and message.revision == self.topology.revision_of(message.partition):
-            record = self.topology.partitions[message.partition]
-            if held.replica not in routing.written(record):
-                self._dropped.append((message.partition, message.to))
-                self._discard(held)
+        record = self.topology.partitions.get(message.partition)
+        if held is None or record is None or held.replica in routing.written(record):
+            return
+        if message.revision == self.topology.revision_of(message.partition):
+            self._dropped.append((message.partition, message.to))
+            self._discard(held)
 
     def _status(self, now: float) -> Status:
         assert self.lease is not None
@@ -848,7 +925,7 @@ class Participant:
             held.epoch_durable,
             held.last,
             held.watermark,
-            owner.epoch if owner.open and self._holds(now) else 0,
+            owner.epoch if owner.open and owner.holds(now) else 0,
             owner.seal_report(),
             held.copied,
             held.digest,
@@ -856,3 +933,12 @@ class Participant:
             tuple((replica, owner.revision) for replica in owner.proposed),
             tuple(peer.replica for peer in owner.peers.values() if not peer.reachable),
         )
+
+
+def _follow(last: Position, entries: tuple[Entry, ...]) -> bool:
+    """Each names the one before it, and the first the end of the log."""
+    for entry in entries:
+        if entry.previous != last:
+            return False
+        last = entry.at
+    return True

@@ -6,13 +6,12 @@ passed it, and read from then on.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from math import inf
 
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.effects import AppendEntries, Effect, MakeCommit, Send, Surprise
+from limosa.core.effects import AppendEntries, Effect, MakeCommit, ReadTail, Send, Surprise
 from limosa.core.messages import (
     Acked,
     Answer,
@@ -33,6 +32,7 @@ from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.settings import Settings
+from limosa.core.participant.tickets import Tail, Tickets
 
 
 class Lease:
@@ -59,14 +59,27 @@ class Lease:
 class Peer:
     """What the owner knows of another replica, in this epoch."""
 
-    __slots__ = ("acked", "heard", "matched", "reachable", "replica", "sent", "since", "told")
+    __slots__ = (
+        "acked",
+        "heard",
+        "matched",
+        "reachable",
+        "reading",
+        "replica",
+        "sent",
+        "since",
+        "told",
+    )
 
     def __init__(self, replica: Replica, now: float) -> None:
         self.replica = replica
         self.matched = False
         self.reachable = True
         """False: it needs entries that this log no longer has."""
+        self.reading = 0
+        """The ticket of what is read from the volume for it; one thing at a time."""
         self.sent: Position = 0
+        """Up to where; what comes behind goes when this is acknowledged."""
         self.acked: Position = 0
         self.told: Position = 0
         """The watermark that it knows."""
@@ -91,7 +104,7 @@ class Owner:
         held: Held,
         record: Partition,
         lease: Lease,
-        tickets: Iterator[int],
+        tickets: Tickets,
         settings: Settings,
     ) -> None:
         self.held = held
@@ -106,6 +119,8 @@ class Owner:
         self.collecting: tuple[Position, Revision] | None = None
         """A collection that is not committed yet: barriers wait for it."""
         self.open = False
+        self.opened: Position = 0
+        """What was committed when it opened: whoever reads here must see all of that."""
         self.counter = 0
         self.peers: dict[Replica, Peer] = {}
         self.pending: deque[Pending] = deque()
@@ -117,6 +132,10 @@ class Owner:
         self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
         """What the coordinator was last told of."""
         self.out: list[Effect] = []
+
+    def holds(self, now: float) -> bool:
+        """The lease that this epoch was granted to, not a later one."""
+        return self.lease.holds(now)
 
     # --- the record
 
@@ -131,6 +150,7 @@ class Owner:
         self.peers = {r: self.peers.get(r) or Peer(r, now) for r in wanted}
         for peer in self.peers.values():
             peer.since = now
+            peer.reading = 0  # it would go under an old revision
             if peer.replica in routing.may_return(record):
                 peer.matched = False  # it must answer anew before it is proposed
             if not peer.matched:
@@ -182,25 +202,57 @@ class Owner:
     def replicate(
         self, peer: Peer, previous: Position, how: str = "append", probed: LeaseId = 0
     ) -> None:
-        held = self.held
-        if previous < held.first:
+        if previous < self.held.first:
             peer.reachable = peer.matched = False
             return
-        check = held.check if how == "append" else None
+        entries = self.held.after(previous, self.settings.replicate_bytes)
+        if entries is not None:
+            self._replicate(peer, previous, entries, how, probed)
+        elif not peer.reading:
+            self._read_tail(peer, previous, how, probed)
+
+    def _replicate(
+        self,
+        peer: Peer,
+        previous: Position,
+        entries: tuple[Entry, ...],
+        how: str,
+        probed: LeaseId,
+    ) -> None:
+        held = self.held
         message = Replicate(
             held.partition,
             peer.replica.incarnation,
             self.epoch,
             self.revision,
             previous,
-            held.after(previous),
+            entries,
             held.watermark,
             how,
-            check,
+            held.check if how == "append" else None,
             probed,
         )
-        peer.sent = held.last
+        peer.sent = entries[-1].at if entries else previous
         self._send(peer, message)
+
+    def _read_tail(self, peer: Peer, previous: Position, how: str, probed: LeaseId) -> None:
+        held = self.held
+        peer.reading = next(self.tickets)
+        self.tickets.tails[peer.reading] = Tail(
+            held.partition, self.epoch, self.revision, peer.replica, previous, how, probed
+        )
+        incarnation, limit = held.replica.incarnation, self.settings.replicate_bytes
+        self.out.append(ReadTail(held.partition, incarnation, peer.reading, previous, limit))
+
+    def tail_read(self, ticket: int, tail: Tail, entries: tuple[Entry, ...]) -> None:
+        """Goes as if it had been at hand, unless it is not what the peer needs any more."""
+        peer = self.peers.get(tail.to)
+        if peer is None or peer.reading != ticket:
+            return
+        peer.reading = 0
+        follows = bool(entries) and entries[0].previous == tail.previous
+        if follows and (tail.how == "begin" or peer.matched == (tail.how == "append")):
+            self._replicate(peer, tail.previous, entries, tail.how, tail.probed)
 
     def acked(self, now: float, message: Acked) -> None:
         peer = self.peers.get(message.replica)
@@ -212,6 +264,8 @@ class Owner:
         if message.position > peer.acked:
             peer.acked = message.position
             peer.since = now
+        if peer.sent <= peer.acked < self.held.last:
+            self.replicate(peer, peer.acked)
         self.commit(now)
 
     def unheld(self, now: float, message: Unheld) -> None:
@@ -317,8 +371,7 @@ class Owner:
     def append(self, entry: Entry) -> None:
         held = self.held
         held.append(entry)
-        ticket = next(self.tickets)
-        held.appending[ticket] = (self.revision, entry.at)
+        ticket = self.tickets.appending(held, self.revision)
         self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, (entry,)))
         for peer in self.peers.values():
             if peer.matched and peer.sent == entry.previous:
@@ -345,6 +398,7 @@ class Owner:
         if not self.open:
             if point < self.held.last or not self.all_matched():
                 return
+            self.opened = point  # before it is open: readers do not wait for us
             self.open = True
         self.out += self.held.advance(point)
         while self.pending and self.pending[0].at <= self.held.watermark:
@@ -372,7 +426,8 @@ class Owner:
             if not peer.matched:
                 self.probe(peer)
             elif peer.acked < held.last:
-                self.replicate(peer, peer.acked)
+                if now - peer.since >= self.settings.resend_seconds:  # else it is on its way
+                    self.replicate(peer, peer.acked)
             else:
                 peer.since = now
                 idle = now - peer.heard > self.settings.idle_seconds_max

@@ -16,5 +16,13 @@ class Settings(Struct, frozen=True):
     seal_seconds_max: float = 2.0
     """A sealed owner that hears nothing for so long asks to be unsealed, by a commit."""
     refresh_seconds: float = 1.0
+    status_seconds: float = 0.02
+    """The coordinator is told of changes at most this often; of several ones together."""
     entries_kept: int = 10_000
     """How much of the log behind the watermark is kept for replicas that catch up."""
+    log_bytes_kept: int = 256 << 20
+    """... and of all logs of this node together, about how many bytes."""
+    recent_bytes: int = 1 << 20
+    """How much of the end of each log stays in memory: what is sent is seldom older."""
+    replicate_bytes: int = 8 << 20
+    """No more than this in one message to another replica, but at least one entry."""

@@ -25,8 +25,8 @@ def place(
 ) -> dict[PartitionId, tuple[Placement, ...]]:
     """So many replicas of each partition on these nodes, with as little movement as possible.
 
-    New places go to the nodes that hold least so far; ties are broken by name. Without any node
-    everything stays where it is: an empty filter must not wipe a zone.
+    New places go to the nodes that hold least so far; ties are broken by the order of the nodes.
+    Without any node everything stays where it is: an empty filter must not wipe a zone.
     """
     if not nodes:
         return dict(current)
@@ -42,7 +42,7 @@ def place(
     for partition, places in kept.items():
         free = [node for node in nodes if node not in {each.node for each in places}]
         for _ in range(count - len(places)):
-            chosen = min(free, key=lambda node: (load[node], node))
+            chosen = min(free, key=load.__getitem__)
             free.remove(chosen)
             load[chosen] += 1
             places = (*places, Placement(chosen))

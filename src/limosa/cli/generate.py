@@ -1,0 +1,63 @@
+"""Where do rows to try things out with come from? `limosa generate` makes a file of them."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+
+from limosa.cli.connecting import AsJson
+from limosa.cli.outputs import writer_of
+from limosa.cli.showing import count, print_json
+from limosa.cli.sources import errors_of, format_of
+
+ROWS_AT_ONCE = 100_000
+START_MICROSECONDS = 1_735_689_600_000_000
+"""2025-01-01."""
+FIELDS: "list[pa.Field[Any]]" = [
+    pa.field("id", pa.int64(), nullable=False),
+    pa.field("name", pa.string()),
+    pa.field("price", pa.float64()),
+    pa.field("at", pa.timestamp("us", tz="UTC")),
+]
+SCHEMA = pa.schema(FIELDS)
+
+
+def generate(
+    rows: Annotated[int, typer.Argument(min=0, help="How many.")],
+    file: Annotated[str, typer.Argument(help="Parquet, CSV or NDJSON, by its suffix.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a file of sample rows: id (the key), name, price, at. The same rows each time.
+
+    \b
+    Examples:
+      limosa generate 5000000 items.parquet
+      limosa generate 1000 items.csv
+    """
+    began = time.monotonic()
+    with errors_of(file), writer_of(format_of(file, None), file, SCHEMA) as writer:
+        for start in range(0, rows, ROWS_AT_ONCE):
+            writer.write(sample(start, min(rows, start + ROWS_AT_ONCE)))
+    answer: dict[str, Any] = {
+        "file": file,
+        "rows": rows,
+        "bytes": Path(file).stat().st_size,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"{count(rows, 'row')} in {file}.")
+
+
+def sample(start: int, end: int) -> pa.Table:
+    """These rows, whoever asks: the dice are thrown anew for each block."""
+    dice = np.random.default_rng(start)
+    id = np.arange(start, end)
+    price = dice.integers(100, 10_000, end - start) / 100
+    at = pa.array(START_MICROSECONDS + id * 1_000_000).cast(pa.timestamp("us", tz="UTC"))
+    name = pa.array([f"item {each}" for each in id.tolist()], pa.string())
+    return pa.Table.from_arrays([pa.array(id), name, pa.array(price), at], schema=SCHEMA)

@@ -1,0 +1,203 @@
+"""How is the cluster? `limosa status`, `limosa nodes`, `limosa partitions`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.overview import Overview, look
+from limosa.cli.showing import NOTHING, count, place_of, print_json, print_table, size
+from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
+from limosa.core.model.topology import Partition
+from limosa.errors import UnknownTable
+
+NAMED_AT_MOST = 5
+
+
+@of_cluster
+def status(target: Target) -> None:
+    """Is everything well? The cluster in a few lines.
+
+    \b
+    Examples:
+      limosa status
+      limosa status --cluster 127.0.0.1:4711 --json
+    """
+    with target.connect() as connection:
+        overview = look(connection, ask_nodes=False)
+    answer = status_of(overview)
+    if target.as_json:
+        print_json(answer)
+        return
+    partitions = answer["partitions"]
+    silent = [node for node in answer["nodes"]["members"] if node not in answer["nodes"]["live"]]
+    lines = {
+        "cluster": f"{answer['cluster']} ({answer['id']})",
+        "coordinator": answer["coordinator"] or "none in office",
+        "nodes": f"{len(overview.live)} of {len(overview.members)} live"
+        + (f"; silent: {', '.join(silent)}" if silent else ""),
+        "tables": ", ".join(answer["tables"]) or "none",
+        "partitions": f"{partitions['total']:,}",
+        "without an owner": _some(partitions["without_owner"]),
+        "not fully in sync": _some(partitions["not_in_sync"]),
+        "changing": _some(partitions["changing"]),
+        "generation": str(answer["generation"]),
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:<18} {value}")
+
+
+def status_of(overview: Overview) -> dict[str, Any]:
+    topology = overview.topology
+    cluster = topology.cluster
+    return {
+        "cluster": "" if cluster is None else cluster.name,
+        "id": "" if cluster is None else cluster.id,
+        "coordinator": overview.agreed["coordinator"],
+        "nodes": {"members": overview.members, "live": overview.live},
+        "tables": sorted(topology.tables),
+        "partitions": {
+            "total": len(topology.partitions),
+            "without_owner": overview.without_owner,
+            "not_in_sync": overview.not_in_sync,
+            "changing": sorted(
+                id for id, each in topology.partitions.items() if each.transition is not None
+            ),
+        },
+        "generation": topology.generation,
+    }
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "none"
+    more = ", …" if len(names) > NAMED_AT_MOST else ""
+    return f"{len(names):,} ({', '.join(names[:NAMED_AT_MOST])}{more})"
+
+
+@of_cluster
+def nodes(target: Target) -> None:
+    """List the nodes, and what each of them holds.
+
+    Rows are counted as they are stored, with older versions that are not merged yet.
+
+    \b
+    Examples:
+      limosa nodes
+      limosa nodes --json
+    """
+    with target.connect() as connection:
+        overview = look(connection)
+    answer = [node_row(overview, name) for name in sorted(overview.topology.nodes)]
+    if target.as_json:
+        print_json({"nodes": answer})
+        return
+    columns = ("name", "state", "live", "address", "rack", "replicas", "owned", "rows", "bytes")
+    print_table(
+        (*columns, "free"),
+        [
+            (
+                row["name"],
+                row["state"],
+                "yes" if row["live"] else "no",
+                place_of(row["address"]),
+                row["rack"],
+                row["replicas"],
+                row["owned"],
+                None if row["rows"] is None else f"{row['rows']:,}",
+                None if row["bytes"] is None else size(row["bytes"]),
+                None if row["free"] is None else size(row["free"]),
+            )
+            for row in answer
+        ],
+    )
+
+
+def node_row(overview: Overview, name: str) -> dict[str, Any]:
+    node = overview.topology.nodes[name]
+    partitions = overview.topology.partitions.values()
+    held = overview.held(name)
+    answered = name in overview.statuses
+    free = overview.statuses[name]["free_bytes"].values() if answered else ()
+    return {
+        "name": name,
+        "state": node.state,
+        "live": name in overview.live,
+        "address": node.address,
+        "rack": node.rack,
+        "datacenter": node.datacenter,
+        "replicas": sum(any(r.node == name for r in each.replicas) for each in partitions),
+        "owned": sum(overview.owner(each) == name for each in partitions),
+        "rows": sum(each["rows"] for each in held) if answered else None,
+        "bytes": sum(each["bytes"] for each in held) if answered else None,
+        "free": min(free, default=None),
+        "failure": overview.failures.get(name),
+    }
+
+
+@of_cluster
+def partitions(
+    target: Target,
+    table: Annotated[str | None, typer.Argument(help="Of this table only.")] = None,
+) -> None:
+    """List the partitions: who owns each, who holds it, what changes.
+
+    Rows are counted as they are stored, with older versions that are not merged yet.
+
+    \b
+    Examples:
+      limosa partitions
+      limosa partitions items --json
+    """
+    with target.connect() as connection:
+        overview = look(connection)
+    topology = overview.topology
+    if table is not None and table not in topology.tables:
+        raise UnknownTable(f"there is no table {table}", "list them with `limosa tables`")
+    zone = None if table is None else topology.tables[table].zone
+    wanted = [each for each in topology.partitions.values() if zone in (None, each.zone)]
+    wanted.sort(key=lambda each: (each.zone, each.range.start))
+    answer = [partition_row(overview, each) for each in wanted]
+    if target.as_json:
+        print_json({"partitions": answer})
+        return
+    print_table(
+        ("partition", "range", "owner", "replicas", "in sync", "epoch", "rows", "stage"),
+        [
+            (
+                row["partition"],
+                _range(row["start"], row["end"]),
+                row["owner"] or NOTHING,
+                " ".join(row["replicas"]),
+                " ".join(row["in_sync"]),
+                row["epoch"],
+                None if row["rows"] is None else f"{row['rows']:,}",
+                row["stage"],
+            )
+            for row in answer
+        ],
+    )
+    typer.echo(count(len(answer), "partition"))
+
+
+def partition_row(overview: Overview, partition: Partition) -> dict[str, Any]:
+    changing = partition.transition
+    return {
+        "partition": partition.id,
+        "zone": partition.zone,
+        "start": partition.range.start,
+        "end": partition.range.end,
+        "owner": overview.owner(partition) or None,
+        "replicas": sorted(replica.node for replica in partition.replicas),
+        "in_sync": sorted(replica.node for replica in partition.in_sync),
+        "epoch": partition.epoch,
+        "rows": overview.rows(partition),
+        "stage": None if changing is None else f"{changing.kind}: {changing.stage}",
+    }
+
+
+def _range(start: int, end: int) -> str:
+    """In hundredths of the token space: tokens themselves have nineteen digits."""
+    whole = TOKEN_END - TOKEN_MIN
+    low, high = ((token - TOKEN_MIN) * 100 / whole for token in (start, end))
+    return f"{low:.2f} to {high:.2f} %"

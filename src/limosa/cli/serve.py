@@ -1,0 +1,202 @@
+"""How is one process of a cluster started? `limosa serve node`, `limosa serve coordinator`."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from limosa.errors import BadInput, LimosaError
+from limosa.runtime.journal import Journal
+from limosa.transport.security import Security
+
+serve = typer.Typer(
+    help="Run one process of a cluster, until it is told to stop (Ctrl-C or SIGTERM).",
+    no_args_is_help=True,
+)
+
+Cluster = Annotated[str, typer.Option("--cluster", help="The cluster's name.")]
+Metastore = Annotated[
+    str, typer.Option("--metastore", help="The file with the agreed state, on this machine.")
+]
+Secret = Annotated[
+    str | None, typer.Option("--secret", help="File with the secret of the cluster's tokens.")
+]
+Certificate = Annotated[str | None, typer.Option("--certificate", help="Our certificate (PEM).")]
+Key = Annotated[str | None, typer.Option("--key", "--private-key", help="Its private key (PEM).")]
+Authority = Annotated[
+    str | None,
+    typer.Option("--authority", help="Who signs the others' certificates (PEM): mTLS."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Serve other machines without TLS and tokens.")
+]
+WithParent = Annotated[
+    bool, typer.Option("--with-parent", help="Stop when standard input ends.", hidden=True)
+]
+JsonLog = Annotated[bool, typer.Option("--json", help="Log in JSON.")]
+
+
+@serve.command()
+def node(
+    name: Annotated[str, typer.Option("--name", help="The node's name, for ever.")],
+    data: Annotated[str, typer.Option("--data", help="The node's directory.")],
+    metastore: Metastore,
+    cluster: Cluster = "local",
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 0,
+    advertise: Annotated[
+        str,
+        typer.Option("--advertise", help="HOST:PORT that others dial, if it is another one."),
+    ] = "",
+    volume: Annotated[
+        list[str] | None,
+        typer.Option("--volume", help="NAME=DIRECTORY, one for each disk; default: under --data."),
+    ] = None,
+    rack: Annotated[str, typer.Option("--rack")] = "",
+    datacenter: Annotated[str, typer.Option("--datacenter")] = "",
+    no_data: Annotated[bool, typer.Option("--no-data", help="Hold no replicas.")] = False,
+    lease_seconds: Annotated[
+        float, typer.Option("--lease-seconds", help="How long a silent node counts as alive.")
+    ] = 3.0,
+    secret: Secret = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    authority: Authority = None,
+    insecure: Insecure = False,
+    with_parent: WithParent = False,
+    json_log: JsonLog = False,
+) -> None:
+    """Run a node: it joins the cluster if it is new, and holds replicas.
+
+    \b
+    Examples:
+      limosa serve node --name n4 --data /srv/limosa/n4 --metastore /srv/limosa/metastore.db
+    """
+    from limosa.core.participant.settings import Settings
+    from limosa.runtime.node import NodeSettings
+    from limosa.runtime.processes import NodeConfig, NodeProcess
+
+    def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
+        config = NodeConfig(
+            name=name,
+            cluster=cluster,
+            metastore=metastore,
+            data=data,
+            host=host,
+            port=port,
+            advertise=advertise,
+            volumes=_volumes(volume or []),
+            rack=rack,
+            datacenter=datacenter,
+            holds_data=not no_data,
+            security=Security(
+                certificate=certificate,
+                key=key,
+                authority=authority,
+                secret=secret,
+                insecure=insecure,
+                cluster=cluster,
+            ),
+            settings=NodeSettings(
+                participant=Settings(
+                    lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / 6
+                )
+            ),
+        )
+        process = NodeProcess(config, journal)
+        return process, {"node": name, "address": process.server.address}
+
+    _run(name, build, with_parent, json_log)
+
+
+@serve.command()
+def coordinator(
+    metastore: Metastore,
+    name: Annotated[str, typer.Option("--name", help="Its name.")] = "coordinator",
+    cluster: Cluster = "local",
+    secret: Secret = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    authority: Authority = None,
+    with_parent: WithParent = False,
+    json_log: JsonLog = False,
+) -> None:
+    """Run a coordinator: one of several is in office, the others stand by.
+
+    It founds the cluster if the metastore is empty.
+
+    \b
+    Examples:
+      limosa serve coordinator --metastore /srv/limosa/metastore.db
+    """
+    from limosa.runtime.processes import CoordinatorConfig, CoordinatorProcess
+
+    def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
+        config = CoordinatorConfig(
+            name=name,
+            cluster=cluster,
+            metastore=metastore,
+            security=Security(
+                certificate=certificate,
+                key=key,
+                authority=authority,
+                secret=secret,
+                cluster=cluster,
+                verify_clients=certificate is not None,
+            ),
+        )
+        return CoordinatorProcess(config, journal), {"coordinator": name}
+
+    _run(name, build, with_parent, json_log)
+
+
+def _volumes(given: list[str]) -> dict[str, str]:
+    volumes = {}
+    for each in given:
+        name, equals, directory = each.partition("=")
+        if not equals or not name or not directory:
+            raise BadInput(f"{each!r} is no volume", "write NAME=DIRECTORY")
+        volumes[name] = str(Path(directory).absolute())
+    return volumes
+
+
+def _run(
+    name: str,
+    build: Callable[[Journal], tuple[Any, dict[str, Any]]],
+    with_parent: bool,
+    json_log: bool,
+) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    journal = Journal(name, json=json_log)
+    try:
+        process, said = build(journal)
+    except LimosaError as error:
+        journal("did not start", error=str(error))
+        raise
+    print("ready", json.dumps(said), flush=True)
+    if with_parent:
+        threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
+    ended = getattr(process, "ended", None)
+    while not stop.wait(0.2):
+        if ended is not None and ended.is_set():
+            break
+    failure = getattr(process, "failure", None)
+    process.stop()
+    journal("stopped")
+    sys.stdout.flush()
+    # Streams of peers that have not heard our goodbye must not hold the process up.
+    os._exit(1 if failure is not None else 0)
+
+
+def _wait_for_end(stop: threading.Event) -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    stop.set()

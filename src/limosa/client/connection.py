@@ -1,0 +1,293 @@
+"""How does an application begin? `limosa.connect()`, then tables by their names."""
+
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from limosa.client.discovery import LOCAL, VARIABLE, find_local
+from limosa.client.session import Session
+from limosa.client.table import TableHandle
+from limosa.core.client import Settings
+from limosa.core.model.changes import Topology
+from limosa.core.model.codec import decode, encode
+from limosa.core.model.intent import Request
+from limosa.core.model.topology import NamedTable
+from limosa.errors import BadInput, LimosaError, UnknownTable
+from limosa.runtime.peers import Dialer
+from limosa.storage.schema import Table
+from limosa.transport.security import Security, scheme
+from limosa.transport.tokens import issue, read_secret
+
+TOKEN_SECONDS = 86_400.0
+REQUEST_SECONDS = 30.0
+OPEN_SECONDS = 30.0
+PARTITIONS = 16
+
+
+class Description(Struct, frozen=True):
+    """What a table is."""
+
+    name: str
+    id: str
+    zone: str
+    columns: dict[str, str]
+    """Types by the columns' names."""
+    key: tuple[str, ...]
+    partitions: int
+    replicas: int
+    min_in_sync: int
+
+
+def connect(
+    cluster: str | Sequence[str] | None = None,
+    *,
+    cluster_name: str | None = None,
+    token: str | None = None,
+    secret: str | None = None,
+    authority: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+    timeout_seconds: float = 30.0,
+    name: str = "client",
+) -> "Connection":
+    """Connect to a cluster.
+
+    `cluster` is a node's address (`host:port`, or several), the directory of a local `limosa up`,
+    or nothing: then the environment's LIMOSA_CLUSTER, ./limosa-data, or the last local cluster.
+    A `token` proves who we are where tokens are asked for; `secret`, the path of the cluster's
+    secret, makes one, at an address for the cluster of `cluster_name`. `authority` (and
+    `certificate`, `key`) are PEM files for TLS (and mTLS).
+    """
+    wanted = cluster if cluster is not None else os.environ.get(VARIABLE)
+    known_as = cluster_name or ""
+    if wanted is None or (isinstance(wanted, str) and _is_directory(wanted)):
+        local = find_local(wanted)
+        addresses: dict[str, str] = dict(local.nodes)
+        known_as = local.cluster
+        secret = secret or local.secret
+    else:
+        several = [wanted] if isinstance(wanted, str) else list(wanted)
+        found = [
+            _address(one, authority is not None) for each in several for one in each.split(",")
+        ]
+        addresses = {address: address for address in found}
+    security = Security(
+        certificate=certificate, key=key, authority=authority, secret=secret, verify_clients=False
+    )
+    secret_bytes = None if secret is None or token is not None else read_secret(secret)
+
+    def current_token() -> str | None:
+        if secret_bytes is None:
+            return token
+        subject = f"{name}@{os.uname().nodename}"
+        return issue(secret_bytes, known_as or LOCAL, subject, "admin", TOKEN_SECONDS, time.time())
+
+    dialer = Dialer(known_as, "client", name, security, current_token)
+    settings = Settings(operation_seconds=timeout_seconds)
+    return Connection(Session(addresses, dialer, settings, name))
+
+
+def _is_directory(text: str) -> bool:
+    return os.path.isdir(text) or ("/" in text and "://" not in text)
+
+
+def _address(text: str, encrypted: bool) -> str:
+    text = text.strip()
+    if "://" in text:
+        return text
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInput(f"{text!r} is no address", "give HOST:PORT, or the directory of `limosa up`")
+    return f"{scheme(encrypted)}://{text}"
+
+
+class Connection:
+    """A cluster; may be used by several threads. Close it, or use it in a `with`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # --- tables
+
+    def table(self, name: str) -> TableHandle:
+        """A table by its name; raises `UnknownTable` if there is none."""
+        try:
+            return TableHandle(self._session, name)
+        except UnknownTable:
+            self._session.refresh()
+            return TableHandle(self._session, name)
+
+    def tables(self) -> list[str]:
+        self._session.refresh()
+        return self._session.tables.names
+
+    def create_table(
+        self,
+        name: str,
+        schema: pa.Schema | Mapping[str, str | pa.DataType],
+        key: str | Sequence[str],
+        *,
+        partitions: int = PARTITIONS,
+        replicas: int | None = None,
+        min_in_sync: int = 0,
+        zone: str | None = None,
+    ) -> TableHandle:
+        """Make a table; returns when it can be written to.
+
+        `schema` is an Arrow schema, or types by the columns' names. Without a count there are
+        three replicas, or as many as there are nodes.
+        """
+        columns = schema if isinstance(schema, pa.Schema) else schema_of(schema)
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        definition = Table(f"t{uuid.uuid4().hex[:16]}", columns, keys)
+        topology = self._session.refresh()
+        if replicas is None:
+            holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]
+            replicas = min(3, len(holders))
+        joins = zone is not None and zone in topology.zones
+        named = NamedTable(name, zone or name, definition.id, definition.encode())
+        self._request(
+            Request(
+                _request_id("create"),
+                "create_table",
+                table=named,
+                partitions=0 if joins else partitions,
+                count=0 if joins else replicas,
+                min_in_sync=0 if joins else min_in_sync,
+            )
+        )
+        self._await_open(name)
+        return self.table(name)
+
+    def drop_table(self, name: str) -> None:
+        """Drop a table and all of its rows."""
+        self._session.refresh()
+        named, _ = self._session.tables.named(name)
+        self._request(Request(_request_id("drop"), "drop_table", name=name, table_id=named.id))
+
+        def is_gone() -> bool:
+            now = self._session.topology.tables.get(name)
+            return now is None or now.id != named.id
+
+        self._await(is_gone)
+
+    def describe(self, name: str) -> Description:
+        self._session.refresh()
+        named, definition = self._session.tables.named(name)
+        topology = self._session.topology
+        zone = topology.zones[named.zone]
+        return Description(
+            name,
+            named.id,
+            named.zone,
+            {field.name: str(field.type) for field in definition.columns},
+            definition.key,
+            len(topology.layouts[named.zone].partitions),
+            zone.replica_count,
+            zone.needed_in_sync(),
+        )
+
+    def _await_open(self, name: str) -> None:
+        def is_open() -> bool:
+            topology = self._session.topology
+            named = topology.tables.get(name)
+            if named is None:
+                return False
+            partitions = topology.layouts[named.zone].partitions
+            return all(topology.partitions[each].owner is not None for each in partitions)
+
+        self._await(is_open)
+
+    def _await(self, done: Any) -> None:
+        deadline = time.monotonic() + OPEN_SECONDS
+        while not done():
+            if time.monotonic() > deadline:
+                raise LimosaError(
+                    "it was agreed upon, but the nodes have not followed yet", "look at the status"
+                )
+            time.sleep(0.02)
+            self._session.refresh()
+
+    def _request(self, request: Request) -> Request:
+        body = self._session.call("request", encode(request), REQUEST_SECONDS)
+        answer = decode(body)
+        assert isinstance(answer, Request)
+        return answer
+
+    # --- the cluster
+
+    @property
+    def topology(self) -> Topology:
+        """As this client knows it now."""
+        return self._session.topology
+
+    def refresh(self) -> Topology:
+        return self._session.refresh()
+
+    def agreed(self) -> dict[str, Any]:
+        """Who lives, who coordinates, which requests there are."""
+        known: dict[str, Any] = msgspec.json.decode(self._session.call("agreed"))
+        return known
+
+    def node_status(self, node: str) -> dict[str, Any]:
+        """What a node says of itself."""
+        status: dict[str, Any] = msgspec.json.decode(
+            self._session.call_node(node, "status", seconds=5.0)
+        )
+        return status
+
+    def node_digests(self, node: str) -> list[dict[str, Any]]:
+        """Position, rows and digest of every replica on a node; reads all of its rows."""
+        digests: list[dict[str, Any]] = msgspec.json.decode(
+            self._session.call_node(node, "digests")
+        )
+        return digests
+
+    def remove_node(self, node: str) -> None:
+        """A node that is gone for good, and holds nothing, leaves the cluster."""
+        self._request(Request(_request_id("remove"), "remove_node", name=node))
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def schema_of(types: Mapping[str, str | pa.DataType]) -> pa.Schema:
+    """An Arrow schema from types by name; `timestamp` is of microseconds, in UTC."""
+    return pa.schema([(name, type_of(name, wanted)) for name, wanted in types.items()])
+
+
+def type_of(name: str, wanted: str | pa.DataType) -> pa.DataType:
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted == "timestamp":
+        return pa.timestamp("us", tz="UTC")
+    try:
+        known: pa.DataType = pa.type_for_alias(wanted)  # type: ignore[call-overload]
+        return known
+    except ValueError:
+        raise BadInput(
+            f"column {name} can't be of type {wanted!r}",
+            "use int64, float64, string, bool, binary, date32, timestamp, …",
+        ) from None
+
+
+def _request_id(what: str) -> str:
+    return f"{what}-{uuid.uuid4().hex[:16]}"

@@ -1,0 +1,330 @@
+"""How does a client reach the cluster? One brain, one stream to each node, any number of threads.
+
+What the application asks goes to the brain under a lock; what the brain wants sent is put into
+outboxes in that order, and written to the network after the lock is let go of.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from itertools import count
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from limosa.core.client import Asked, Client, ClientEvent, Finished, Settings
+from limosa.core.effects import Effect, ReadTopology, Send
+from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
+from limosa.core.messages import Message, Refuse
+from limosa.core.model.changes import Topology
+from limosa.errors import LimosaError, OutcomeUnknown, Refused
+from limosa.runtime.peers import Dialer
+from limosa.runtime.tables import Tables
+from limosa.runtime.wire import Decoder, Goodbye
+from limosa.transport.failures import error_named, from_flight_error
+from limosa.transport.links import Outbound
+
+TICK_SECONDS = 0.01
+OPERATIONS_MAX = 256
+BYTES_MAX = 64 << 20
+CALL_SECONDS = 5.0
+TOPOLOGY_SECONDS = 0.7
+SILENT_SECONDS = 3.0
+
+_topologies = msgspec.msgpack.Decoder(Topology)
+
+
+class Session:
+    """Everything that an application's operations share."""
+
+    def __init__(
+        self, addresses: Mapping[str, str], dialer: Dialer, settings: Settings, name: str = ""
+    ) -> None:
+        self._dialer = dialer
+        self._seeds = dict(addresses)
+        self.tables = Tables()
+        self.producer = f"{name or 'client'}-{secrets.token_hex(8)}"
+        self._brain = Client(self.producer, settings)
+        self._numbers = count(1)
+        self._futures: dict[str, Future[Finished]] = {}
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._links: dict[str, tuple[str, Outbound]] = {}
+        self._calls: dict[str, flight.FlightClient] = {}
+        self._closed = threading.Event()
+        self._busy = threading.Event()
+        self._wanted = threading.Event()
+        self._good: str | None = None
+        dialer.alone = lambda: len(self._futures) <= 1
+        self._refreshing = threading.Lock()
+        self.refresh()
+        self._threads = [
+            threading.Thread(target=self._tick, name="limosa-client", daemon=True),
+            threading.Thread(target=self._follow, name="limosa-topology", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- operations
+
+    @property
+    def topology(self) -> Topology:
+        return self._brain.topology
+
+    def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
+        """Hand an operation to the brain; waits while too much is under way."""
+        future: Future[Finished] = Future()
+        with self._room:
+            while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
+                self._room.wait(1.0)
+                self._check_open()
+            self._check_open()
+            id = f"{next(self._numbers)}"
+            self._futures[id] = future
+            self._sizes[id] = size
+            self._bytes += size
+            links = self._handle(Asked(id, zone, **what))
+            self._busy.set()
+        _pump(links)
+        return future
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise Refused("the connection is closed", "connect again")
+
+    def _deliver(self, event: ClientEvent) -> None:
+        with self._lock:
+            links = self._handle(event)
+        _pump(links)
+
+    def _handle(self, event: ClientEvent) -> list[Outbound]:
+        """Under the lock. Which links have something to send now."""
+        links: list[Outbound] = []
+        for effect in self._brain.handle(time.monotonic(), event):
+            self._carry_out(effect, links)
+        return links
+
+    def _carry_out(self, effect: Effect, links: list[Outbound]) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                link = self._link_to(to)
+                if link is not None:
+                    link.send(message)
+                    links.append(link)
+            case ReadTopology():
+                self._wanted.set()
+            case Finished():
+                future = self._futures.pop(effect.id, None)
+                self._bytes -= self._sizes.pop(effect.id, 0)
+                if not self._futures:
+                    self._busy.clear()
+                self._room.notify_all()
+                if future is not None:
+                    future.set_result(effect)
+
+    # --- links
+
+    def _link_to(self, node: str) -> Outbound | None:
+        record = self._brain.topology.nodes.get(node)
+        address = None if record is None else record.address
+        known = self._links.get(node)
+        if known is not None and known[0] == address:
+            return known[1]
+        if known is not None:
+            del self._links[node]
+            threading.Thread(target=known[1].close, daemon=True).start()
+        if not address:
+            return None
+        decoder = Decoder(self.tables.by_fingerprint, trusted=True)
+        link = Outbound(
+            node,
+            lambda: self._dialer.open(node, address),
+            lambda frame: self._hear(node, decoder, frame),
+            lambda error: self._deliver(Disconnected(node)),
+        )
+        self._links[node] = (address, link)
+        return link
+
+    def _hear(self, node: str, decoder: Decoder, frame: pa.Buffer) -> None:
+        links: list[Outbound] = []
+        goodbye = False
+        with self._lock:
+            for message in decoder(frame):
+                if isinstance(message, Goodbye):
+                    goodbye = True
+                elif isinstance(message, Message):
+                    links += self._handle(Received(node, message))
+        _pump(links)
+        if goodbye:
+            raise ConnectionError(f"{node} stops")
+
+    # --- the topology
+
+    def refresh(self) -> Topology:
+        """Ask somebody for the newest topology; raises if nobody answers."""
+        with self._refreshing:
+            known = self._brain.topology.generation
+            failure: LimosaError | None = None
+            for node, address in self._known_nodes():
+                try:
+                    body = self._call(node, address, "topology", _bytes(known), TOPOLOGY_SECONDS)
+                except LimosaError as error:
+                    failure = error
+                    if not isinstance(error, Refused | OutcomeUnknown):
+                        raise
+                    continue
+                self._good = node
+                if body:
+                    topology = _topologies.decode(body)
+                    self.tables.follow(topology)
+                    self._deliver(TopologyRead(topology, topology.generation))
+                return self._brain.topology
+            raise failure or Refused("there is no node to ask", "name a node's address")
+
+    def _known_nodes(self) -> list[tuple[str, str]]:
+        nodes = {node.id: node.address for node in self._brain.topology.nodes.values()}
+        nodes = {node: address for node, address in nodes.items() if address} or self._seeds
+        everybody = sorted(nodes.items())
+        secrets.SystemRandom().shuffle(everybody)
+        everybody.sort(key=lambda item: item[0] != self._good)
+        return everybody + [item for item in self._seeds.items() if item not in everybody]
+
+    def _follow(self) -> None:
+        while not self._closed.is_set():
+            if not self._wanted.wait(0.5):
+                continue
+            self._wanted.clear()
+            try:
+                self.refresh()
+            except LimosaError:
+                self._good = None
+            self._closed.wait(0.005)
+
+    def _tick(self) -> None:
+        while not self._closed.is_set():
+            if self._busy.wait(0.5):
+                self._deliver(Ticked())
+                for _, link in list(self._links.values()):
+                    link.cut_if_silent(SILENT_SECONDS)
+                self._closed.wait(TICK_SECONDS)
+
+    # --- calls
+
+    def call(self, name: str, body: bytes = b"", seconds: float = CALL_SECONDS) -> bytes:
+        """Ask any node."""
+        failure: LimosaError | None = None
+        for node, address in self._known_nodes():
+            try:
+                return self._call(node, address, name, body, seconds)
+            except (OutcomeUnknown, ConnectionError) as error:
+                failure = error if isinstance(error, LimosaError) else failure
+        raise failure or Refused("there is no node to ask", "name a node's address")
+
+    def call_node(self, node: str, name: str, body: bytes = b"", seconds: float = 60.0) -> bytes:
+        address = self._brain.topology.nodes[node].address
+        return self._call(node, address, name, body, seconds)
+
+    def _call(self, node: str, address: str, name: str, body: bytes, seconds: float) -> bytes:
+        self._check_open()
+        client = self._calls.get(address)
+        if client is None:
+            client = self._calls[address] = self._dialer.client(_node_id(node), address)
+        action = flight.Action(name, body)
+        try:
+            results = list(client.do_action(action, self._dialer.options(seconds)))
+        except (pa.ArrowException, OSError) as error:
+            raise from_flight_error(error) from None
+        return results[0].body.to_pybytes() if results else b""
+
+    def scan(self, node: str, ticket: bytes) -> pa.Table:
+        """All of one scan, or an error."""
+        record = self._brain.topology.nodes.get(node)
+        if record is None or not record.address:
+            raise Refused(f"{node} is not known", "refresh the topology")
+        client = self._calls.get(record.address)
+        if client is None:
+            client = self._dialer.client(node, record.address)
+            self._calls[record.address] = client
+        try:
+            return client.do_get(flight.Ticket(ticket), self._dialer.options()).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise from_flight_error(error) from None
+
+    # --- the end
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._busy.set()
+        self._wanted.set()
+        for _, link in self._links.values():
+            link.close()
+        for thread in self._threads:
+            thread.join(2.0)
+        with self._room:
+            waiting, self._futures = self._futures, {}
+            self._room.notify_all()
+        for future in waiting.values():
+            future.set_exception(OutcomeUnknown("the connection was closed", "look what is there"))
+        self._calls.clear()
+
+
+def outcome_error(finished: Finished) -> LimosaError:
+    """What the application is told of an operation that did not succeed."""
+    answer = finished.value
+    if isinstance(answer, Refuse):
+        message, code, advice = answer.why, answer.code, answer.advice
+    else:
+        message, code, advice = str(answer), "Refused", ""
+    if finished.outcome == "unknown":
+        return OutcomeUnknown(message, advice or "it may have happened: read to find out")
+    return error_named(code, message, advice)
+
+
+class Mismatch(Refused):
+    """Another version is there than the one that was expected; nothing was written."""
+
+    def __init__(self, found: int) -> None:
+        self.found = found
+        what = f"version {found}" if found else "no such row"
+        super().__init__(f"found {what}", "read the row again, and decide anew")
+
+
+def settle_read(future: "Future[Finished]") -> object:
+    """What was read; a read that is not answered has changed nothing."""
+    finished = future.result()
+    if finished.outcome == "done":
+        return finished.value
+    error = outcome_error(finished)
+    raise Refused(error.message, "try again") if isinstance(error, OutcomeUnknown) else error
+
+
+def settle(future: "Future[Finished]") -> Finished:
+    """Wait for the end of an operation; raises unless it was done."""
+    finished = future.result()
+    if finished.outcome == "done":
+        return finished
+    if finished.outcome == "mismatch":
+        raise Mismatch(int(finished.value))  # type: ignore[call-overload]
+    raise outcome_error(finished)
+
+
+def _pump(links: list[Outbound]) -> None:
+    for link in links:
+        link.pump()
+
+
+def _bytes(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+def _node_id(node: str) -> str:
+    """Seeds are known by their address only."""
+    return "" if "://" in node else node

@@ -1,0 +1,307 @@
+"""What can be done with a table? Write, compare and set, get, scan, delete."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from limosa.client.producer import Producer
+from limosa.client.rows import in_pieces, key_values, keys_to_arrow, to_arrow
+from limosa.client.session import Session, settle, settle_read
+from limosa.core import routing
+from limosa.core.client import Finished
+from limosa.core.lookup import Lookup
+from limosa.core.tokens import tokens
+from limosa.errors import (
+    BadInput,
+    InvalidKey,
+    InvalidSchema,
+    OutcomeUnknown,
+    Refused,
+    UnknownTable,
+)
+from limosa.runtime.reading import Scan
+from limosa.runtime.wire import FoundRows, Keys
+from limosa.storage.rows import Batch, Bundle
+
+Where = Sequence[tuple[str, str, Any]]
+_PLAIN = (int, str, bytes, bool)
+SCANS_AT_ONCE = 4
+SCAN_SECONDS = 30.0
+
+
+class Row(Struct, frozen=True):
+    """A row and its version: what `put_if` compares with."""
+
+    values: dict[str, Any]
+    version: int
+
+
+class TableHandle:
+    """One table; may be used by several threads."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self.name = name
+        named, self.definition = session.tables.named(name)
+        self._zone = named.zone
+        self._lookup: tuple[int, Lookup] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.definition.columns
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.definition.key
+
+    # --- writing
+
+    def write(self, rows: Any) -> int:
+        """Insert rows, or replace those with the same key; returns how many were written.
+
+        When it returns, all rows are durable on every in-sync replica. Each partition's share of
+        a batch becomes visible at once; the whole does not. If it raises, some of the rows may be
+        written: writing all of them again is safe.
+        """
+        written = 0
+        under_way: list[tuple[int, Future[Finished]]] = []
+        for batch in in_pieces(to_arrow(self.definition, rows)):
+            under_way.append((batch.num_rows, self.submit(Batch.of(self.definition, batch))))
+            while under_way and under_way[0][1].done():
+                count, future = under_way.pop(0)
+                settle(future)
+                written += count
+        for count, future in under_way:
+            settle(future)
+            written += count
+        return written
+
+    def submit(self, batch: Batch, expected: int | None = None) -> "Future[Finished]":
+        """Send rows that are checked already; the future tells how it ended."""
+        self._check_known()
+        return self._session.ask(
+            self._zone, size=batch.bytes, rows=Bundle([batch]), expected=expected
+        )
+
+    def delete(self, keys: Any) -> int:
+        """Delete rows by their keys; keys that are not there are no error."""
+        if isinstance(keys, dict | tuple | str | bytes) or not hasattr(keys, "__iter__"):
+            keys = [keys]
+        batch = keys_to_arrow(self.definition, keys)
+        pending = [
+            self.submit(Batch.tombstones(self.definition, piece))
+            for piece in in_pieces(pa.Table.from_batches([batch]))
+        ]
+        for future in pending:
+            settle(future)
+        return batch.num_rows
+
+    def put_if(self, row: Any, expected_version: int) -> int:
+        """Write one row if its version is the expected one (0: there is none); the new version.
+
+        Raises `Mismatch` with what was found instead.
+        """
+        rows = to_arrow(self.definition, row)
+        if rows.num_rows != 1:
+            raise BadInput(f"{rows.num_rows} rows to compare", "compare one row at a time")
+        batch = Batch.of(self.definition, rows.combine_chunks().to_batches()[0])
+        version: Any = settle(self.submit(batch, expected_version)).value
+        return int(version)
+
+    def producer(self, **settings: Any) -> Producer:
+        """Gathers single rows into batches, and sends them in the background."""
+        return Producer(self, **settings)
+
+    # --- reading
+
+    def get(self, key: Any, eventual: bool = False) -> dict[str, Any] | None:
+        """The row of a key, or None."""
+        row = self.get_row(key, eventual)
+        return None if row is None else row.values
+
+    def get_row(self, key: Any, eventual: bool = False) -> Row | None:
+        """The row of a key with its version, or None."""
+        self._check_known()
+        table = self.definition
+        values = key_values(table, key)
+        try:
+            token = table.token_of(values)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidKey(f"this is no key of {self.name}: {error}", "use its types") from None
+        if all(type(value) in _PLAIN for value in values):
+            keys = Keys(table, values)
+        else:
+            keys = Keys(table, None, keys_to_arrow(table, [values]))
+        future = self._session.ask(
+            self._zone, keys=keys, table=table.id, token=token, eventual=eventual, choice=_choice()
+        )
+        found = settle_read(future)
+        if not isinstance(found, FoundRows):
+            return None
+        return Row(found.rows.to_pylist()[0], found.versions[0])
+
+    def get_many(self, keys: Any, eventual: bool = False) -> pa.Table:
+        """The rows of those keys that are there, in no particular order."""
+        self._check_known()
+        table = self.definition
+        batch = keys_to_arrow(table, keys)
+        if not batch.num_rows:
+            return table.columns.empty_table()
+        hashed = tokens(list(batch.columns))
+        pending = []
+        for share in self._layout().split(batch, hashed):
+            token = int(hashed[share.rows[0]])
+            pending.append(
+                self._session.ask(
+                    self._zone,
+                    size=share.batch.nbytes,
+                    keys=Keys(table, None, share.batch),
+                    table=table.id,
+                    token=token,
+                    eventual=eventual,
+                    choice=_choice(),
+                )
+            )
+        parts = [settle_read(future) for future in pending]
+        found = [part.rows for part in parts if isinstance(part, FoundRows)]
+        if not found:
+            return table.columns.empty_table()
+        return pa.Table.from_batches(found).cast(table.columns)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Where = (),
+        eventual: bool = False,
+    ) -> pa.Table:
+        """All rows, or those for which every condition (column, operator, value) holds.
+
+        Each partition is read as it was at one moment; different partitions at different moments.
+        """
+        parts = list(self.scan_partitions(columns, where, eventual))
+        if parts:
+            return pa.concat_tables(parts)
+        names = list(columns) if columns is not None else list(self.definition.names)
+        return pa.schema([self.schema.field(name) for name in names]).empty_table()
+
+    def scan_partitions(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Where = (),
+        eventual: bool = False,
+    ) -> Iterator[pa.Table]:
+        """The same, a partition at a time, in no particular order."""
+        self._check_known()
+        self._check_columns(columns)
+        layout = self._session.topology.layouts[self._zone]
+        pool = ThreadPoolExecutor(SCANS_AT_ONCE, thread_name_prefix="limosa-scan")
+        try:
+            waiting = list(layout.partitions)
+            running: set[Future[pa.Table]] = set()
+            while waiting or running:
+                while waiting and len(running) < SCANS_AT_ONCE:
+                    partition = waiting.pop(0)
+                    running.add(
+                        pool.submit(self._scan_one, partition, columns, list(where), eventual)
+                    )
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _scan_one(
+        self,
+        partition: str,
+        columns: Sequence[str] | None,
+        where: list[tuple[str, str, Any]],
+        eventual: bool,
+    ) -> pa.Table:
+        """Ask whoever owns it now, again and again for a while."""
+        deadline = time.monotonic() + SCAN_SECONDS
+        pause = 0.01
+        while True:
+            try:
+                return self._scan_once(partition, columns, where, eventual)
+            except (Refused, OutcomeUnknown):
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(0.2, pause * 2)
+            try:
+                self._session.refresh()
+            except (Refused, OutcomeUnknown):
+                continue
+
+    def _scan_once(
+        self,
+        partition: str,
+        columns: Sequence[str] | None,
+        where: list[tuple[str, str, Any]],
+        eventual: bool,
+    ) -> pa.Table:
+        topology = self._session.topology
+        record = topology.partitions.get(partition)
+        if record is None:
+            raise UnknownTable(f"partition {partition} is no more", "was the table dropped?")
+        node = None if record.owner is None else record.owner.replica.node
+        if eventual:
+            readers = routing.readers(record)
+            node = readers[_choice() % len(readers)].node
+        if node is None:
+            raise Refused(f"nobody owns {partition} now", "try again")
+        scan = Scan(
+            self.definition.fingerprint,
+            partition,
+            topology.layouts[self._zone].version,
+            record.epoch,
+            topology.revision_of(partition),
+            None if columns is None else list(columns),
+            where,
+            eventual,
+        )
+        return self._session.scan(node, msgspec.msgpack.encode(scan))
+
+    def count(self) -> int:
+        """How many rows there are; reads the keys of all of them."""
+        return sum(part.num_rows for part in self.scan_partitions([self.key[0]]))
+
+    # --- checks
+
+    def _check_known(self) -> None:
+        _, definition = self._session.tables.named(self.name)
+        if definition.id != self.definition.id:
+            raise UnknownTable(
+                f"table {self.name} was dropped and made again", "open it again by its name"
+            )
+        if definition.fingerprint != self.definition.fingerprint:
+            raise InvalidSchema(
+                f"table {self.name} has other columns by now", "open it again by its name"
+            )
+
+    def _check_columns(self, columns: Sequence[str] | None) -> None:
+        unknown = [name for name in columns or () if name not in self.definition.names]
+        if unknown or (columns is not None and not columns):
+            raise BadInput(
+                f"no such columns: {', '.join(unknown) or 'none named'}",
+                f"there are {', '.join(self.definition.names)}",
+            )
+
+    def _layout(self) -> Lookup:
+        layout = self._session.topology.layouts[self._zone]
+        if self._lookup is None or self._lookup[0] != layout.version:
+            self._lookup = (layout.version, Lookup(layout.starts))
+        return self._lookup[1]
+
+
+_dice = np.random.default_rng()
+
+
+def _choice() -> int:
+    return int(_dice.integers(0, 1 << 30))

@@ -1,0 +1,102 @@
+"""Which partitions should be looked at now? Those of which something new is known.
+
+To look at one too many costs time only. One that is forgotten here is seen when all are looked at,
+which happens now and then: nothing depends on this for being right.
+"""
+
+from collections.abc import Iterable
+
+from limosa.core.messages import ReplicaStatus, Status
+from limosa.core.model.changes import Agreed
+from limosa.core.model.keys import PartitionId
+
+
+class Attention:
+    """What waits to be looked at: since something changed, or since it is time again."""
+
+    def __init__(self, again_seconds: float) -> None:
+        self._again_seconds = again_seconds
+        self._all = True
+        self._new: dict[PartitionId, None] = {}
+        self._unsettled: dict[PartitionId, float] = {}
+        """Partitions with something to do or to wait for, and when it was last asked for."""
+
+    def draw_to_all(self) -> None:
+        self._all = True
+
+    def draw_to(self, partition: PartitionId) -> None:
+        self._new[partition] = None
+
+    def keep(self, partition: PartitionId, asked_at: float) -> None:
+        """It is not settled: look again after a while, even if nothing happens."""
+        self._unsettled[partition] = asked_at
+
+    def let_go(self, partition: PartitionId) -> None:
+        """It is settled, until something happens."""
+        self._unsettled.pop(partition, None)
+
+    def take(self, now: float, agreed: Agreed) -> list[PartitionId]:
+        """What is to be looked at now; it is not named again before there is another reason."""
+        if self._all:
+            names = dict.fromkeys(agreed.topology.partitions)
+            names.update(dict.fromkeys(self._unsettled))
+        else:
+            names = self._new
+            for partition, asked_at in self._unsettled.items():
+                if now - asked_at >= self._again_seconds:
+                    names[partition] = None
+        self._all, self._new = False, {}
+        return list(names)
+
+    def read(self, before: Agreed, after: Agreed) -> None:
+        """Another agreed state: whose record or intent is another one, or was it a lease?"""
+        if after.leases != before.leases:
+            self.draw_to_all()
+            return
+        if after.topology.revisions is not before.topology.revisions:
+            self._new.update(dict.fromkeys(after.topology.changed_since(before.topology)))
+        if after.intents is not before.intents:
+            old = before.intents
+            self._new.update(
+                (name, None) for name, new in after.intents.items() if old.get(name) is not new
+            )
+
+    def hear(self, before: Status | None, after: Status, agreed: Agreed) -> None:
+        """Another status of a node. What waits for a barrier waits for every node's generation."""
+        if before is None or before.lease != after.lease:
+            self.draw_to_all()
+            return
+        if before.generation != after.generation or before.busy != after.busy:
+            self._new.update(dict.fromkeys(self._changing(agreed)))
+        for partition, said in after.replicas.items():
+            known = before.replicas.get(partition, ())
+            if known != said and (self._is_unsettled(partition) or differ(known, said)):
+                self._new[partition] = None
+        self._new.update((name, None) for name in before.replicas if name not in after.replicas)
+
+    def _is_unsettled(self, partition: PartitionId) -> bool:
+        return partition in self._unsettled
+
+    def _changing(self, agreed: Agreed) -> Iterable[PartitionId]:
+        """Partitions in a transition or an election."""
+        records = agreed.topology.partitions
+        for partition in self._unsettled:
+            record = records.get(partition)
+            if record is not None and (record.transition is not None or record.owner is None):
+                yield partition
+
+
+def differ(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) -> bool:
+    """Is there more to it than that a log grew? While all is well, that is all that happens."""
+    return len(known) != len(said) or any(
+        old.replica != new.replica
+        or old.epoch != new.epoch
+        or old.open_epoch != new.open_epoch
+        or old.sealed != new.sealed
+        or old.copied != new.copied
+        or old.digest != new.digest
+        or old.silent != new.silent
+        or old.caught_up != new.caught_up
+        or old.unreachable != new.unreachable
+        for old, new in zip(known, said, strict=True)
+    )

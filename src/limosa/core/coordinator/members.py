@@ -1,0 +1,173 @@
+"""May this node come in or go out? Members are rows, and a row that has `left` stays.
+
+A join is checked here, by one coordinator, and not by whoever hears of it first, so that two nodes
+can't come in under one name. What every member can do is enabled by the commit that makes it so.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.answers import Answer, check_name
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import NODE
+from limosa.core.model.changes import (
+    CLUSTER_KEY,
+    FEATURES_KEY,
+    Change,
+    Put,
+    Topology,
+    intent_key,
+    lease_key,
+    node_key,
+    request_key,
+)
+from limosa.core.model.intent import Intent, Request
+from limosa.core.model.keys import NodeId, Revision
+from limosa.core.model.topology import Features, Node
+from limosa.errors import IllegalRequest
+
+
+def after(node: Node, *events: str, state: str = "none") -> Node:
+    """The node after these events of its life, if they may happen in this order."""
+    for event in events:
+        state = NODE.after(state, event)
+    return replace(node, state=state)
+
+
+def enabled(topology: Topology, node: Node) -> Features:
+    """What every member can do once this node is as it says; what was enabled stays."""
+    members = [each for each in topology.nodes.values() if each.id != node.id]
+    supported = [set(each.features) for each in (*members, node) if each.state != "left"]
+    common = set.intersection(*supported) if supported else set()
+    return Features(tuple(sorted(common | set(topology.features.enabled))))
+
+
+def missing_features(topology: Topology, node: Node) -> str:
+    """What is used here and this node can't do, in words."""
+    return ", ".join(name for name in topology.features.enabled if name not in node.features)
+
+
+def join(view: View, request: Request, trigger: Revision) -> Answer:
+    node = request.node
+    if node is None:
+        raise IllegalRequest("a join without a node", "say who joins")
+    topology = view.agreed.topology
+    check_cluster(topology, request.cluster, node)
+    check_identity(topology.nodes.values(), node)
+    check_alone(view, request, node)
+    missing = missing_features(topology, node)
+    if missing:
+        why = f"{node.id} lacks what this cluster uses: {missing}; upgrade it, wipe its directory"
+        rejected = after(node, "be rejected")
+        return Answer((Put(rejected),), f"{why} and join under a new name", "refused")
+    member = after(node, "join", "succeed")
+    return Answer((Put(member), Put(enabled(topology, member))), "joined")
+
+
+def join_reads(view: View, request: Request) -> list[str]:
+    name = "" if request.node is None else request.node.id
+    keys = [CLUSTER_KEY, FEATURES_KEY, node_key(name), *map(node_key, view.agreed.topology.nodes)]
+    return keys + [request_key(other.id) for other in joins_of(view, name)]
+
+
+def joins_of(view: View, node: NodeId) -> list[Request]:
+    """All that wait to join under this name, the first one first."""
+    joins = [each for each in view.agreed.requests.values() if each.kind == "join"]
+    waiting = [each for each in joins if each.state == "waiting"]
+    same = [each for each in waiting if each.node is not None and each.node.id == node]
+    return sorted(same, key=lambda each: (view.agreed.revision_of(request_key(each.id)), each.id))
+
+
+def check_cluster(topology: Topology, name: str, node: Node) -> None:
+    cluster = topology.cluster
+    if cluster is None:
+        raise IllegalRequest("this metastore belongs to no cluster", "found one first")
+    if cluster.name != name:
+        raise IllegalRequest(
+            f"this is the cluster {cluster.name}, not {name}", "look at the name and the metastore"
+        )
+    if cluster.machine and cluster.machine != node.machine:
+        raise IllegalRequest(
+            f"{node.id} is on another machine, and this cluster keeps its agreed state in a file, "
+            "so all nodes must be on one machine",
+            "use etcd for several",
+        )
+
+
+def check_identity(nodes: Iterable[Node], node: Node) -> None:
+    """A name and a host id belong together, once and for all."""
+    check_name("node", node.id)
+    if not node.host:
+        raise IllegalRequest(f"{node.id} has no host id", "make one, and keep it in its directory")
+    for known in nodes:
+        if known.id != node.id and known.host != node.host:
+            continue
+        if known.state == "left":
+            raise IllegalRequest(
+                f"{known.id} was removed", "wipe its directory and join under a new name"
+            )
+        if known.id != node.id:
+            raise IllegalRequest(
+                f"this directory belongs to {known.id}", "give every node its own directory"
+            )
+        if known.host == node.host:
+            raise IllegalRequest(f"{node.id} is already a member", "start it without joining")
+        raise IllegalRequest(f"the name {node.id} is taken", "join under another name")
+
+
+def check_alone(view: View, request: Request, node: Node) -> None:
+    first = (*joins_of(view, node.id), request)[0]
+    if first.id != request.id:
+        raise IllegalRequest(
+            f"{node.id} already asks to join, by request {first.id}", "wait for its answer"
+        )
+
+
+def remove(view: View, request: Request, trigger: Revision) -> Answer:
+    """A dead node that holds nothing has left, for good; it is never forgotten."""
+    topology = view.agreed.topology
+    node = topology.nodes.get(request.name)
+    if node is None:
+        raise IllegalRequest(f"there is no node {request.name}", "list the nodes")
+    if node.state == "left":
+        raise IllegalRequest(f"{node.id} has left already", "nothing is to be done")
+    if view.is_live(node.id):
+        raise IllegalRequest(f"{node.id} is alive", "stop it first, or drain it")
+    others = [each for each in topology.nodes.values() if each.id != node.id]
+    if all(each.state == "left" for each in others):
+        raise IllegalRequest(f"{node.id} is the last node", "let another one join first")
+    holds = held_by(view, node.id)
+    if holds:
+        raise IllegalRequest(
+            f"{node.id} holds {len(holds)} replicas, or is meant to, like one of {holds[0]}",
+            "move them to other nodes first",
+        )
+    gone = after(node, "be removed", "succeed", state=node.state)
+    changes: tuple[Change, ...] = (Put(gone), Put(enabled(topology, gone)))
+    return Answer(changes, "removed")
+
+
+def remove_reads(view: View, request: Request) -> list[str]:
+    """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
+    keys = [node_key(request.name), lease_key(request.name), FEATURES_KEY]
+    keys += map(node_key, view.agreed.topology.nodes)
+    return keys + [intent_key(partition) for partition in view.agreed.intents]
+
+
+def held_by(view: View, node: NodeId) -> list[str]:
+    """The partitions that a node holds a replica of, or is meant to."""
+    records = view.agreed.topology.partitions.values()
+    held = {
+        record.id
+        for record in records
+        if any(replica.node == node for replica in routing.everywhere(record))
+    }
+    meant = {each.partition for each in view.agreed.intents.values() if names(each, node)}
+    return sorted(held | meant)
+
+
+def names(intent: Intent, node: NodeId) -> bool:
+    later = [each.placements for each in (intent.pending, intent.planned) if each is not None]
+    return any(place.node == node for places in (intent.stable, *later) for place in places)

@@ -1,0 +1,51 @@
+"""What is on its way to the volumes, and from them? Tickets name it; they count for a whole run."""
+
+from collections import deque
+
+from msgspec import Struct
+
+from limosa.core.model.keys import LeaseId, PartitionId, Position, Revision
+from limosa.core.model.topology import Replica
+from limosa.core.participant.held import Held
+
+
+class Tail(Struct, frozen=True, gc=False):
+    """A part of the log that is being read again, and to whom it goes then."""
+
+    partition: PartitionId
+    epoch: int
+    revision: Revision
+    to: Replica
+    previous: Position
+    how: str
+    probed: LeaseId
+
+
+class Tickets:
+    """One row of numbers for all replicas of a node."""
+
+    __slots__ = ("_last", "storing", "tails")
+
+    def __init__(self) -> None:
+        self._last = 0
+        self.storing: deque[tuple[int, Held]] = deque()
+        """What was appended to which log, and is not known to be durable."""
+        self.tails: dict[int, Tail] = {}
+
+    def __next__(self) -> int:
+        self._last += 1
+        return self._last
+
+    def appending(self, held: Held, revision: Revision) -> int:
+        """The log as it is now is on its way; barriers wait for it, under this revision."""
+        ticket = next(self)
+        held.appending[ticket] = (revision, held.last)
+        self.storing.append((ticket, held))
+        return ticket
+
+    def stored(self, up_to: int) -> list[Held]:
+        """Whose logs became durable, each once."""
+        concerned: dict[Held, None] = {}
+        while self.storing and self.storing[0][0] <= up_to:
+            concerned[self.storing.popleft()[1]] = None
+        return list(concerned)

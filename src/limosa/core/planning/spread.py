@@ -1,0 +1,63 @@
+"""Where do the partitions of a new zone go? Replicas, turns to own and volumes are spread alike."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from limosa.core.model.intent import Placement
+from limosa.core.model.keys import NodeId, PartitionId
+from limosa.core.model.topology import Node, Partition
+from limosa.core.planning.placement import place
+
+
+def spread(
+    count: int,
+    nodes: Mapping[NodeId, Node],
+    new: Iterable[PartitionId],
+    old: Iterable[Partition],
+) -> dict[PartitionId, tuple[Placement, ...]]:
+    """So many replicas of each new partition on these nodes.
+
+    The zone's own balance comes first; among equals, the node with less of all other zones is
+    chosen, so that many small tables are spread, too.
+    """
+    held: Counter[NodeId] = Counter()
+    owned: Counter[NodeId] = Counter()
+    for record in old:
+        held.update(replica.node for replica in record.replicas)
+        owned.update(replica.node for replica in record.replicas[:1])
+    order = tuple(sorted(nodes, key=lambda node: (held[node], node)))
+    planned = place(count, order, dict.fromkeys(new, ()))
+    return on_volumes(take_turns(planned, owned), nodes)
+
+
+def take_turns(
+    planned: Mapping[PartitionId, tuple[Placement, ...]], owned: Mapping[NodeId, int]
+) -> dict[PartitionId, tuple[Placement, ...]]:
+    """Who comes first tends to own, and who comes second to follow as owner: both in turns."""
+    first: Counter[NodeId] = Counter()
+    second: Counter[tuple[NodeId, NodeId]] = Counter()
+    turns = {}
+    for partition, places in planned.items():
+        ranked = sorted(places, key=lambda each: (first[each.node], owned.get(each.node, 0)))
+        leader = ranked[0]
+        rest = sorted(ranked[1:], key=lambda each: second[leader.node, each.node])
+        first[leader.node] += 1
+        second.update((leader.node, each.node) for each in rest[:1])
+        turns[partition] = (leader, *rest)
+    return turns
+
+
+def on_volumes(
+    planned: Mapping[PartitionId, tuple[Placement, ...]], nodes: Mapping[NodeId, Node]
+) -> dict[PartitionId, tuple[Placement, ...]]:
+    """Each node's replicas go to its volumes in turn."""
+    used: Counter[NodeId] = Counter()
+    placed = {}
+    for partition, places in planned.items():
+        chosen = []
+        for each in places:
+            volumes = nodes[each.node].volumes
+            chosen.append(Placement(each.node, volumes[used[each.node] % len(volumes)]))
+            used[each.node] += 1
+        placed[partition] = tuple(chosen)
+    return placed

@@ -1,0 +1,17 @@
+"""What time is it? Time that goes on while the machine sleeps."""
+
+import time
+from pathlib import Path
+
+
+class BootClock:
+    """The machine's own clock since its boot."""
+
+    def __init__(self) -> None:
+        self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def boot_id(self) -> str:
+        return self._boot

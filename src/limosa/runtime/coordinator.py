@@ -1,0 +1,198 @@
+"""Who runs the coordinator? A driver that keeps its office, hears nodes, and makes its commits.
+
+Commits that are asked for together are made together, if they do not contradict each other: a
+failover of a thousand partitions is then a few commits, each guarded by all that it was computed
+from.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from limosa.core.coordinator.brain import Coordinator, Settings
+from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartCopy
+from limosa.core.events import (
+    AgreedRead,
+    CommitAnswered,
+    CoordinatorEvent,
+    Deposed,
+    Elected,
+    Received,
+    Ticked,
+)
+from limosa.core.messages import Denied, Fetched, Landed, Message
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, merged, united
+from limosa.core.model.topology import CoordinatorLease
+from limosa.errors import LimosaError, StaleGuard
+from limosa.metastore.agreed import AgreedStore
+from limosa.ports import Clock, Metastore
+from limosa.runtime.metastore import Follower, Heartbeat, Log
+from limosa.runtime.mover import PlainMover
+from limosa.runtime.peers import Peers
+
+TICK_SECONDS = 0.05
+LEASE_SECONDS = 3.0
+RENEW_SECONDS = 0.5
+TRIM_SECONDS = 30.0
+REVISIONS_KEPT = 5_000
+
+
+class CoordinatorDriver:
+    """One run of one coordinator process, in office or standing by."""
+
+    def __init__(
+        self,
+        name: str,
+        open_metastore: Callable[[], Metastore],
+        clock: Clock,
+        peers: Peers,
+        settings: Settings,
+        log: Log,
+    ) -> None:
+        self.name = name
+        self.brain = Coordinator(name, settings)
+        self.peers = peers
+        self.log = log
+        self.now = clock.now
+        self._mover = PlainMover(peers.send, log)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._lease: int | None = None
+        self._asked_at = -1e9
+        self._trimmed_at = -1e9
+        self._heartbeat = Heartbeat(open_metastore, clock, log)
+        self._follower = Follower(open_metastore, self._followed, log)
+        self._commits: queue.SimpleQueue[Commit] = queue.SimpleQueue()
+        self._committing = False
+        self._ticker = threading.Thread(target=self._tick, name="tick", daemon=True)
+
+    def start(self) -> None:
+        self._follower.start()
+        self._ticker.start()
+
+    @property
+    def in_office(self) -> bool:
+        return self.brain.office is not None
+
+    def received(self, sender: str, message: Message) -> None:
+        if isinstance(message, Fetched | Landed | Denied):
+            self._mover.received(sender, message)
+        else:
+            self.deliver(Received(sender, message))
+
+    def deliver(self, event: CoordinatorEvent) -> None:
+        with self._lock:
+            self._carry_out(self.brain.handle(self.now(), event))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to=to, message=message):
+                    self.peers.send(to, message)
+                case MakeCommit(commit=commit):
+                    self._commits.put(commit)
+                case StartCopy():
+                    self._mover.begin(effect)
+                case Explain(partition=partition, stage=stage, why=why):
+                    self.log("waits", partition=partition, stage=stage, why=why)
+                case _:
+                    raise AssertionError(effect)
+        if not self._commits.empty() and not self._committing:
+            self._committing = True
+            self._follower.do(self._commit_all)
+
+    # --- commits
+
+    def _commit_all(self, store: AgreedStore) -> None:
+        """Everything that was asked for up to now, in as few commits as possible."""
+        with self._lock:
+            self._committing = False
+            asked: list[Commit] = []
+            while not self._commits.empty():
+                asked.append(self._commits.get())
+        while asked:
+            together, asked = merged(asked)
+            self._commit(store, together)
+        agreed = store.read()
+        self.deliver(AgreedRead(agreed))
+        self.deliver(CommitAnswered(True))
+
+    def _commit(self, store: AgreedStore, together: list[Commit]) -> None:
+        """All at once; if one of them is stale, each for itself."""
+        try:
+            store.commit(united(together))
+            for commit in together:
+                self.log("committed", why=commit.why)
+        except StaleGuard as error:
+            if len(together) == 1:
+                self.log("stale", why=together[0].why, keys=error.keys)
+                return
+            for commit in together:
+                self._commit(store, [commit])
+
+    # --- office
+
+    def _tick(self) -> None:
+        while not self._stopping.wait(TICK_SECONDS):
+            self._keep_office()
+            self._mover.tick()
+            self.peers.cut_silent()
+            self._trim_history()
+            self.deliver(Ticked())
+
+    def _trim_history(self) -> None:
+        """Watches that are so far behind read everything again."""
+        now = self.now()
+        if self.in_office and now - self._trimmed_at > TRIM_SECONDS:
+            self._trimmed_at = now
+            before = self.brain.agreed.revision - REVISIONS_KEPT
+            if before > 0:
+                self._follower.do(lambda store: store.store.trim(before))
+
+    def _keep_office(self) -> None:
+        now = self.now()
+        lease = self._lease
+        if lease is not None and now - self._asked_at >= RENEW_SECONDS:
+            self._asked_at = now
+            self._heartbeat.renew(lease, lambda alive, _: None if alive else self._lose(lease))
+        elif lease is None and now - self._asked_at >= RENEW_SECONDS:
+            self._asked_at = now
+            if self.brain.agreed.coordinator is None:
+                self._heartbeat.acquire(LEASE_SECONDS, self._take_office, self._elect)
+
+    def _take_office(self, store: Metastore, lease: int) -> int:
+        commit = Commit(
+            {COORDINATOR_KEY: 0},
+            (Put(CoordinatorLease(self.name, lease)),),
+            f"{self.name} coordinates",
+        )
+        try:
+            return AgreedStore(store).commit(commit, lease)
+        except LimosaError:
+            store.revoke(lease)
+            raise
+
+    def _elect(self, lease: int, revision: int, sent_at: float) -> None:
+        self._lease = lease
+        self.log("in office", revision=revision)
+        self._follower.look()
+        self.deliver(Elected(revision))
+
+    def _lose(self, lease: int) -> None:
+        if self._lease == lease:
+            self._lease = None
+            self.log("out of office")
+            self.deliver(Deposed())
+
+    def _followed(self, agreed: Agreed, asked: bool) -> None:
+        self.peers.follow(agreed.topology)
+        self.deliver(AgreedRead(agreed))
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._ticker.join(5.0)
+        if self._lease is not None:
+            self._heartbeat.revoke(self._lease)
+        self._heartbeat.close()
+        self._follower.close()
+        self.peers.close()

@@ -1,0 +1,270 @@
+"""How does a whole cluster run on one machine? As child processes over one directory.
+
+    DIRECTORY/
+        metastore.db        the agreed state
+        secret              of the cluster's tokens
+        local.json          names and ports, so that a restart finds everything again
+        n1/, n2/, …         a node's data
+        logs/n1.log, …      what each process has to say
+
+A child ends by itself when its parent is gone: it reads its standard input, which then ends.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+from msgspec import Struct
+
+from limosa.errors import BadInput, Refused, VolumeInUse
+from limosa.transport.tokens import make_secret
+
+COORDINATOR = "coordinator"
+READY_SECONDS = 60.0
+STOP_SECONDS = 15.0
+
+
+class Layout(Struct, frozen=True):
+    """What a restart must find again."""
+
+    cluster: str
+    ports: dict[str, int]
+
+
+class LocalCluster:
+    """Processes on this machine: one coordinator (or several) and some nodes."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        nodes: int | None = None,
+        cluster: str = "local",
+        secret: bool = True,
+        coordinators: int = 1,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.arguments = list(arguments)
+        """Further options of every node."""
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.addresses: dict[str, str] = {}
+        self._lock: int | None = None
+        try:
+            (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"{directory} can't be used: {error}", "name another directory"
+            ) from None
+        known = self._known()
+        if known is not None and nodes is not None and nodes < len(known.ports):
+            raise BadInput(
+                f"{self.directory} holds a cluster of {len(known.ports)} nodes",
+                "start at least as many, or name another directory",
+            )
+        count = nodes or (len(known.ports) if known else 3)
+        if not 1 <= count <= 50:
+            raise BadInput(f"{count} nodes", "ask for 1 to 50")
+        self.cluster = known.cluster if known else cluster
+        self.nodes = [f"n{number + 1}" for number in range(count)]
+        self.coordinators = [
+            COORDINATOR if not number else f"{COORDINATOR}-{number + 1}"
+            for number in range(coordinators)
+        ]
+        self._ports = dict(known.ports) if known else {}
+        self.secret = str(self.directory / "secret") if secret else None
+        self.metastore = str(self.directory / "metastore.db")
+
+    def _known(self) -> Layout | None:
+        try:
+            data = (self.directory / "local.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            return msgspec.json.decode(data, type=Layout)
+        except msgspec.DecodeError as error:
+            raise BadInput(
+                f"{self.directory / 'local.json'} is damaged: {error}", "name another directory"
+            ) from None
+
+    # --- all of it
+
+    def start(self) -> "LocalCluster":
+        self._lock_directory()
+        try:
+            if self.secret is not None and not os.path.exists(self.secret):
+                make_secret(self.secret)
+            for name in self.coordinators:
+                self.start_one(name, wait=False)
+            self.wait_until_ready(self.coordinators)
+            for name in self.nodes:
+                self.start_one(name, wait=False)
+            self.wait_until_ready(self.nodes)
+            self._remember()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _lock_directory(self) -> None:
+        import fcntl
+
+        self._lock = os.open(self.directory / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            self._lock = None
+            raise VolumeInUse(
+                f"a cluster runs from {self.directory} already",
+                "stop it first, or name another directory",
+            ) from None
+
+    def _remember(self) -> None:
+        ports = {name: int(self.addresses[name].rsplit(":", 1)[1]) for name in self.nodes}
+        self._ports = ports
+        new = self.directory / "local.json.new"
+        new.write_bytes(msgspec.json.encode(Layout(self.cluster, ports)))
+        new.replace(self.directory / "local.json")
+
+    def stop(self) -> None:
+        """Ask everybody to stop, nodes first; kill who does not."""
+        for names in (self.nodes, self.coordinators):
+            running = [self.processes[name] for name in names if name in self.processes]
+            for process in running:
+                if process.poll() is None:
+                    with suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGCONT)
+                        process.terminate()
+            deadline = time.monotonic() + STOP_SECONDS
+            for process in running:
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        for process in self.processes.values():
+            _close(process)
+        self.processes.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "LocalCluster":
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # --- one of them
+
+    def start_one(self, name: str, wait: bool = True, port: int | None = None) -> None:
+        old = self.processes.get(name)
+        if old is not None:
+            if old.poll() is None:
+                raise BadInput(f"{name} runs already", "stop it first")
+            _close(old)
+        with open(self.directory / "logs" / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                self._command(name, port),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        if wait:
+            self.wait_until_ready([name])
+
+    def _command(self, name: str, port: int | None) -> list[str]:
+        kind = "coordinator" if name in self.coordinators else "node"
+        command = [sys.executable, "-m", "limosa", "serve", kind, "--name", name]
+        command += ["--cluster", self.cluster, "--metastore", self.metastore, "--with-parent"]
+        if self.secret is not None:
+            command += ["--secret", self.secret]
+        if kind == "node":
+            wanted = port if port is not None else self._free_port(name)
+            command += ["--data", str(self.directory / name), "--port", str(wanted)]
+            command += self.arguments
+        return command
+
+    def _free_port(self, name: str) -> int:
+        """The one that it had before, if nobody else has it now."""
+        port = self._ports.get(name, 0)
+        if name in self.addresses:
+            port = int(self.addresses[name].rsplit(":", 1)[1])
+        if port and not _is_free(port):
+            return 0
+        return port
+
+    def wait_until_ready(self, names: Sequence[str]) -> None:
+        for name in names:
+            process = self.processes[name]
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("ready"):
+                process.wait(READY_SECONDS)
+                log = self.directory / "logs" / f"{name}.log"
+                raise Refused(f"{name} did not start: {_last_words(log)}", f"look at {log}")
+            said = json.loads(line.removeprefix("ready"))
+            if said.get("address"):
+                self.addresses[name] = said["address"]
+
+    def is_running(self, name: str) -> bool:
+        process = self.processes.get(name)
+        return process is not None and process.poll() is None
+
+    def kill(self, name: str) -> None:
+        """kill -9, and wait until it is gone."""
+        process = self.processes[name]
+        process.kill()
+        process.wait()
+
+    def terminate(self, name: str) -> None:
+        process = self.processes[name]
+        process.terminate()
+        process.wait(STOP_SECONDS)
+
+    def pause(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGCONT)
+
+
+def _last_words(log: Path) -> str:
+    with suppress(OSError):
+        lines = log.read_text().strip().splitlines()
+        if lines:
+            return lines[-1]
+    return "it said nothing"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _close(process: "subprocess.Popen[str]") -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

@@ -1,0 +1,363 @@
+"""Who runs a node? A driver that hands events to the brain and carries its effects out.
+
+One lock stands around the brain and the order of writes to the storage. Nothing slow happens under
+it: rows are checked before, syncs, the metastore and the network have threads of their own, and
+reads do not take it at all.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from limosa.core.effects import (
+    AcquireLease,
+    AdvanceWatermark,
+    Effect,
+    MakeCommit,
+    ReadSlice,
+    ReadTail,
+    ReadTopology,
+    RenewLease,
+    Send,
+    Surprise,
+    VolumeEffect,
+)
+from limosa.core.events import (
+    CollectionDue,
+    DigestTaken,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseRenewed,
+    NodeEvent,
+    Received,
+    SliceRead,
+    Started,
+    Stored,
+    TailRead,
+    Ticked,
+    TopologyRead,
+)
+from limosa.core.messages import Write
+from limosa.core.model.changes import Agreed
+from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
+from limosa.core.model.topology import Node
+from limosa.core.participant.node import Participant
+from limosa.core.participant.settings import Settings
+from limosa.errors import LimosaError, Refused, VolumeFailed
+from limosa.ports import Clock, Metastore
+from limosa.runtime import membership
+from limosa.runtime.metastore import Follower, Heartbeat, Log
+from limosa.runtime.peers import Peers
+from limosa.runtime.reading import Reading
+from limosa.runtime.tables import Tables
+from limosa.runtime.work import Worker
+from limosa.storage.rows import Bundle
+from limosa.storage.store import Store
+
+TICK_SECONDS = 0.05
+SYNC_SECONDS = 0.02
+"""At the latest; whoever writes wakes the thread that syncs, or syncs itself."""
+COLLECT_SECONDS = 60.0
+ROOM_SECONDS = 1.0
+
+
+class NodeSettings(Struct, frozen=True):
+    """What a node is told when it starts."""
+
+    participant: Settings = Settings()
+    free_bytes_min: int = 256 << 20
+    """With less than this left on a disk, clients' writes are refused."""
+
+
+class NodeDriver:
+    """One run of one node."""
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        open_metastore: Callable[[], Metastore],
+        clock: Clock,
+        peers: Peers,
+        settings: NodeSettings,
+        log: Log,
+        failed: Callable[[LimosaError], None],
+    ) -> None:
+        self.node = node
+        self.store = store
+        self.peers = peers
+        self.settings = settings
+        self.tables = Tables()
+        self.surprises: Counter[str] = Counter()
+        self.log = log
+        self.brain = Participant(node.id, settings.participant)
+        self.agreed = Agreed()
+        self.now = clock.now
+        self.reading = Reading(self.brain, store, clock.now)
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._wanted = 0
+        self._synced = 0
+        self._syncing = threading.Lock()
+        self._here = False
+        """The thread that has the lock will sync what it writes."""
+        self._to_sync = threading.Condition(threading.Lock())
+        self._no_room = ""
+        self._deleted: set[str] = set()
+        self._heartbeat = Heartbeat(open_metastore, clock, log)
+        self._follower = Follower(open_metastore, self._followed, log)
+        self._worker = Worker(log)
+        self._threads = [
+            threading.Thread(target=self._sync, name="sync", daemon=True),
+            threading.Thread(target=self._tick, name="tick", daemon=True),
+        ]
+
+    def start(self) -> None:
+        self.store.start_maintenance()
+        self.deliver(Started(self.store.restored(self.node.id)))
+        self._follower.start()
+        for thread in self._threads:
+            thread.start()
+
+    def wait_until_live(self, seconds: float) -> None:
+        """Registered, with a topology from after that; raises if it takes too long."""
+        deadline = time.monotonic() + seconds
+        while (lease := self.brain.lease) is None or not lease.registered:
+            if time.monotonic() > deadline:
+                raise Refused(f"{self.node.id} got no lease", "does the metastore answer?")
+            time.sleep(0.01)
+
+    # --- events in
+
+    def deliver(self, event: NodeEvent) -> None:
+        with self._lock:
+            self._carry_out_all(self.brain.handle(self.now(), event))
+
+    def deliver_all(self, events: Sequence[NodeEvent]) -> None:
+        with self._lock:
+            for event in events:
+                self._carry_out_all(self.brain.handle(self.now(), event))
+
+    def write(self, sender: str, message: Write, at_once: bool = False) -> None:
+        """One part of a client's batch; it was checked before.
+
+        `at_once`: nothing else will come from this caller before the answer, so that the calling
+        thread may as well sync itself, and spare two changes of threads.
+        """
+        found = 0
+        at_once = at_once and self._syncing.acquire(blocking=False)
+        try:
+            with self._lock:
+                if message.expected is not None:
+                    found = self._newest(message)
+                self._here = at_once
+                try:
+                    event = Received(sender, message, found)
+                    self._carry_out_all(self.brain.handle(self.now(), event))
+                finally:
+                    self._here = False
+            if at_once:
+                self._sync_once()
+        finally:
+            if at_once:
+                self._syncing.release()
+
+    def _newest(self, message: Write) -> int:
+        """A compare-and-set is told what is there, in the order of this partition's writes."""
+        owner = self.brain.owners.get(message.partition)
+        if owner is None:
+            return 0
+        rows = message.rows
+        assert isinstance(rows, Bundle)
+        (batch,) = rows.batches
+        incarnation = owner.held.replica.incarnation
+        return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
+
+    def wait_for_room(self) -> str:
+        """Why clients' writes can't be taken now; empty: they can."""
+        return self._no_room
+
+    # --- effects out
+
+    def _carry_out_all(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.peers.send(effect.to, effect.message)
+            elif isinstance(effect, VolumeEffect):
+                self._store(effect)
+            else:
+                self._carry_out(effect)
+
+    def _store(self, change: VolumeEffect) -> None:
+        try:
+            self.store.write(change)
+        except VolumeFailed as error:
+            self._fail(error)
+            return
+        if isinstance(change, AdvanceWatermark) and change.digest:
+            self._take_digest(change)
+        if change.ticket:
+            with self._to_sync:
+                self._wanted = change.ticket
+                if not self._here:
+                    self._to_sync.notify()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case RenewLease(lease=lease):
+                self._heartbeat.renew(
+                    lease,
+                    lambda alive, sent_at: self.deliver(
+                        LeaseRenewed(lease, sent_at) if alive else LeaseEnded(lease)
+                    ),
+                )
+            case AcquireLease():
+                self._heartbeat.acquire(
+                    self.settings.participant.lease_seconds,
+                    lambda store, lease: membership.register(store, self.node, lease),
+                    lambda lease, revision, sent_at: self.deliver(
+                        LeaseGranted(lease, revision, sent_at)
+                    ),
+                )
+            case ReadTopology():
+                self._follower.look()
+            case MakeCommit(commit=commit):
+                self._follower.commit(commit, lambda made, agreed: None)
+            case ReadTail():
+                self._worker.do(lambda: self._read_tail(effect))
+            case ReadSlice():
+                self._worker.do(lambda: self._read_slice(effect))
+            case Surprise(partition=partition, what=what):
+                self.surprises[what] += 1
+                self.log("SURPRISE", partition=partition, what=what)
+            case _:
+                raise AssertionError(effect)
+
+    def _take_digest(self, change: AdvanceWatermark) -> None:
+        view = self.store.view(change.partition, change.incarnation)
+
+        def take() -> None:
+            self.deliver(
+                DigestTaken(change.partition, change.incarnation, change.to, view.digest())
+            )
+
+        self._worker.do(take)
+
+    def _read_tail(self, effect: ReadTail) -> None:
+        try:
+            entries = self.store.tail(
+                effect.partition, effect.incarnation, effect.after, effect.bytes_max
+            )
+        except LimosaError as error:
+            self.log("a log's tail was not read", partition=effect.partition, error=str(error))
+            entries = []
+        self.deliver(TailRead(effect.ticket, tuple(entries)))
+
+    def _read_slice(self, effect: ReadSlice) -> None:
+        view = self.store.view(effect.partition, effect.incarnation)
+        span = (TOKEN_END - TOKEN_MIN) // effect.slices
+        start = TOKEN_MIN + effect.slice * span
+        end = TOKEN_END if effect.slice == effect.slices - 1 else start + span
+        batches = [
+            batch
+            for table in view.tables.values()
+            for batch in view.batches(table.table, TokenRange(start, end), tombstones=True)
+        ]
+        self.deliver(SliceRead(effect.ticket, Bundle(batches), view.watermark))
+
+    # --- threads
+
+    def _sync(self) -> None:
+        while True:
+            with self._to_sync:
+                while self._wanted <= self._synced and not self._stopping.is_set():
+                    self._to_sync.wait(SYNC_SECONDS)
+                if self._stopping.is_set():
+                    return
+            with self._syncing:
+                self._sync_once()
+
+    def _sync_once(self) -> None:
+        """By whoever has `_syncing`: everything that was written up to now."""
+        if self._wanted <= self._synced or self._stopping.is_set():
+            return
+        try:
+            self._synced = self.store.sync()
+        except VolumeFailed as error:
+            self._fail(error)
+            return
+        self.deliver(Stored(self._synced))
+
+    def _tick(self) -> None:
+        looked = collected = time.monotonic()
+        while not self._stopping.wait(TICK_SECONDS):
+            self.deliver(Ticked())
+            now = time.monotonic()
+            if now - looked > ROOM_SECONDS:
+                looked = now
+                self._look_for_room()
+                self.peers.cut_silent()
+            if now - collected > COLLECT_SECONDS:
+                collected = now
+                for partition in list(self._deleted):
+                    self._deleted.discard(partition)
+                    self.deliver(CollectionDue(partition))
+
+    def note_deletes(self, partition: str) -> None:
+        """Its tombstones are to be collected some time."""
+        self._deleted.add(partition)
+
+    def _look_for_room(self) -> None:
+        try:
+            free = self.store.free_bytes()
+        except OSError as error:
+            self._no_room = f"the disk does not answer: {error}"
+            return
+        short = [
+            f"{free_bytes >> 20} MiB free on volume {name or 'default'}"
+            for name, free_bytes in free.items()
+            if free_bytes < self.settings.free_bytes_min
+        ]
+        self._no_room = "; ".join(short)
+
+    def _followed(self, agreed: Agreed, asked: bool) -> None:
+        self.agreed = agreed
+        self.tables.follow(agreed.topology)
+        self.peers.follow(agreed.topology)
+        self.deliver(TopologyRead(agreed.topology, agreed.revision, asked=asked))
+
+    def _fail(self, error: LimosaError) -> None:
+        """A disk failed: this run is over; the others take its partitions over."""
+        if not self._stopping.is_set():
+            self.log("the node stops", error=str(error))
+            self._stopping.set()
+            threading.Thread(target=self._failed, args=(error,), daemon=True).start()
+
+    # --- metastore for calls
+
+    def with_metastore(self, work: Callable[[Any], None]) -> None:
+        self._follower.do(work)
+
+    # --- the end
+
+    def stop(self) -> None:
+        """Let go of the lease first: the others need not wait for its end."""
+        lease = self.brain.lease
+        self._stopping.set()
+        with self._to_sync:
+            self._to_sync.notify_all()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(10.0)
+        if lease is not None:
+            self._heartbeat.revoke(lease.id)
+        self._heartbeat.close()
+        self._follower.close()
+        self._worker.close()
+        self.peers.close()
+        self.store.close()

@@ -1,0 +1,238 @@
+"""What is a node's process made of, and a coordinator's? Everything put together, from settings."""
+
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core.coordinator import brain
+from limosa.core.model.topology import Node
+from limosa.errors import BadInput, LimosaError
+from limosa.metastore.agreed import AgreedStore
+from limosa.metastore.sqlite import SqliteMetastore
+from limosa.ports import Clock, Metastore
+from limosa.runtime import membership
+from limosa.runtime.clock import BootClock
+from limosa.runtime.coordinator import CoordinatorDriver
+from limosa.runtime.journal import Journal
+from limosa.runtime.node import NodeDriver, NodeSettings
+from limosa.runtime.peers import Dialer, Peers, Token
+from limosa.runtime.service import NodeService
+from limosa.runtime.wire import Goodbye
+from limosa.storage.store import Store
+from limosa.storage.volume import Settings as VolumeSettings
+from limosa.transport.security import Security
+from limosa.transport.server import Inbound, Server
+from limosa.transport.tokens import issue, read_secret
+
+pa.array(np.zeros(1))
+"""Arrow's first look at NumPy imports pandas, if that is there: half a second that no write and no
+failover should wait for."""
+
+FEATURES = ("tables",)
+TOKEN_SECONDS = 86_400.0
+GOODBYE_SECONDS = 2.0
+JOIN_SECONDS = 30.0
+LIVE_SECONDS = 30.0
+
+
+class NodeConfig(Struct, frozen=True, kw_only=True):
+    """What a node's process is told."""
+
+    name: str
+    cluster: str
+    metastore: str
+    data: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    """HOST:PORT that others dial; empty: where it listens."""
+    volumes: dict[str, str] = {}
+    """Directories by the volumes' names; without any, one under `data`."""
+    rack: str = ""
+    datacenter: str = ""
+    holds_data: bool = True
+    security: Security = Security()
+    settings: NodeSettings = NodeSettings()
+    storage: VolumeSettings = VolumeSettings()
+
+
+class CoordinatorConfig(Struct, frozen=True, kw_only=True):
+    """What a coordinator's process is told."""
+
+    name: str
+    cluster: str
+    metastore: str
+    security: Security = Security()
+    settings: brain.Settings = brain.Settings()
+
+
+def machine_id() -> str:
+    """Which machine this is, as far as it says."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            found = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if found:
+            return found
+    return platform.node() or "unknown"
+
+
+def opener(path: str, clock: Clock) -> Callable[[], Metastore]:
+    """How to reach the agreed state: the path of a file."""
+    if path.startswith("etcd:"):
+        raise BadInput("etcd is not supported yet", "give the path of a file")
+    plain = path.removeprefix("sqlite:")
+    return lambda: SqliteMetastore(plain, clock)
+
+
+def token_source(security: Security, cluster: str, subject: str, role: str) -> Token:
+    """Tokens for ourselves, as long as we know the cluster's secret."""
+    if security.secret is None:
+        return lambda: None
+    secret = read_secret(security.secret)
+    return lambda: issue(secret, cluster, subject, role, TOKEN_SECONDS, time.time())
+
+
+class NodeProcess:
+    """A node, from its directory lock to its last goodbye."""
+
+    def __init__(self, config: NodeConfig, journal: Journal) -> None:
+        self.config = config
+        self.journal = journal
+        self.failure: LimosaError | None = None
+        self.ended = threading.Event()
+        clock = BootClock()
+        open_store = opener(config.metastore, clock)
+        security = replace(config.security, cluster=config.cluster)
+        Path(config.data).mkdir(parents=True, exist_ok=True)
+        volumes = config.volumes or {"": str(Path(config.data) / "volume")}
+        self.store = Store(volumes, settings=config.storage)
+        try:
+            dialer = Dialer(
+                config.cluster,
+                "node",
+                config.name,
+                security,
+                token_source(security, config.cluster, config.name, "node"),
+            )
+            peers = Peers(dialer, self._received)
+            node = Node(
+                config.name,
+                rack=config.rack,
+                datacenter=config.datacenter,
+                volumes=tuple(volumes),
+                tokens=config.holds_data,
+                features=FEATURES,
+                machine=machine_id(),
+            )
+            self.driver = NodeDriver(
+                node,
+                self.store,
+                open_store,
+                clock,
+                peers,
+                config.settings,
+                journal,
+                self._failed,
+            )
+            service = NodeService(self.driver, config.cluster, journal)
+            self.server = Server(config.host, config.port, security, service)
+        except BaseException:
+            self.store.close()
+            raise
+        try:
+            metastore = open_store()
+            try:
+                agreed = AgreedStore(metastore)
+                node = replace(node, host=uuid.uuid4().hex, address=self._address())
+                joined = membership.join(
+                    agreed,
+                    Path(config.data),
+                    node,
+                    config.cluster,
+                    f"join-{config.name}-{uuid.uuid4().hex[:12]}",
+                    JOIN_SECONDS,
+                    clock.now,
+                    time.sleep,
+                )
+                if joined.id != config.name:
+                    raise BadInput(
+                        f"{config.data} belongs to node {joined.id}", "give it its own name"
+                    )
+                self.driver.node = membership.refresh(agreed, replace(node, host=joined.host))
+            finally:
+                metastore.close()
+        except BaseException:
+            self.server.stop(GOODBYE_SECONDS, _say_goodbye)
+            self.store.close()
+            raise
+        try:
+            self.driver.start()
+            self.driver.wait_until_live(LIVE_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _address(self) -> str:
+        """What others dial: where it listens, or what stands in front of it."""
+        if not self.config.advertise:
+            return self.server.address
+        return f"{self.server.address.partition('://')[0]}://{self.config.advertise}"
+
+    def _received(self, node: str, message: object) -> None:
+        """Nodes answer on streams of their own."""
+
+    def _failed(self, error: LimosaError) -> None:
+        self.failure = error
+        self.ended.set()
+
+    def stop(self) -> None:
+        """Clean: the lease is given back, callers are told, everything is durable."""
+        self.server.stop(GOODBYE_SECONDS, _say_goodbye)
+        self.driver.stop()
+
+
+def _say_goodbye(inbound: Inbound) -> None:
+    inbound.link.send(Goodbye())
+
+
+class CoordinatorProcess:
+    """A coordinator, in office or standing by."""
+
+    def __init__(self, config: CoordinatorConfig, journal: Journal) -> None:
+        clock = BootClock()
+        open_store = opener(config.metastore, clock)
+        metastore = open_store()
+        try:
+            membership.found(AgreedStore(metastore), config.cluster, machine_id(), uuid.uuid4().hex)
+        finally:
+            metastore.close()
+        security = replace(config.security, cluster=config.cluster)
+        dialer = Dialer(
+            config.cluster,
+            "coordinator",
+            config.name,
+            security,
+            token_source(security, config.cluster, config.name, "coordinator"),
+        )
+        self.driver = CoordinatorDriver(
+            config.name,
+            open_store,
+            clock,
+            Peers(dialer, lambda node, message: self.driver.received(node, message)),
+            config.settings,
+            journal,
+        )
+        self.driver.start()
+
+    def stop(self) -> None:
+        self.driver.stop()

@@ -1,0 +1,213 @@
+"""How is a row read? Beside the event loop: check who may answer, take the value, check again.
+
+A view is what was committed at one moment, and stays so. If this node was the owner, with a valid
+lease, before the view was taken and still is afterwards, then nothing newer was acknowledged by
+anybody else when it was taken.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from limosa.core.messages import Answer, Found, Read, Redirect, Wait
+from limosa.core.participant.held import Held
+from limosa.core.participant.node import Participant
+from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected
+from limosa.runtime.wire import FoundRows, Keys
+from limosa.storage.rows import concat_columns
+from limosa.storage.schema import Table
+from limosa.storage.store import Store
+from limosa.storage.view import View
+from limosa.transport.arrow import brief
+
+KEYS_MAX = 100_000
+KEYS_AT_ONCE = 8
+FOUND_BYTES_AIM = 2 << 20
+FOUND_BYTES_MAX = 32 << 20
+"""One answer has at most so many bytes of rows; while it is made it takes several times that."""
+CONDITIONS_MAX = 100
+"""Arrow works through a condition by recursion: a deep one ends the process."""
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """All rows of a table in one partition, or those that a filter lets through."""
+
+    table: int
+    partition: str
+    version: int
+    epoch: int
+    revision: int
+    columns: list[str] | None = None
+    where: list[tuple[str, str, Any]] = []
+    """Conditions that must all hold: (column, operator, value)."""
+    eventual: bool = False
+
+
+class Reading:
+    """Answers reads from the storage, as the brain allows."""
+
+    def __init__(self, brain: Participant, store: Store, now: Callable[[], float]) -> None:
+        self._brain = brain
+        self._store = store
+        self._now = now
+
+    def read(self, message: Read) -> Answer:
+        held = self._brain.admit(self._now(), message)
+        if not isinstance(held, Held):
+            return held
+        assert isinstance(message.keys, Keys)
+        view = self._view(held)
+        rows = None if view is None else look_up(view, message.keys)
+        if view is None or not self._may_answer(held, message.eventual, view):
+            return Wait(message.id, "the partition changed hands while it was read")
+        return Found(message.id, rows)
+
+    def scan(self, scan: Scan, table: Table) -> Iterator[pa.RecordBatch]:
+        """The rows of one moment; raises before the first of them if this is not the place."""
+        read = Read(
+            "scan",
+            scan.partition,
+            scan.version,
+            scan.epoch,
+            scan.revision,
+            None,
+            table.id,
+            scan.eventual,
+        )
+        held = self._brain.admit(self._now(), read)
+        if not isinstance(held, Held):
+            raise Redirected(_words(held), "refresh the topology and ask again")
+        view = self._view(held)
+        if view is None or not self._may_answer(held, scan.eventual, view):
+            raise Redirected("the partition changed hands", "refresh and ask again")
+        condition = condition_of(table, scan.where)
+        return view.scan(table, scan.columns, condition)
+
+    def _may_answer(self, held: Held, eventual: bool, view: View) -> bool:
+        return self._brain.may_answer(self._now(), held, eventual, view.watermark)
+
+    def _view(self, held: Held) -> View | None:
+        try:
+            return self._store.view(held.partition, held.replica.incarnation)
+        except LimosaError:
+            return None
+
+
+def look_up(view: View, keys: Keys) -> FoundRows | None:
+    table = keys.table
+    if keys.one is not None:
+        try:
+            found = view.find(table, keys.one)
+        except (TypeError, ValueError, OverflowError, AttributeError, pa.ArrowException) as error:
+            raise InvalidKey(f"no key of {table.id}: {brief(error)}", "use its types") from None
+        if found is None:
+            return None
+        return FoundRows(table, found.columns(table), (found.version,))
+    assert keys.many is not None
+    return _look_up_many(view, table, keys.many)
+
+
+def _look_up_many(view: View, table: Table, keys: pa.RecordBatch) -> FoundRows | None:
+    """Some keys at a time: a few bytes of keys can ask for any number of bytes of rows."""
+    if keys.num_rows > KEYS_MAX:
+        raise BadInput(f"{keys.num_rows} keys", f"ask for at most {KEYS_MAX} at once")
+    parts: list[pa.RecordBatch] = []
+    versions: list[int] = []
+    done, size, step = 0, 0, KEYS_AT_ONCE
+    while done < keys.num_rows:
+        rows, more = view.get_many(table, keys.slice(done, step))
+        done += step
+        if more:
+            parts.append(rows)
+            versions += more
+            size += rows.nbytes
+        if size > FOUND_BYTES_MAX:
+            raise BadInput(
+                f"the rows of these keys have more than {FOUND_BYTES_MAX} bytes",
+                "ask for fewer keys at once",
+            )
+        step = max(1, min(16 * step, FOUND_BYTES_AIM * done // max(1, size)))
+    if not versions:
+        return None
+    return FoundRows(table, concat_columns(parts), tuple(versions))
+
+
+def _words(answer: Answer) -> str:
+    match answer:
+        case Wait(why=why):
+            return why
+        case Redirect(owner=owner):
+            return f"the owner is {owner or 'not elected yet'}"
+        case _:
+            return "not here"
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": lambda column, value: column == value,
+    "==": lambda column, value: column == value,
+    "!=": lambda column, value: column != value,
+    "<": lambda column, value: column < value,
+    "<=": lambda column, value: column <= value,
+    ">": lambda column, value: column > value,
+    ">=": lambda column, value: column >= value,
+    "in": lambda column, value: column.isin(value),
+}
+
+
+def condition_of(table: Table, where: list[tuple[str, str, Any]]) -> pc.Expression | None:
+    """One expression that Arrow evaluates; values become what the column holds."""
+    condition: Any = None
+    if len(where) > CONDITIONS_MAX:
+        raise BadInput(f"{len(where)} conditions", f"give at most {CONDITIONS_MAX}")
+    for name, operator, value in where:
+        if name not in table.names:
+            raise BadInput(f"no such column: {name[:200]}", f"there are {', '.join(table.names)}")
+        if operator == "is null":
+            term: Any = pc.field(name).is_null()
+        elif operator == "is not null":
+            term = ~pc.field(name).is_null()
+        elif operator not in _OPERATORS:
+            raise BadInput(
+                f"no such operator: {operator[:20]!r}",
+                f"there are {', '.join(_OPERATORS)}, is null and is not null",
+            )
+        else:
+            wanted = _value(table.physical.field(name), value, operator == "in")
+            term = _OPERATORS[operator](pc.field(name), wanted)
+        condition = term if condition is None else condition & term
+    if condition is not None:
+        _try(table, condition)
+    return condition  # type: ignore[no-any-return]
+
+
+def _try(table: Table, condition: pc.Expression) -> None:
+    """On no rows at all: there are columns that can't be compared."""
+    try:
+        pa.RecordBatch.from_pylist([], schema=table.physical).filter(condition)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BadInput(
+            f"a condition that can't be evaluated: {brief(error)}", "compare plain columns"
+        ) from None
+
+
+def _value(field: "pa.Field[Any]", value: Any, several: bool) -> Any:
+    if several and not isinstance(value, list | tuple):
+        raise BadInput(f"column {field.name} in something that is no list", "give a list of values")
+    some = list(value) if several else [value]
+    try:
+        if pa.types.is_integer(field.type) and any(isinstance(one, float) for one in some):
+            wanted = pa.array(some).cast(field.type)  # which does not cut 1.5 down to 1
+        else:
+            wanted = pa.array(some, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        try:
+            wanted = pa.array(some).cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError):
+            raise BadInput(
+                f"column {field.name} has type {field.type}, and the value is none",
+                "compare with a value of that type",
+            ) from None
+    return wanted if several else wanted[0]

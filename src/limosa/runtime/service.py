@@ -1,0 +1,423 @@
+"""What does a node do for those who call it? It takes messages in, answers calls, serves scans.
+
+This is the boundary of trust: what a client says is checked here, completely, before the brain or
+the storage sees it.
+"""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
+
+from limosa.core.events import Received, Ticked
+from limosa.core.messages import Answer, Message, Read, Refuse, Wait, Write
+from limosa.core.model.changes import Commit, Put, Topology, request_key
+from limosa.core.model.codec import decode, encode
+from limosa.core.model.intent import Request
+from limosa.core.model.topology import NamedTable
+from limosa.errors import (
+    BadInput,
+    Forbidden,
+    IllegalRequest,
+    InvalidLayout,
+    InvalidSchema,
+    LimosaError,
+    Refused,
+    StaleGuard,
+    VolumeFailed,
+)
+from limosa.metastore.agreed import AgreedStore
+from limosa.runtime.node import NodeDriver
+from limosa.runtime.reading import Scan
+from limosa.runtime.wire import Decoder, Encoder, Unreadable, size_of
+from limosa.storage.rows import Bundle
+from limosa.storage.schema import Table
+from limosa.transport.server import Inbound
+from limosa.transport.tokens import Identity
+
+REQUEST_SECONDS = 20.0
+NAME_LENGTH_MAX = 200
+PRODUCER_LENGTH_MAX = 100
+SEQUENCE_MAX = 2**62
+TICKET_BYTES_MAX = 8 << 20
+NEVER_YET, NO_MORE = 2**62, -1
+"""Versions that no layout has."""
+
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+
+_scans = msgspec.msgpack.Decoder(Scan)
+_topologies = msgspec.msgpack.Encoder()
+
+
+class NodeService:
+    """Implements `transport.server.Service` for a node."""
+
+    def __init__(self, driver: NodeDriver, cluster: str, log: Callable[..., None]) -> None:
+        self.driver = driver
+        self.cluster = cluster
+        self.node = driver.node.id
+        self.log = log
+        self._decoders: dict[int, Decoder] = {}
+        self._encoded: tuple[Topology | None, bytes] = (None, b"")
+        self._zones: tuple[object, dict[str, str]] = (None, {})
+        self._calls: Mapping[str, tuple[tuple[str, ...], Callable[[bytes], bytes]]] = {
+            "topology": (("client", "admin", "node", "coordinator"), self._topology),
+            "status": (("client", "admin"), self._status),
+            "agreed": (("client", "admin"), self._agreed),
+            "digests": (("admin",), self._digests),
+            "request": (("admin",), self._request),
+        }
+
+    def encoder(self, kind: str) -> Encoder:
+        """A client knows its tables; others are told of them before their first rows."""
+        return Encoder(define=kind != "client")
+
+    def size_of(self, message: Any) -> int:
+        return size_of(message)
+
+    # --- streams
+
+    def opened(self, inbound: Inbound) -> None:
+        kind = inbound.hello.kind
+        decoder = Decoder(self.driver.tables.by_fingerprint, kind != "client", kind)
+        self._decoders[id(inbound)] = decoder
+        self.driver.peers.add(inbound)
+
+    def closed(self, inbound: Inbound) -> None:
+        self._decoders.pop(id(inbound), None)
+        self.driver.peers.remove(inbound)
+
+    def received(self, inbound: Inbound, frame: pa.Buffer) -> None:
+        self._wait_for_room()
+        said = self._decoders[id(inbound)](frame)
+        if inbound.hello.kind == "client":
+            for request in said:
+                self._serve(inbound, request)
+        else:
+            for each in said:
+                if isinstance(each, Unreadable | Write | Read):
+                    raise Forbidden("writes and reads are for clients", "speak Limosa's protocol")
+            self.driver.peers.heard(inbound.name)
+            self.driver.deliver_all(
+                [Received(inbound.name, each) for each in said if isinstance(each, Message)]
+            )
+
+    def _wait_for_room(self) -> None:
+        """Here, where only this caller waits, and not under the lock of the whole node."""
+        with suppress(VolumeFailed):  # whoever writes is told
+            self.driver.store.wait_for_room()
+
+    def _serve(self, inbound: Inbound, request: Message | Unreadable) -> None:
+        match request:
+            case Write():
+                self._write(inbound, request)
+            case Read():
+                inbound.link.reply(self._read(request))
+            case Unreadable(id=id, error=error):
+                inbound.link.reply(refusal(id, error))
+            case _:
+                raise Forbidden(
+                    f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
+                )
+
+    def _read(self, request: Read) -> Answer:
+        try:
+            answer = self.driver.reading.read(request)
+        except LimosaError as error:
+            return refusal(request.id, error)
+        if isinstance(answer, Wait):
+            self.driver.deliver(Ticked())
+        return answer
+
+    def _write(self, inbound: Inbound, request: Write) -> None:
+        try:
+            request = self._checked(inbound.identity, request)
+        except LimosaError as error:
+            inbound.link.reply(refusal(request.id, error))
+            return
+        assert isinstance(request.rows, Bundle)
+        inbound.take_up(request.id, request.rows.bytes)
+        if any(batch.deleted is not None for batch in request.rows.batches):
+            self.driver.note_deletes(request.partition)
+        self.driver.write(inbound.name, request, at_once=self._decoders[id(inbound)].alone)
+
+    def _checked(self, identity: Identity, request: Write) -> Write:
+        """The write as the brain may have it."""
+        no_room = self.driver.wait_for_room()
+        if no_room:
+            raise Refused(f"{self.node} takes no writes: {no_room}", "make room on its disk")
+        _check_sequence(request)
+        rows = request.rows
+        assert isinstance(rows, Bundle)
+        if not rows.batches:
+            raise BadInput("a write without rows", "send some")
+        if request.expected is not None:
+            if len(rows) != 1:
+                raise BadInput("a comparison of several rows", "compare one row at a time")
+            rows.batches[0].key(0)  # refused here if it is one that Python can't hold
+        producer = producer_of(identity, request.producer)
+        topology = self.driver.brain.topology
+        record = topology.partitions.get(request.partition)
+        layout = None if record is None else topology.layouts.get(record.zone)
+        known = 0 if layout is None else layout.version
+        if record is None or request.version != known:
+            # The brain says what to do about that; whatever it has applied by then, it must not
+            # take what could not be checked.
+            version = NEVER_YET if request.version > known else NO_MORE
+            return replace(request, producer=producer, version=version)
+        if request.range != record.range:
+            raise BadInput("a write to another range than the partition's", "refresh the topology")
+        for batch in rows.batches:
+            zone = self._zone_of(topology, batch.table.id)
+            if zone is None:  # made a moment ago, or dropped
+                return replace(request, producer=producer, version=NEVER_YET)
+            if zone != record.zone:
+                raise BadInput(
+                    "rows of a table that is not in the partition's zone", "refresh the topology"
+                )
+            if not batch.in_range(record.range).all():
+                raise BadInput(
+                    "rows whose key belongs to another partition",
+                    "hash keys as the client library does, and route them by that",
+                )
+        return replace(request, producer=producer)
+
+    def _zone_of(self, topology: Topology, table: str) -> str | None:
+        if self._zones[0] is not topology.tables:
+            zones = {named.id: named.zone for named in topology.tables.values()}
+            self._zones = (topology.tables, zones)
+        return self._zones[1].get(table)
+
+    # --- scans
+
+    def scan(self, identity: Identity, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        identity.must_be("client", "admin")
+        if len(ticket) > TICKET_BYTES_MAX:
+            raise BadInput(
+                f"a scan of {len(ticket)} bytes", f"describe it in at most {TICKET_BYTES_MAX}"
+            )
+        try:
+            scan = _scans.decode(ticket)
+        except (ValueError, RecursionError):
+            raise BadInput("a ticket that is no scan", "speak Limosa's protocol") from None
+        table = self.driver.tables.by_fingerprint(scan.table)
+        if table is None:
+            raise InvalidSchema(
+                "the table is not known here by this definition",
+                "it was changed or dropped: look at it again",
+            )
+        schema = table.columns
+        if scan.columns is not None:
+            unknown = [name for name in scan.columns if name not in table.names]
+            if unknown:
+                raise BadInput(
+                    f"no such columns: {', '.join(unknown)[:NAME_LENGTH_MAX]}",
+                    "name the table's own",
+                )
+            if not 0 < len(scan.columns) == len(set(scan.columns)):
+                raise BadInput("no columns, or one of them twice", "name each column once")
+            schema = pa.schema([schema.field(name) for name in scan.columns])
+        batches = self.driver.reading.scan(scan, table)
+        return schema, (batch.cast(schema) for batch in batches)
+
+    # --- calls
+
+    def act(self, identity: Identity, name: str, body: bytes) -> bytes:
+        known = self._calls.get(name)
+        if known is None:
+            raise BadInput(f"no such call: {name[:NAME_LENGTH_MAX]!r}", "speak Limosa's protocol")
+        roles, call = known
+        identity.must_be(*roles)  # type: ignore[arg-type]
+        return call(body)
+
+    def _topology(self, body: bytes) -> bytes:
+        """The applied topology; nothing if the caller has it."""
+        topology = self.driver.brain.topology
+        if body and int.from_bytes(body, "little") >= topology.generation:
+            return b""
+        if self._encoded[0] is not topology:
+            self._encoded = (topology, _topologies.encode(topology))
+        return self._encoded[1]
+
+    def _status(self, body: bytes) -> bytes:
+        driver = self.driver
+        brain = driver.brain
+        lease = brain.lease
+        sizes = driver.store.sizes()
+        replicas = [
+            {
+                "partition": partition,
+                "incarnation": incarnation,
+                "volume": held.replica.volume,
+                "epoch": held.epoch,
+                "last": held.last,
+                "watermark": held.watermark,
+                "owner": (owner := brain.owners.get(partition)) is not None
+                and owner.held is held
+                and owner.open,
+                "rows": sizes[partition, incarnation].rows
+                if (partition, incarnation) in sizes
+                else 0,
+                "bytes": sizes[partition, incarnation].bytes
+                if (partition, incarnation) in sizes
+                else 0,
+            }
+            for (partition, incarnation), held in sorted(brain.held.copy().items())
+        ]
+        return json.dumps(
+            {
+                "node": self.node,
+                "cluster": self.cluster,
+                "version": version("limosa"),
+                "time": time.time(),
+                "generation": brain.topology.generation,
+                "lease": None if lease is None else lease.id,
+                "lease_seconds_left": 0.0
+                if lease is None
+                else max(0.0, lease.valid_until - driver.now()),
+                "replicas": replicas,
+                "free_bytes": driver.store.free_bytes(),
+                "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
+                "troubles": driver.store.troubles,
+                "surprises": dict(driver.surprises),
+                "threads": threading.active_count(),
+            }
+        ).encode()
+
+    def _agreed(self, body: bytes) -> bytes:
+        """Who lives, who coordinates, what is asked for: what the topology does not say."""
+        agreed = self.driver.agreed
+        holder = agreed.coordinator
+        return json.dumps(
+            {
+                "revision": agreed.revision,
+                "generation": agreed.topology.generation,
+                "live": sorted(agreed.leases),
+                "coordinator": None if holder is None else holder.holder,
+                "requests": [
+                    {
+                        "id": request.id,
+                        "kind": request.kind,
+                        "state": request.state,
+                        "answer": request.answer,
+                    }
+                    for request in agreed.requests.values()
+                ],
+            }
+        ).encode()
+
+    def _digests(self, body: bytes) -> bytes:
+        """Of every replica here: where it is, how many rows, and their digest."""
+        out = []
+        for (partition, incarnation), held in sorted(self.driver.brain.held.copy().items()):
+            view = self.driver.store.view(partition, incarnation)
+            rows = sum(view.count(table.table) for table in view.tables.values())
+            out.append(
+                {
+                    "partition": partition,
+                    "incarnation": incarnation,
+                    "watermark": view.watermark,
+                    "last": held.last,
+                    "rows": rows,
+                    "digest": str(view.digest()),
+                }
+            )
+        return json.dumps(out).encode()
+
+    def _request(self, body: bytes) -> bytes:
+        """Put it where the coordinator finds it, and wait for the answer."""
+        try:
+            request = decode(body)
+        except (ValueError, RecursionError, InvalidLayout):
+            raise BadInput("this is no request", "send a record of kind Request") from None
+        if not isinstance(request, Request) or request.state != "waiting":
+            raise BadInput("this is no request", "send a record of kind Request that waits")
+        if not 0 < len(request.id) <= NAME_LENGTH_MAX or not _WORD.fullmatch(request.id):
+            raise BadInput("a request's id is no plain word", "use letters, digits and dashes")
+        if request.kind == "join":
+            raise Forbidden("nobody joins for another", "start the node: it joins by itself")
+        _check_names(request)
+        _check_definition(request.table)
+        answered: list[Request] = []
+        failure: list[BaseException] = []
+        done = threading.Event()
+
+        def put(store: AgreedStore) -> None:
+            try:
+                key = request_key(request.id)
+                store.commit(Commit({key: 0}, (Put(request),), f"request {request.id}"))
+            except StaleGuard:
+                pass  # asked for before, perhaps through another node: wait for its answer
+            except LimosaError as error:
+                failure.append(error)
+                done.set()
+
+        self.driver.with_metastore(put)
+        self._await(request.id, answered, done)
+        if failure:
+            raise failure[0]
+        if not answered:
+            raise Refused(
+                "no coordinator answered the request in time",
+                "it still waits: start a coordinator, and look at the request again",
+            )
+        if answered[0].state == "refused":
+            raise IllegalRequest(answered[0].answer)
+        return encode(answered[0])
+
+    def _await(self, request: str, answered: list[Request], done: threading.Event) -> None:
+        deadline = self.driver.now() + REQUEST_SECONDS
+        while self.driver.now() < deadline and not done.is_set():
+            known = self.driver.agreed.requests.get(request)
+            if known is not None and known.state != "waiting":
+                answered.append(known)
+                return
+            done.wait(0.01)
+
+
+def producer_of(identity: Identity, name: str) -> str:
+    """Whoever proves who it is has names of its own: nobody else can use up its sequences."""
+    return name if identity.proof == "nothing" else f"{identity.subject}\n{name}"
+
+
+def _check_sequence(request: Write) -> None:
+    if not 0 < len(request.producer) <= PRODUCER_LENGTH_MAX or "\n" in request.producer:
+        raise BadInput("a write without a producer's name", "give one of 1 to 100 characters")
+    if not 0 < request.sequence <= SEQUENCE_MAX:
+        raise BadInput("a write without a producer's sequence", "count from 1")
+    if not (0 <= request.after < request.sequence and 0 <= request.floor <= request.sequence):
+        raise BadInput(
+            f"sequence {request.sequence} after {request.after} with floor {request.floor}",
+            "a write comes after older ones, and does not forget itself",
+        )
+
+
+def _check_names(request: Request) -> None:
+    """A name that can be no key of the metastore would be tried by the coordinator for ever."""
+    table = request.table or NamedTable("", "", "", b"")
+    names = [request.partition, request.zone, request.name, request.table_id, request.cluster]
+    names += [table.name, table.zone, table.id, *request.renewed]
+    names += [name for place in request.placements for name in (place.node, place.volume)]
+    for name in names:
+        if len(name) > NAME_LENGTH_MAX or not name.isprintable():
+            raise BadInput(
+                f"{name[:40]!r} is no name", f"use at most {NAME_LENGTH_MAX} printable characters"
+            )
+
+
+def _check_definition(named: NamedTable | None) -> None:
+    """What is agreed upon is decoded by every node and client: one that can't be stops them all."""
+    if named is not None and Table.decode(named.definition).id != named.id:
+        raise InvalidSchema("the definition of another table", "encode the table as it is named")
+
+
+def refusal(request: str, error: LimosaError) -> Refuse:
+    return Refuse(request, error.message, type(error).__name__, error.advice)

@@ -1,0 +1,652 @@
+"""How do the core's messages travel? As frames: msgpack for what is said, Arrow for rows.
+
+Rows travel as they are kept in the log, so that a node stores and passes on the very bytes that it
+was sent. A table is named by its fingerprint; between nodes its definition goes before its first
+rows on a link, and from a client rows of a table that the node does not know are refused.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from msgspec import Meta, Struct, structs
+
+from limosa.core import messages
+from limosa.core.messages import (
+    Chunk,
+    End,
+    Fetched,
+    Found,
+    Message,
+    Read,
+    ReplicaStatus,
+    Replicate,
+    Status,
+    Write,
+)
+from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, TokenRange
+from limosa.core.model.rows import Entry
+from limosa.core.producers import ProducersValue
+from limosa.errors import BadInput, InvalidSchema, LimosaError
+from limosa.storage.records import Bodies, LoggedEntry, Part, log_entries, stored_schema, unpack
+from limosa.storage.rows import Batch, Bundle
+from limosa.storage.schema import Table
+from limosa.transport import frames
+from limosa.transport.arrow import brief, sound_batch
+
+MESSAGES_MAX = 1_024
+PARTS_MAX = 256
+KEY_COLUMNS_MAX = 256
+CLIENT_HEAD_BYTES_MAX = 16 << 20
+"""A head becomes objects, many times its size: a client's must stay small, and be flat."""
+
+_FLAGGED = 4
+
+
+class Goodbye(Message, frozen=True):
+    """This process is about to stop: close the stream, and go elsewhere."""
+
+
+class Keys(Struct, frozen=True):
+    """Which rows of a table somebody wants: one key of plain values, or a batch of keys."""
+
+    table: Table
+    one: tuple[Any, ...] | None = None
+    many: pa.RecordBatch | None = None
+
+
+class FoundRows(Struct, frozen=True):
+    """The rows that are there, in the order of the keys, and their versions."""
+
+    table: Table
+    rows: pa.RecordBatch
+    versions: tuple[Position, ...]
+
+
+class Unreadable(Struct, frozen=True):
+    """A request that can't be what its sender meant."""
+
+    id: str
+    error: LimosaError
+
+
+# Messages with rows, as they are written: the same tags, with places of bodies for rows.
+
+_Parts: TypeAlias = tuple[Part, ...]
+_FewParts: TypeAlias = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]
+_Key: TypeAlias = Annotated[list[msgspec.Raw], Meta(max_length=KEY_COLUMNS_MAX)]
+"""Looked at one by one: a nest of empty lists would take seventy times its bytes."""
+
+
+class _Wire(Struct, frozen=True, array_like=True):
+    pass
+
+
+class _Write(_Wire, frozen=True, tag="Write"):
+    id: str
+    partition: str
+    version: int
+    epoch: int
+    producer: str
+    sequence: int
+    after: int
+    floor: int
+    range: TokenRange
+    parts: _FewParts
+    expected: Position | None
+
+
+class _Read(_Wire, frozen=True, tag="Read"):
+    id: str
+    partition: str
+    version: int
+    epoch: int
+    revision: Revision
+    table: int
+    key: _Key | None
+    parts: _FewParts
+    eventual: bool
+
+
+class _Found(_Wire, frozen=True, tag="Found"):
+    id: str
+    versions: tuple[Position, ...]
+    parts: _Parts
+
+
+class _Replicate(_Wire, frozen=True, tag="Replicate"):
+    partition: str
+    to: str
+    epoch: int
+    revision: Revision
+    previous: Position
+    entries: tuple[LoggedEntry, ...]
+    watermark: Position
+    how: str
+    check: tuple[SessionId, Position] | None
+    probed: LeaseId
+
+
+class _Fetched(_Wire, frozen=True, tag="Fetched"):
+    partition: str
+    session: SessionId
+    slice: int
+    parts: _Parts
+    through: Position
+    producers: ProducersValue
+
+
+class _Chunk(_Wire, frozen=True, tag="Chunk"):
+    partition: str
+    to: str
+    session: SessionId
+    epoch: int
+    slice: int
+    attempt: str
+    number: int
+    parts: _Parts
+
+
+# Digests are longer than msgpack's numbers, so they go as text.
+
+
+class _End(_Wire, frozen=True, tag="End"):
+    partition: str
+    to: str
+    session: SessionId
+    epoch: int
+    slice: int
+    slices: int
+    attempt: str
+    count: int
+    digest: str
+    through: Position
+    producers: ProducersValue
+
+
+class _Digest(_Wire, frozen=True):
+    partition: str
+    place: int
+    session: SessionId
+    at: Position
+    digest: str
+
+
+class _Status(_Wire, frozen=True, tag="Status"):
+    node: str
+    lease: LeaseId
+    sequence: int
+    generation: Revision
+    busy: dict[str, Revision]
+    replicas: dict[str, tuple[ReplicaStatus, ...]]
+    digests: tuple[_Digest, ...]
+
+
+_Any: TypeAlias = (
+    _Write
+    | _Read
+    | _Found
+    | _Replicate
+    | _Fetched
+    | _Chunk
+    | Goodbye
+    | messages.Written
+    | messages.Mismatched
+    | messages.Redirect
+    | messages.Wait
+    | messages.Refuse
+    | messages.Probe
+    | messages.Probed
+    | messages.Acked
+    | messages.Unheld
+    | messages.Fetch
+    | _End
+    | messages.Landed
+    | messages.Denied
+    | messages.Look
+    | messages.Seal
+    | messages.Verify
+    | messages.DropReplica
+    | _Status
+)
+
+
+class _Head(Struct, frozen=True, array_like=True):
+    definitions: tuple[bytes, ...]
+    """Of tables whose rows follow, on this link for the first time."""
+    messages: tuple[_Any, ...]
+    alone: bool = False
+    """The sender waits for the answer to this, and to nothing else."""
+
+
+class _ClientHead(Struct, frozen=True, array_like=True):
+    """All that a client can say; anything else is not even decoded."""
+
+    definitions: Annotated[tuple[bytes, ...], Meta(max_length=0)]
+    messages: Annotated[tuple[_Write | _Read, ...], Meta(max_length=MESSAGES_MAX)]
+    alone: bool = False
+
+
+_Order: TypeAlias = messages.Look | messages.Seal | messages.Verify | messages.DropReplica
+_Copying: TypeAlias = messages.Fetch | _Chunk | _End
+
+
+class _CoordinatorHead(Struct, frozen=True, array_like=True):
+    """All that a coordinator, and the mover in it, can say to a node."""
+
+    definitions: tuple[bytes, ...]
+    messages: tuple[_Order | _Copying, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_heads: dict[str, Any] = {
+    "client": msgspec.msgpack.Decoder(_ClientHead),
+    "coordinator": msgspec.msgpack.Decoder(_CoordinatorHead),
+    "node": msgspec.msgpack.Decoder(_Head),
+}
+
+# What else than a `BadInput` can come of a stranger's bytes: text that is no UTF-8, a nest that is
+# too deep, and whatever Arrow says of a damaged batch.
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    AssertionError,
+    RecursionError,
+    EOFError,
+    MemoryError,
+    pa.ArrowException,
+)
+
+
+class Encoder:
+    """Messages to frames, on one link."""
+
+    def __init__(self, define: bool, alone: Callable[[], bool] = lambda: False) -> None:
+        self._define = define
+        self._alone = alone
+        """Is there nothing else that the sender waits for?"""
+        self._told: set[int] = set()
+
+    def __call__(self, said: Sequence[Message]) -> bytes:
+        definitions: list[bytes] = []
+
+        def schema_of(table: Table) -> int:
+            if self._define and table.fingerprint not in self._told:
+                self._told.add(table.fingerprint)
+                definitions.append(table.encoded)
+            return table.fingerprint
+
+        bodies = Bodies(schema_of)
+        packed = tuple(_pack(message, bodies, schema_of) for message in said)
+        head = _Head(tuple(definitions), packed, len(packed) == 1 and self._alone())
+        return frames.pack(_encoder.encode(head), bodies.pieces)
+
+
+def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -> Any:
+    match message:
+        case Replicate():
+            return _Replicate(
+                message.partition,
+                message.to,
+                message.epoch,
+                message.revision,
+                message.previous,
+                log_entries(message.entries, bodies),
+                message.watermark,
+                message.how,
+                message.check,
+                message.probed,
+            )
+        case Write():
+            return _Write(
+                message.id,
+                message.partition,
+                message.version,
+                message.epoch,
+                message.producer,
+                message.sequence,
+                message.after,
+                message.floor,
+                message.range,
+                bodies.add_bundle(_without_tokens(message.rows)),
+                message.expected,
+            )
+        case Read(keys=Keys() as keys):
+            many = () if keys.many is None else (_add_columns(bodies, keys.table, keys.many),)
+            return _Read(
+                message.id,
+                message.partition,
+                message.version,
+                message.epoch,
+                message.revision,
+                keys.table.fingerprint,
+                None if keys.one is None else list(keys.one),
+                many,
+                message.eventual,
+            )
+        case Found(rows=FoundRows() as found):
+            return _Found(
+                message.id, found.versions, (_add_columns(bodies, found.table, found.rows),)
+            )
+        case Found():
+            return _Found(message.id, (), ())
+        case Fetched():
+            return _Fetched(
+                message.partition,
+                message.session,
+                message.slice,
+                bodies.add_bundle(message.rows),
+                message.through,
+                message.producers,
+            )
+        case Chunk():
+            return _Chunk(
+                message.partition,
+                message.to,
+                message.session,
+                message.epoch,
+                message.slice,
+                message.attempt,
+                message.number,
+                bodies.add_bundle(message.rows),
+            )
+        case End():
+            fields = structs.asdict(message)
+            return _End(**{**fields, "digest": f"{message.digest:x}"})
+        case Status():
+            return _pack_status(message)
+        case _:
+            return message
+
+
+def _pack_status(status: Status) -> _Status:
+    replicas, digests = dict(status.replicas), []
+    for partition, known in status.replicas.items():
+        for place, each in enumerate(known):
+            if each.digest is not None:
+                session, at, digest = each.digest
+                digests.append(_Digest(partition, place, session, at, f"{digest:x}"))
+                replicas[partition] = tuple(structs.replace(r, digest=None) for r in known)
+    return _Status(
+        status.node,
+        status.lease,
+        status.sequence,
+        status.generation,
+        status.busy,
+        replicas,
+        tuple(digests),
+    )
+
+
+def _unpack_status(status: _Status) -> Status:
+    replicas = status.replicas
+    for each in status.digests:
+        known = list(replicas[each.partition])
+        digest = (each.session, each.at, int(each.digest, 16))
+        known[each.place] = structs.replace(known[each.place], digest=digest)
+        replicas[each.partition] = tuple(known)
+    return Status(
+        status.node, status.lease, status.sequence, status.generation, status.busy, replicas
+    )
+
+
+def _without_tokens(rows: object) -> Bundle:
+    """The owner works them out itself: it would have to check them anyway."""
+    assert isinstance(rows, Bundle)
+    return Bundle(Batch(each.table, each.columns, deleted=each.deleted) for each in rows.batches)
+
+
+def _add_columns(bodies: Bodies, table: Table, columns: pa.RecordBatch) -> Part:
+    return bodies.add(Batch(table, columns))
+
+
+class Decoder:
+    """Frames to messages, on one link; what can't be read is a `BadInput`, whatever it is.
+
+    `tables` are those that this process knows; a trusted peer may bring others along. `speaker` is
+    who talks, if it is known: a `coordinator` says less than a `node`.
+    """
+
+    def __init__(
+        self, tables: Callable[[int], Table | None], trusted: bool, speaker: str = ""
+    ) -> None:
+        self._tables = tables
+        self._trusted = trusted
+        self._heads = _heads[speaker if trusted and speaker else "node" if trusted else "client"]
+        self._head_bytes_max = frames.HEAD_BYTES_MAX if trusted else CLIENT_HEAD_BYTES_MAX
+        self._learned: dict[int, Table] = {}
+        self._required: dict[int, tuple[int, ...]] = {}
+        self.alone = False
+        """Of the last frame: its sender waits for nothing else."""
+
+    def __call__(self, frame: pa.Buffer) -> list[Message | Unreadable]:
+        head_bytes, bodies = frames.unpack(frame, self._head_bytes_max)
+        try:
+            head = self._heads.decode(head_bytes)
+            for definition in head.definitions:
+                table = Table.decode(definition)
+                self._learned[table.fingerprint] = table
+            if not self._trusted:
+                _check_total(head.messages, bodies)
+                self.alone = head.alone and len(head.messages) == 1
+            return [self._unpack(message, bodies) for message in head.messages]
+        except BadInput:
+            raise
+        except (LimosaError, *_UNREADABLE) as error:
+            raise BadInput(
+                f"a frame that can't be read: {brief(error)}", "speak Limosa's protocol"
+            ) from None
+
+    def _unpack(self, message: Any, bodies: pa.Buffer) -> Message | Unreadable:
+        match message:
+            case _Replicate():
+                return Replicate(
+                    message.partition,
+                    message.to,
+                    message.epoch,
+                    message.revision,
+                    message.previous,
+                    tuple(self._entry(entry, bodies) for entry in message.entries),
+                    message.watermark,
+                    message.how,
+                    message.check,
+                    message.probed,
+                )
+            case _Write():
+                try:
+                    return self._write(message, bodies)
+                except LimosaError as error:
+                    return Unreadable(message.id, error)
+                except _UNREADABLE as error:
+                    return Unreadable(message.id, _damaged(error))
+            case _Read():
+                try:
+                    return self._read(message, bodies)
+                except LimosaError as error:
+                    return Unreadable(message.id, error)
+                except _UNREADABLE as error:
+                    return Unreadable(message.id, _damaged(error))
+            case _Found():
+                return Found(message.id, self._found(message, bodies))
+            case _Fetched():
+                rows = self._bundle(message.parts, bodies)
+                return Fetched(
+                    message.partition,
+                    message.session,
+                    message.slice,
+                    rows,
+                    message.through,
+                    message.producers,
+                )
+            case _Chunk():
+                return Chunk(
+                    message.partition,
+                    message.to,
+                    message.session,
+                    message.epoch,
+                    message.slice,
+                    message.attempt,
+                    message.number,
+                    self._bundle(message.parts, bodies),
+                )
+            case _End():
+                fields = structs.asdict(message)
+                return End(**{**fields, "digest": int(message.digest, 16)})
+            case _Status():
+                return _unpack_status(message)
+            case _:
+                return message  # type: ignore[no-any-return]
+
+    def _write(self, message: _Write, bodies: pa.Buffer) -> Write:
+        return Write(
+            message.id,
+            message.partition,
+            message.version,
+            message.epoch,
+            message.producer,
+            message.sequence,
+            message.after,
+            message.floor,
+            message.range,
+            self._bundle(message.parts, bodies),
+            message.expected,
+        )
+
+    def _read(self, message: _Read, bodies: pa.Buffer) -> Read:
+        table = self._table(message.table)
+        keys = Keys(table, None if message.key is None else tuple(map(_plain, message.key)))
+        if message.key is None:
+            if len(message.parts) != 1:
+                raise BadInput("a read without keys", "name some, in one batch")
+            (part,) = message.parts
+            schema = pa.schema([table.physical.field(name) for name in table.key])
+            many = sound_batch(_slice(bodies, part), schema, trusted=self._trusted)
+            keys = Keys(table, None, many)
+        elif len(message.key) != len(table.key) or message.parts:
+            raise BadInput("a key of another length than the table's", "name every key column")
+        return Read(
+            message.id,
+            message.partition,
+            message.version,
+            message.epoch,
+            message.revision,
+            keys,
+            table.id,
+            message.eventual,
+        )
+
+    def _found(self, message: _Found, bodies: pa.Buffer) -> FoundRows | None:
+        if not message.versions:
+            return None
+        (part,) = message.parts
+        table = self._table(part.schema)
+        rows = sound_batch(_slice(bodies, part), table.physical, trusted=True)
+        return FoundRows(table, rows, message.versions)
+
+    def _entry(self, entry: LoggedEntry, bodies: pa.Buffer) -> Entry:
+        return Entry(
+            entry.at,
+            entry.previous,
+            None if entry.parts is None else self._bundle(entry.parts, bodies),
+            entry.producer,
+            entry.sequence,
+            entry.floor,
+            entry.range,
+            entry.found,
+            entry.collects,
+        )
+
+    def _bundle(self, parts: Iterable[Part], bodies: pa.Buffer) -> Bundle:
+        return Bundle(self._batch(part, bodies) for part in parts)
+
+    def _batch(self, part: Part, bodies: pa.Buffer) -> Batch:
+        table = self._table(part.schema)
+        if not self._trusted and part.extras & ~_FLAGGED:
+            raise BadInput("rows that bring versions or tokens along", "the owner makes them")
+        body = _slice(bodies, part)
+        stored = sound_batch(body, stored_schema(table, part.extras), trusted=self._trusted)
+        if not self._trusted and part.extras and stored.columns[-1].null_count:
+            raise BadInput("rows that are perhaps deleted", "say of each row whether it is")
+        batch = unpack(table, part.extras, stored)
+        if not self._trusted:
+            table.align(batch.columns)
+            self._check_required(table, batch)
+        batch.body = (part.extras, body)
+        batch.note_bytes(part.size)
+        return batch
+
+    def _check_required(self, table: Table, batch: Batch) -> None:
+        """One null where a table declares that there is none, and no scan could show its rows."""
+        places = self._required.get(table.fingerprint)
+        if places is None:
+            declared = [one.nullable or one.name in table.key for one in table.columns]
+            places = tuple(place for place, may_be_null in enumerate(declared) if not may_be_null)
+            self._required[table.fingerprint] = places
+        for place in places:
+            column = batch.columns.column(place)
+            if column.null_count and batch.deleted is not None:
+                column = column.filter(pa.array(~batch.deleted))
+            if column.null_count:
+                raise InvalidSchema(
+                    f"column {table.names[place]} has nulls, and was declared without",
+                    "give every row a value",
+                )
+
+    def _table(self, fingerprint: int) -> Table:
+        table = self._learned.get(fingerprint) or self._tables(fingerprint)
+        if table is None:
+            raise InvalidSchema(
+                "the table is not known here by this definition",
+                "it was changed or dropped: look at it again",
+            )
+        return table
+
+
+def _slice(bodies: pa.Buffer, part: Part) -> pa.Buffer:
+    if part.at < 0 or part.size <= 0 or part.at + part.size > bodies.size:
+        raise BadInput("rows that lie outside of their frame", "send the whole frame")
+    if part.at % frames.ALIGNMENT:
+        raise BadInput("rows that begin anywhere", f"begin at multiples of {frames.ALIGNMENT}")
+    return bodies.slice(part.at, part.size)
+
+
+def _plain(value: msgspec.Raw) -> Any:
+    """A number, a text, some bytes or a boolean; anything else goes as Arrow."""
+    first = memoryview(value)[0]
+    if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
+        raise BadInput("a key with a list or a map in it", "use the key's own types")
+    return msgspec.msgpack.decode(value)
+
+
+def _check_total(said: Iterable[Any], bodies: pa.Buffer) -> None:
+    """A thousand messages about one body would make a node store it a thousand times."""
+    total = sum(part.size for message in said for part in getattr(message, "parts", ()))
+    if total > bodies.size:
+        raise BadInput("messages that share their rows", "send the rows of each message")
+
+
+def _damaged(error: BaseException) -> BadInput:
+    return BadInput(f"rows that can't be read: {brief(error)}", "speak Limosa's protocol")
+
+
+def size_of(message: Message) -> int:
+    """About how many bytes it takes on the wire."""
+    match message:
+        case Write(rows=Bundle() as rows) | Chunk(rows=Bundle() as rows):
+            return 200 + rows.bytes
+        case Replicate(entries=entries):
+            return 200 + sum(
+                100 + (entry.rows.bytes if isinstance(entry.rows, Bundle) else 0)
+                for entry in entries
+            )
+        case Fetched(rows=Bundle() as rows):
+            return 200 + rows.bytes
+        case Found(rows=FoundRows() as found):
+            return 200 + found.rows.nbytes
+        case messages.Status():
+            return 200 * (1 + len(message.replicas))
+        case _:
+            return 200

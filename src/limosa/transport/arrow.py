@@ -1,0 +1,130 @@
+"""May this batch of a stranger's be used?
+
+Arrow trusts what it reads: one wrong offset inside a column and the first use ends the process, and
+a compressed kilobyte may ask for a gigabyte. So a body is looked at before it is decoded, and every
+value of it is checked before it is used.
+"""
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+
+from limosa.errors import BadInput
+
+ROWS_MAX = 1_000_000
+
+_ADVICE = "send an uncompressed Arrow record batch of the table's own columns"
+_HEADER, _COMPRESSION, _LENGTH = 2, 3, 0
+"""Places of fields in Arrow's flat-buffer tables `Message` and `RecordBatch`."""
+
+
+def sound_batch(
+    body: pa.Buffer, schema: pa.Schema, rows_max: int = ROWS_MAX, trusted: bool = False
+) -> pa.RecordBatch:
+    """The batch, or `BadInput`; `trusted` if it was checked by the node that sends it."""
+    try:
+        if not trusted:
+            _check_header(body, rows_max)
+        batch = pa.ipc.read_record_batch(body, schema)
+        if not trusted:
+            batch.validate(full=True)
+            _check_buffers(batch, schema)
+    except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
+        raise BadInput(f"rows that are no sound Arrow batch: {brief(error)}", _ADVICE) from None
+    return batch
+
+
+def _check_header(body: pa.Buffer, rows_max: int) -> None:
+    message = pa.ipc.read_message(body)
+    if message.type != "record batch":
+        raise BadInput(f"a body that is a {message.type}, no record batch", _ADVICE)
+    header = _Table.root(message.metadata).table(_HEADER)
+    if header.has(_COMPRESSION):
+        raise BadInput("a compressed batch", _ADVICE)
+    rows = header.int64(_LENGTH)
+    if not 0 <= rows <= rows_max:
+        raise BadInput(f"a batch of {rows} rows", f"send at most {rows_max} at once")
+
+
+def _check_buffers(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    """Arrow lets a buffer be longer than it need be, even by half a number; NumPy does not."""
+    widths = _widths(schema)
+    buffers = [buffer for column in batch.columns for buffer in column.buffers()]
+    for width, buffer in zip(widths, buffers, strict=True):
+        if width > 1 and buffer is not None and buffer.size % width:
+            raise BadInput(f"a buffer of {buffer.size} bytes for numbers of {width}", _ADVICE)
+
+
+_known: dict[int, tuple[pa.Schema, list[int]]] = {}
+
+
+def _widths(schema: pa.Schema) -> list[int]:
+    """Of the numbers in each buffer of a batch; remembered, as there are few schemas."""
+    known = _known.get(id(schema))
+    if known is None or known[0] is not schema:
+        if len(_known) > 1024:
+            _known.clear()
+        known = (schema, [width for field in schema for width in _widths_of(field.type)])
+        _known[id(schema)] = known
+    return known[1]
+
+
+def _widths_of(of: Any) -> list[int]:
+    if pa.types.is_struct(of):
+        return [1, *(width for inner in of for width in _widths_of(inner.type))]
+    if pa.types.is_list(of) or pa.types.is_large_list(of):
+        return [1, 4 if pa.types.is_list(of) else 8, *_widths_of(of.value_type)]
+    if pa.types.is_string(of) or pa.types.is_binary(of):
+        return [1, 4, 1]
+    if pa.types.is_large_string(of) or pa.types.is_large_binary(of):
+        return [1, 8, 1]
+    return [1, max(1, of.bit_width // 8)]
+
+
+def brief(error: BaseException) -> str:
+    """What it says, as far as a caller may know it."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+class _Table:
+    """As much of a flat buffer as is needed to look at two of its fields.
+
+    Arrow has verified the whole of it; `struct` refuses what lies outside all the same.
+    """
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data = data
+        self._at = at
+        (back,) = struct.unpack_from("<i", data, at)
+        self._fields = at - back
+        if self._fields < 0:
+            raise ValueError("a table without fields")
+        (self._size,) = struct.unpack_from("<H", data, self._fields)
+
+    @classmethod
+    def root(cls, buffer: pa.Buffer) -> "_Table":
+        data = memoryview(buffer)
+        (at,) = struct.unpack_from("<I", data, 0)
+        return cls(data, at)
+
+    def _place(self, number: int) -> int:
+        slot = 4 + 2 * number
+        if slot + 2 > self._size:
+            return 0
+        (place,) = struct.unpack_from("<H", self._data, self._fields + slot)
+        return int(place)
+
+    def has(self, number: int) -> bool:
+        return self._place(number) != 0
+
+    def table(self, number: int) -> "_Table":
+        at = self._at + self._place(number)
+        (forward,) = struct.unpack_from("<I", self._data, at)
+        return _Table(self._data, at + forward)
+
+    def int64(self, number: int) -> int:
+        if not self.has(number):
+            return 0
+        (value,) = struct.unpack_from("<q", self._data, self._at + self._place(number))
+        return int(value)

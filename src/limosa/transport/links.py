@@ -1,0 +1,316 @@
+"""How does one process talk to another, and not wait for it?
+
+A `Link` is one open stream in one direction: messages are put into its outbox by any thread and
+never block it; a thread of its own packs what has piled up into one frame and sends it. A peer that
+does not take what it is sent loses messages, as on any network, and the core sends them again.
+
+An `Outbound` keeps a link to one address open: it connects, connects again when it broke, and
+passes on what the other side says on the same stream.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from limosa.errors import BadInput
+
+OUTBOX_MESSAGES_MAX = 20_000
+OUTBOX_BYTES_MAX = 128 << 20
+FRAME_MESSAGES_MAX = 256
+FRAME_BYTES_AIM = 4 << 20
+
+Encode = Callable[[Sequence[Any]], bytes]
+"""Messages to one frame."""
+SizeOf = Callable[[Any], int]
+"""About how many bytes a message takes."""
+
+CHANNEL: list[tuple[str, int | str]] = [
+    # Flight's server answers keepalive pings with "enhance your calm", so there are none: who
+    # waits for an answer too long cuts the link, and connects again.
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Writer(Protocol):
+    def write_metadata(self, frame: pa.Buffer) -> None: ...
+
+
+class Link:
+    """One stream's sending side."""
+
+    def __init__(
+        self,
+        name: str,
+        writer: Writer,
+        encode: Encode,
+        size_of: SizeOf,
+        pumped: bool = False,
+        broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._broken = broken
+        self._pumped = pumped
+        """Whoever sends also calls `pump`; no thread does it for them."""
+        self._writer = writer
+        self._encode = encode
+        self._size_of = size_of
+        self._outbox: deque[Any] = deque()
+        self._bytes = 0
+        self._filled = threading.Condition(threading.Lock())
+        self._writing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._reads = threading.get_ident()
+        """The thread that reads the stream, if it is the one that opened this link; it pumps."""
+        self.closed = False
+        self.lost = 0
+        """Messages that were not sent because the other side does not take them."""
+
+    def send(self, message: Any) -> None:
+        """Put it into the outbox; a closed or overfull one loses it."""
+        size = self._size_of(message)
+        with self._filled:
+            full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
+            if self.closed or full:
+                self.lost += 1
+                return
+            self._outbox.append((message, size))
+            self._bytes += size
+            if self._pumped or threading.get_ident() == self._reads:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=f"to-{self.name}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # there are too many; whoever sends must not suffer from it
+                    self._outbox.clear()
+                    self._bytes = 0
+                    self.lost += 1
+                    return
+                self._thread = thread
+            self._filled.notify()
+
+    def reply(self, message: Any) -> None:
+        """Send it now, on the caller's time: for the thread that reads this very stream.
+
+        A caller who is gone is no error here: its stream ends, and its reader sees that.
+        """
+        with self._writing:
+            try:
+                self._write([message])
+            except (pa.ArrowException, OSError):
+                self.close()
+
+    def pump(self) -> None:
+        """Send what is in the outbox, on the caller's time, unless somebody is at it already."""
+        while self._outbox and self._writing.acquire(blocking=False):
+            try:
+                with self._filled:
+                    messages = self._take()
+                if messages:
+                    self._write(messages)
+            except Exception as error:
+                self._broke(error)
+            finally:
+                self._writing.release()
+
+    def _run(self) -> None:
+        while True:
+            with self._filled:
+                while not self._outbox and not self.closed:
+                    self._filled.wait()
+                if self.closed:
+                    return
+                messages = self._take()
+            try:
+                with self._writing:
+                    self._write(messages)
+            except Exception as error:
+                self._broke(error)
+
+    def _broke(self, error: Exception) -> None:
+        """The stream is gone, or what was said can't be written: the next stream may do better."""
+        self.close()
+        self._broken()
+        if not isinstance(error, pa.ArrowException | OSError):
+            sys.excepthook(type(error), error, error.__traceback__)
+
+    def _take(self) -> list[Any]:
+        messages: list[Any] = []
+        taken = 0
+        while self._outbox and len(messages) < FRAME_MESSAGES_MAX and taken < FRAME_BYTES_AIM:
+            message, size = self._outbox.popleft()
+            messages.append(message)
+            taken += size
+        self._bytes -= taken
+        return messages
+
+    def _write(self, messages: Sequence[Any]) -> None:
+        self._writer.write_metadata(pa.py_buffer(self._encode(messages)))
+
+    def close(self) -> None:
+        with self._filled:
+            self.closed = True
+            self._outbox.clear()
+            self._bytes = 0
+            self._filled.notify_all()
+
+    def join(self, seconds: float) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+
+class Stream:
+    """The client's end of one open stream."""
+
+    def __init__(
+        self,
+        client: flight.FlightClient,
+        hello: bytes,
+        options: flight.FlightCallOptions,
+        name: str,
+        encode: Encode,
+        size_of: SizeOf,
+        pumped: bool = False,
+    ) -> None:
+        self._client = client
+        descriptor = flight.FlightDescriptor.for_command(hello)
+        self._writer, self._reader = client.do_exchange(descriptor, options)
+        self.link = Link(name, self._writer, encode, size_of, pumped, self._reader.cancel)
+
+    def read(self) -> pa.Buffer:
+        """The next frame; raises StopIteration at the end and FlightError when it broke."""
+        frame = self._reader.read_chunk().app_metadata
+        if frame is None:
+            raise BadInput("a message without a frame", "is this a Limosa node?")
+        return frame
+
+    def cancel(self) -> None:
+        """End it, from whatever thread; who reads or writes gets an error."""
+        self.link.close()
+        self._reader.cancel()
+
+    def close(self) -> None:
+        """After its last use. Arrow would complain of a broken stream that nobody closed."""
+        self.cancel()
+        self.link.join(1.0)
+        with suppress(Exception):
+            self._writer.close()
+
+
+class Outbound:
+    """A link to one address, opened when it is needed and again when it broke.
+
+    Everything that can block (connecting, reading, writing) happens on its own threads.
+    """
+
+    RETRY_SECONDS = 0.1
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Stream],
+        received: Callable[[pa.Buffer], None],
+        disconnected: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self.name = name
+        self._connect = connect
+        self._received = received
+        self._disconnected = disconnected
+        self._stream: Stream | None = None
+        self._waiting: list[Any] = []
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._wanted = threading.Event()
+        self._waiting_since: float | None = None
+        """When something was said that nothing was heard after."""
+        self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._stream is not None
+
+    def send(self, message: Any) -> None:
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        with self._lock:
+            stream = self._stream
+            if stream is None:
+                if len(self._waiting) < OUTBOX_MESSAGES_MAX:
+                    self._waiting.append(message)
+                self._wanted.set()
+                return
+        stream.link.send(message)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wanted.wait()
+            if self._stopping.is_set():
+                return
+            self._wanted.clear()
+            stream: Stream | None = None
+            try:
+                stream = self._connect()
+                with self._lock:
+                    self._stream = stream
+                    waiting, self._waiting = self._waiting, []
+                for message in waiting:
+                    stream.link.send(message)
+                stream.link.pump()
+                while True:
+                    frame = stream.read()
+                    self.heard()
+                    self._received(frame)
+            except StopIteration:
+                self._broke(stream, ConnectionError("the other side ended the stream"))
+            except Exception as error:
+                self._broke(stream, error)
+
+    def _broke(self, stream: Stream | None, error: BaseException) -> None:
+        with self._lock:
+            self._stream = None
+            self._waiting.clear()
+        if stream is not None:
+            stream.close()
+        if not self._stopping.is_set():
+            self._disconnected(error)
+            self._stopping.wait(self.RETRY_SECONDS)
+
+    def pump(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.link.pump()
+
+    def heard(self) -> None:
+        """The other side lives: it said something, here or elsewhere."""
+        self._waiting_since = None
+
+    def cut_if_silent(self, seconds: float) -> None:
+        """A connection whose other end vanished would be waited for, for many minutes."""
+        since = self._waiting_since
+        if since is not None and time.monotonic() - since > seconds:
+            self._waiting_since = None
+            self.cut()
+
+    def cut(self) -> None:
+        """Let go of the present stream: it does not answer."""
+        with self._lock:
+            stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._wanted.set()
+        self.cut()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2.0)

@@ -1,0 +1,125 @@
+"""Does `limosa up` start, look after, stop and find again a whole cluster?"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import limosa
+from limosa.cli.main import main
+from tests.cli.running import Cluster, run, wait_until
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="looks into /proc for processes"
+)
+
+
+def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) -> None:
+    """One story, since every start takes seconds: rows written before a stop are there after it."""
+    directory = tmp_path / "data"
+    with Cluster(directory, tmp_path / "state", "--nodes", "2", "--cluster", "shop") as cluster:
+        assert sorted(cluster.ready["nodes"]) == ["n1", "n2"]
+        assert cluster.ready["cluster"] == "shop"
+        assert len(cluster.children()) == 3
+        with limosa.connect(str(directory)) as connection:
+            items = connection.create_table("items", {"id": "int64", "v": "string"}, "id")
+            assert items.write([{"id": id, "v": f"v{id}"} for id in range(1000)]) == 1000
+
+        # Another one on the same directory is refused, and does no harm.
+        second = run(cluster.environment, "--json", arguments=["up", "--data", str(directory)])
+        assert second.returncode == 1
+        assert json.loads(second.stdout)["error"]["code"] == "VolumeInUse"
+        assert "a cluster runs from" in second.stderr
+        assert (directory / "cluster.json").exists()
+
+        # Who dies is reported, and comes back.
+        killed = cluster.child("n1")
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: "n1 runs again" in cluster.errors())
+        assert "n1 was killed by SIGKILL. It is started again in 1 s." in cluster.errors()
+        assert cluster.child("n1") != killed
+        with limosa.connect(str(directory)) as connection:
+            assert connection.table("items").count() == 1000
+
+        began = time.monotonic()
+        cluster.interrupt(signal.SIGTERM)
+        assert time.monotonic() - began < 10
+        assert cluster.process.returncode == 0
+        assert "Stopped cleanly after" in cluster.errors()
+        assert cluster.children() == []
+        assert not (directory / "cluster.json").exists()
+        assert not (tmp_path / "state" / "limosa" / "last-cluster").exists()
+
+    # It is found again, with one node more.
+    with Cluster(directory, tmp_path / "state", "--nodes", "3") as cluster:
+        assert sorted(cluster.ready["nodes"]) == ["n1", "n2", "n3"]
+        assert cluster.ready["cluster"] == "shop"
+        with limosa.connect(str(directory)) as connection:
+            items = connection.table("items")
+            assert items.count() == 1000
+            assert items.get(7) == {"id": 7, "v": "v7"}
+            items.write({"id": 7, "v": "new"})
+            assert items.get(7) == {"id": 7, "v": "new"}
+            assert sorted(connection.agreed()["live"]) == ["n1", "n2", "n3"]
+        cluster.interrupt()
+        assert cluster.process.returncode == 0
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1")
+    cluster.start()
+    wait_until(lambda: len(cluster.children()) > 0)
+    cluster.interrupt()
+    assert cluster.process.returncode == 130
+    assert "Stopped before it was ready." in cluster.errors()
+    assert cluster.children() == []
+    assert not (tmp_path / "data" / "cluster.json").exists()
+    cluster.process.communicate()
+
+
+def test_a_second_interrupt_kills(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1") as cluster:
+        paused = cluster.child("coordinator")
+        cluster.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "Stopping" in cluster.errors())
+        os.kill(paused, signal.SIGSTOP)
+        cluster.interrupt()
+        assert cluster.process.returncode in (0, 130)
+        assert cluster.children() == []
+        assert ("Killed" in cluster.errors()) == (cluster.process.returncode == 130)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--nodes", "0"], "--nodes"),
+        (["--nodes", "51"], "--nodes"),
+        (["--lease-seconds", "0"], "--lease-seconds"),
+        (["--data", "/proc/nowhere"], "can't be used"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    arguments: list[str],
+    sentence: str,
+    no_cluster: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["up", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_directory_keeps_its_name_and_its_nodes(
+    tmp_path: Path, no_cluster: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    known = {"cluster": "shop", "ports": {"n1": 1, "n2": 2}}
+    (tmp_path / "data" / "local.json").write_text(json.dumps(known))
+    data = str(tmp_path / "data")
+    assert main(["up", "--data", data, "--cluster", "other"]) == 2
+    assert "holds the cluster shop" in capsys.readouterr().err
+    assert main(["up", "--data", data, "--nodes", "1"]) == 2
+    assert "holds a cluster of 2 nodes" in capsys.readouterr().err

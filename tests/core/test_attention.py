@@ -1,0 +1,340 @@
+"""Does the coordinator look where something happened, and forget nothing?"""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from limosa.core.coordinator import requests
+from limosa.core.coordinator.attention import Attention, differ
+from limosa.core.coordinator.brain import Coordinator, Settings
+from limosa.core.coordinator.transitions import Waiting
+from limosa.core.coordinator.view import View
+from limosa.core.effects import Effect, MakeCommit
+from limosa.core.events import AgreedRead, Elected, Received, Ticked
+from limosa.core.machines.catalogue import ALLOW, STREAMING
+from limosa.core.messages import ReplicaStatus, Status
+from limosa.core.model.changes import (
+    Agreed,
+    Commit,
+    Put,
+    Remove,
+    apply,
+    intent_key,
+    lease_key,
+    partition_key,
+)
+from limosa.core.model.intent import Intent, Request
+from limosa.core.model.keys import WHOLE
+from limosa.core.model.topology import Grant, Node, NodeLease, Partition, Record, Replica
+from tests.core.samples import (
+    LEASES,
+    NODES,
+    OFFICE,
+    OLD,
+    A,
+    B,
+    C,
+    P,
+    cluster,
+    intends,
+    moving,
+    of,
+    placed,
+    stable,
+)
+
+RARELY = Settings(look_seconds=1e9)
+"""All are looked at only when it begins: the rest is attention."""
+
+
+class Counting(Coordinator):
+    """Counts what is looked at."""
+
+    def __init__(self, settings: Settings = RARELY) -> None:
+        super().__init__("one", settings)
+        self.looked: list[str] = []
+
+    def next_step(self, view: View, record: Partition) -> Commit | Waiting | None:
+        self.looked.append(record.id)
+        return super().next_step(view, record)
+
+    def tell(self, now: float, event: object) -> list[str]:
+        self.looked = []
+        self.handle(now, event)  # type: ignore[arg-type]
+        return self.looked
+
+
+def many(*records: Record) -> Agreed:
+    """Three more partitions like the one."""
+    agreed = cluster(stable(), more=records)
+    for number, name in enumerate("qrs"):
+        changes = (Put(replace(stable(), id=name)), Put(Intent(name, placed(*OLD))))
+        agreed = apply(agreed, changes, 60 + number)
+    return agreed
+
+
+def status(node: str, sequence: int, generation: int = 70, **of_p: object) -> Status:
+    replica = next((replica for replica in OLD if replica.node == node), None)
+    if replica is None:
+        return Status(node, LEASES[node], sequence, generation, {}, {})
+    held: dict[str, tuple[ReplicaStatus, ...]] = {name: (of(replica),) for name in "pqrs"}
+    held["p"] = (replace(of(replica), **of_p),)
+    return Status(node, LEASES[node], sequence, generation, {}, held)
+
+
+def settled(*records: Record, settings: Settings = RARELY) -> Counting:
+    coordinator = Counting(settings)
+    coordinator.handle(100.0, AgreedRead(many(*records)))
+    coordinator.handle(100.0, Elected(OFFICE))
+    for node in NODES:
+        coordinator.handle(100.0, Received(node, status(node, 1)))
+    assert coordinator.waits == {}
+    return coordinator
+
+
+def test_while_nothing_happens_nothing_is_looked_at() -> None:
+    coordinator = settled()
+    assert coordinator.tell(100.1, Ticked()) == []
+    assert coordinator.tell(100.1, AgreedRead(coordinator.agreed)) == []
+    assert coordinator.tell(100.1, Received("a", status("a", 2))) == []
+    assert coordinator.tell(500.0, Ticked()) == []
+
+
+def test_a_log_that_grows_is_no_reason_to_look() -> None:
+    coordinator = settled()
+    assert coordinator.tell(100.1, Received("a", status("a", 2, last=9, watermark=9))) == []
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"epoch": 4},
+        {"open_epoch": 3},
+        {"sealed": (50, 1)},
+        {"copied": "t9@3"},
+        {"digest": ("t9@3", 1, 1)},
+        {"silent": (B,)},
+        {"caught_up": ((B, 50),)},
+        {"unreachable": (B,)},
+        {"replica": Replica("a", "other")},
+    ],
+    ids=lambda news: next(iter(news)),
+)
+def test_what_a_node_says_anew_of_a_partition_is_looked_at(news: dict[str, object]) -> None:
+    coordinator = settled()
+    said = status("a", 2)
+    said.replicas["p"] = (replace(of(A), **news),)
+    assert coordinator.tell(100.1, Received("a", said)) == ["p"]
+
+
+def test_a_replica_that_is_not_named_any_more_is_looked_at() -> None:
+    coordinator = settled()
+    said = status("b", 2)
+    less = replace(said, replicas={name: said.replicas[name] for name in "pqs"})
+    assert coordinator.tell(100.1, Received("b", less)) == ["r"]
+    assert coordinator.tell(100.2, Received("b", replace(said, sequence=3))) == ["r"]
+    assert differ((of(A),), (of(A), of(B)))
+
+
+def test_another_record_or_intent_is_looked_at() -> None:
+    coordinator = settled()
+    record = apply(coordinator.agreed, (Put(replace(stable(), id="q", fence=1)),), 70)
+    assert coordinator.tell(100.1, AgreedRead(record)) == ["q"]
+    intent = apply(record, (Put(Intent("r", placed(*OLD), change=9)),), 71)
+    assert coordinator.tell(100.2, AgreedRead(intent)) == ["r"]
+    other = apply(intent, (Put(Node("a", address="elsewhere")),), 72)
+    assert coordinator.tell(100.3, AgreedRead(other)) == []
+
+
+def test_when_a_node_comes_or_goes_all_are_looked_at() -> None:
+    coordinator = settled()
+    gone = apply(coordinator.agreed, (Remove(lease_key("d")),), 70)
+    assert coordinator.tell(100.1, AgreedRead(gone)) == ["p", "q", "r", "s"]
+    back = apply(gone, (Put(NodeLease("d", 99)),), 71)
+    assert coordinator.tell(100.2, AgreedRead(back)) == ["p", "q", "r", "s"]
+    run = replace(status("d", 1), lease=99)
+    assert coordinator.tell(100.3, Received("d", run)) == ["p", "q", "r", "s"]
+
+
+def test_all_are_looked_at_now_and_then() -> None:
+    """Whatever was forgotten costs that long, and not more."""
+    coordinator = settled(settings=Settings(look_seconds=1.0))
+    assert coordinator.tell(100.9, Ticked()) == []
+    assert coordinator.tell(101.0, Ticked()) == ["p", "q", "r", "s"]
+    assert coordinator.tell(101.1, Ticked()) == []
+
+
+def test_what_waits_for_a_barrier_is_looked_at_when_any_node_has_come_further() -> None:
+    coordinator = settled()
+    changing = (Put(replace(moving(ALLOW), id="q")), Put(replace(intends(), partition="q")))
+    missing = Put(replace(stable(in_sync=(A, B)), id="r"))
+    agreed = apply(coordinator.agreed, (*changing, missing), 80)
+    assert coordinator.tell(100.1, AgreedRead(agreed)) == ["q", "r"]
+    assert sorted(coordinator.waits) == ["q", "r"]
+    assert coordinator.tell(100.2, Received("d", status("d", 2, generation=80))) == ["q"]
+    busy = replace(status("d", 3, generation=80), busy={"q": 70})
+    assert coordinator.tell(100.3, Received("d", busy)) == ["q"]
+    assert coordinator.tell(100.4, Received("a", status("a", 2, last=9))) == []
+
+
+def test_what_waits_is_looked_at_again_after_a_while() -> None:
+    coordinator = settled()
+    agreed = apply(coordinator.agreed, (Put(replace(stable(in_sync=(A, B)), id="r")),), 80)
+    assert coordinator.tell(101.0, AgreedRead(agreed)) == ["r"]
+    assert coordinator.tell(101.3, Ticked()) == []
+    assert coordinator.tell(101.5, Ticked()) == ["r"]
+
+
+def test_while_an_election_runs_a_log_that_grows_counts() -> None:
+    coordinator = settled()
+    electing = replace(stable(owner=None, epoch=4), id="p")
+    agreed = apply(coordinator.agreed, (Put(electing),), 80)
+    assert coordinator.tell(100.1, AgreedRead(agreed)) == ["p"]
+    assert coordinator.tell(100.2, Received("b", status("b", 2, last=9))) == ["p"]
+
+
+def test_a_dropped_partition_is_forgotten() -> None:
+    coordinator = settled()
+    electing = apply(coordinator.agreed, (Put(stable(owner=None, epoch=4)),), 80)
+    coordinator.tell(100.1, AgreedRead(electing))
+    assert P in coordinator.waits
+    assert P in coordinator._effects_at
+    gone = apply(electing, (Remove(partition_key(P)), Remove(intent_key(P))), 81)
+    assert coordinator.tell(100.2, AgreedRead(gone)) == []
+    assert coordinator.waits == {}
+    assert P not in coordinator._effects_at
+    assert coordinator.tell(200.0, Ticked()) == []
+
+
+def test_a_partition_that_was_dropped_before_anybody_looked_is_not_waited_for() -> None:
+    """Also when it waits for a barrier, and a node has come further."""
+    attention = Attention(0.4)
+    attention.take(100.0, Agreed())
+    attention.keep("gone", 100.0)
+    before, after = status("d", 1, generation=70), status("d", 2, generation=71)
+    attention.hear(before, after, cluster(moving(STREAMING)))
+    assert attention.take(100.1, Agreed()) == []
+    attention.draw_to_all()
+    assert attention.take(100.2, Agreed()) == ["gone"], "so that it is forgotten"
+
+
+def test_a_partition_whose_request_is_not_answered_yet_stays_in_mind() -> None:
+    coordinator = settled()
+    request = Request("r", "repair", P)
+    agreed = apply(coordinator.agreed, (Put(request), Put(stable(owner=None, epoch=4))), 80)
+    assert coordinator.tell(100.1, AgreedRead(agreed)) == []
+    refused = apply(agreed, (Put(replace(request, state="refused")),), 81)
+    assert coordinator.tell(100.2, AgreedRead(refused)) == [P]
+
+
+def test_an_answer_is_computed_once_for_each_state_and_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = settled()
+    agreed = apply(coordinator.agreed, (Put(Request("r", "repair", P)),), 80)
+    asked: list[float] = []
+
+    def commits(now: float, event: object) -> int:
+        effects: list[Effect] = coordinator.handle(now, event)  # type: ignore[arg-type]
+        return sum(isinstance(effect, MakeCommit) for effect in effects)
+
+    real = requests.answer
+
+    def answer(view: View, request: Request) -> Commit:
+        asked.append(view.now)
+        return real(view, request)
+
+    monkeypatch.setattr(requests, "answer", answer)
+    assert commits(100.1, AgreedRead(agreed)) == 1
+    assert commits(100.2, Ticked()) == 0
+    assert asked == [100.1]
+    assert commits(100.6, Ticked()) == 1
+    assert commits(100.7, Elected(OFFICE)) == 0
+    assert asked == [100.1, 100.6, 100.7]
+
+
+# --- nothing is forgotten
+
+SAID = st.builds(
+    lambda node, news: (node, news),
+    st.sampled_from("abc"),
+    st.sampled_from(
+        [
+            {},
+            {"epoch": 4, "last": 3},
+            {"last": 8},
+            {"silent": (B,)},
+            {"silent": (B, C), "open_epoch": 3},
+            {"caught_up": ((C, 50),)},
+            {"unreachable": (C,)},
+        ]
+    ),
+)
+AGREED = st.sampled_from(
+    [
+        Put(stable()),
+        Put(stable(in_sync=(A, B))),
+        Put(stable(owner=None, epoch=4)),
+        Put(replace(stable(), id="q", owner=Grant(B, LEASES["b"]), epoch=4)),
+        Put(intends()),
+        Put(moving(ALLOW)),
+        Put(NodeLease("c", 13)),
+        Put(NodeLease("c", 93)),
+        Remove(lease_key("b")),
+        Put(NodeLease("b", 12)),
+        Remove(partition_key("q")),
+    ]
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(SAID | AGREED, max_size=12))
+def test_what_is_not_looked_at_has_nothing_to_do(events: list[object]) -> None:
+    """After any events, a partition that is let go would be left alone by a full look, too."""
+    coordinator = settled()
+    agreed = coordinator.agreed
+    for number, event in enumerate(events):
+        now = 100.1 + number / 100
+        if isinstance(event, tuple):
+            node, news = event
+            coordinator.tell(now, Received(node, status(node, 2 + number, 900, **news)))
+        else:
+            agreed = apply(agreed, (event,), 100 + number)  # type: ignore[arg-type]
+            coordinator.tell(now, AgreedRead(agreed))
+        view = View(agreed, coordinator.statuses, OFFICE, now)
+        for name, record in agreed.topology.partitions.items():
+            if name not in coordinator._attention._unsettled:
+                assert Coordinator("other", RARELY).next_step(view, record) is None
+
+
+# --- at scale
+
+
+def test_a_thousand_partitions_are_no_burden() -> None:
+    """One status in which one replica is another takes less than the time of a few look-ups."""
+    agreed = cluster(stable())
+    changes: list[Put] = []
+    for number in range(1000):
+        record = Partition(f"x{number}", "z", WHOLE, OLD, OLD, 3, Grant(A, LEASES["a"]))
+        changes += [Put(record), Put(Intent(record.id, placed(*OLD)))]
+    agreed = apply(agreed, changes, 60)
+    coordinator = Counting()
+    coordinator.handle(100.0, AgreedRead(agreed))
+    coordinator.handle(100.0, Elected(OFFICE))
+    held: dict[str, dict[str, tuple[ReplicaStatus, ...]]] = {
+        replica.node: {name: (of(replica),) for name in agreed.topology.partitions}
+        for replica in OLD
+    }
+    for node, replicas in held.items():
+        first = Status(node, LEASES[node], 1, 70, {}, replicas)
+        coordinator.handle(100.0, Received(node, first))
+    other = {**held["a"], "x7": (of(A, open_epoch=3),)}
+    begun = time.process_time()
+    for sequence in range(2, 22):
+        replicas = other if sequence % 2 else held["a"]
+        said = Status("a", LEASES["a"], sequence, 70, {}, dict(replicas))
+        assert coordinator.tell(100.1, Received("a", said)) == (["x7"] if sequence > 2 else [])
+    assert (time.process_time() - begun) / 20 < 0.01, "about 0.2 ms on an idle machine"

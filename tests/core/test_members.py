@@ -1,0 +1,244 @@
+"""May a node come in, or go out?"""
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.coordinator.members import enabled
+from limosa.core.model.changes import (
+    CLUSTER_KEY,
+    COORDINATOR_KEY,
+    FEATURES_KEY,
+    Agreed,
+    Put,
+    apply,
+    intent_key,
+    lease_key,
+    node_key,
+    request_key,
+)
+from limosa.core.model.intent import Assignment, Intent, Placement, Request
+from limosa.core.model.keys import WHOLE
+from limosa.core.model.topology import (
+    Cluster,
+    Features,
+    Layout,
+    Node,
+    NodeLease,
+    Partition,
+    Record,
+    Replica,
+    Zone,
+)
+from tests.core.asking import TRIGGER, answered, refused, world
+from tests.core.samples import OFFICE, put
+
+BIRDS = Cluster("birds", "c1")
+NEWCOMER = Node("d", "host:1", host="h4", features=("streams", "tables"))
+JOIN = Request("r", "join", node=NEWCOMER, cluster="birds")
+MEMBERS = tuple(
+    Node(name, host=host, features=("tables",))
+    for name, host in (("a", "h1"), ("b", "h2"), ("c", "h3"))
+)
+
+
+def founded(*more: Record, nodes: tuple[Node, ...] = MEMBERS, machine: str = "") -> Agreed:
+    return world(replace(BIRDS, machine=machine), Features(("tables",)), *more, nodes=nodes)
+
+
+# --- in
+
+
+def test_a_node_that_may_join_is_normal_in_one_commit() -> None:
+    """F145 F146: with its answer; F140: the topology has a row of it, and the common state."""
+    row, commit, after = answered(founded(), JOIN)
+    assert (row.state, row.answer) == ("done", "joined")
+    assert after.topology.nodes["d"] == replace(NEWCOMER, state="normal")
+    assert sorted(after.topology.nodes) == ["a", "b", "c", "d"]
+    assert after.topology.cluster == BIRDS
+    assert after.topology.features.enabled == ("tables",)
+    assert commit.guards == {
+        request_key("r"): TRIGGER,
+        CLUSTER_KEY: 60,
+        FEATURES_KEY: 61,
+        node_key("d"): 0,
+        **{node_key(node.id): OFFICE for node in MEMBERS},
+        COORDINATOR_KEY: OFFICE,
+    }
+
+
+def test_a_node_does_not_choose_its_own_state() -> None:
+    _, _, after = answered(founded(), replace(JOIN, node=replace(NEWCOMER, state="rebuilding")))
+    assert after.topology.nodes["d"].state == "normal"
+
+
+LEFT = (*MEMBERS[:2], replace(MEMBERS[2], state="left"))
+
+
+@pytest.mark.parametrize(
+    ("node", "words", "advice"),
+    [
+        (None, "a join without a node", "say who joins"),
+        (replace(NEWCOMER, id="d/e"), "'d/e' is no name of a node", "letters"),
+        (replace(NEWCOMER, host=""), "d has no host id", "keep it in its directory"),
+        (replace(NEWCOMER, id="a", host="h1"), "a is already a member", "start it without joining"),
+        (replace(NEWCOMER, id="a"), "the name a is taken", "another name"),
+        (replace(NEWCOMER, host="h1"), "this directory belongs to a", "its own directory"),
+        (replace(NEWCOMER, id="c", host="h3"), "c was removed", "wipe its directory"),
+        (replace(NEWCOMER, id="c"), "c was removed", "join under a new name"),
+        (replace(NEWCOMER, host="h3"), "c was removed", "join under a new name"),
+    ],
+)
+def test_a_node_that_may_not_join_is_told_why(node: Node | None, words: str, advice: str) -> None:
+    """F145: a member, or a removed one; S19."""
+    answer = refused(founded(nodes=LEFT), replace(JOIN, node=node))
+    assert words in answer
+    assert advice in answer
+
+
+def test_a_node_joins_the_cluster_that_it_means() -> None:
+    """F145: a bad parameter."""
+    answer = refused(founded(), replace(JOIN, cluster="fishes"))
+    assert "this is the cluster birds, not fishes" in answer
+    assert "belongs to no cluster" in refused(world(), JOIN)
+
+
+def test_a_cluster_in_a_file_stays_on_its_machine() -> None:
+    answer = refused(founded(machine="m1"), replace(JOIN, node=replace(NEWCOMER, machine="m2")))
+    assert "so all nodes must be on one machine" in answer
+    assert "use etcd for several" in answer
+    row, _, _ = answered(founded(machine="m1"), replace(JOIN, node=replace(NEWCOMER, machine="m1")))
+    assert row.state == "done"
+
+
+def test_a_second_request_to_join_under_one_name_is_refused() -> None:
+    """F145: a duplicate. The first one is answered as if there were no other."""
+    elsewhere = Request("r9", "join", node=replace(NEWCOMER, id="e", host="h5"), cluster="birds")
+    first = replace(JOIN, id="r8")
+    agreed = founded(elsewhere, Request("r7", "join"), first)
+    assert "d already asks to join, by request r8" in refused(agreed, JOIN)
+    row, commit, _ = answered(agreed, elsewhere)
+    assert row.state == "done"
+    assert request_key("r8") not in commit.guards
+    row, _, _ = answered(founded(replace(first, state="refused")), JOIN)
+    assert row.state == "done"
+
+
+# --- features
+
+
+def test_a_node_that_can_not_do_what_is_used_ends_as_left_with_the_reason() -> None:
+    """F146: recorded and refused, in one commit."""
+    old = replace(NEWCOMER, features=("streams",))
+    row, commit, after = answered(founded(), replace(JOIN, node=old))
+    assert row.state == "refused"
+    assert "d lacks what this cluster uses: tables" in row.answer
+    assert put(commit.changes, Node) == [replace(old, state="left")]
+    assert after.topology.features.enabled == ("tables",)
+    again = replace(JOIN, id="r2", node=NEWCOMER)
+    assert "d was removed" in refused(after, again)
+
+
+def test_a_feature_is_on_only_when_every_node_has_it() -> None:
+    """F144: a mixed cluster does without it; once all are upgraded it is on, and stays on."""
+    _, _, mixed = answered(founded(nodes=MEMBERS[:1]), JOIN)
+    assert mixed.topology.features.enabled == ("tables",)
+    upgraded = replace(MEMBERS[0], features=("streams", "tables"))
+    assert enabled(mixed.topology, upgraded).enabled == ("streams", "tables")
+    later = apply(mixed, (Put(Features(("streams", "tables"))),), 90)
+    assert enabled(later.topology, MEMBERS[0]).enabled == ("streams", "tables")
+
+
+def test_who_has_left_does_not_hold_a_feature_back() -> None:
+    """F144."""
+    nodes = (
+        replace(MEMBERS[0], features=("streams", "tables")),
+        replace(MEMBERS[1], state="left"),
+    )
+    _, _, after = answered(founded(nodes=nodes), JOIN)
+    assert after.topology.features.enabled == ("streams", "tables")
+
+
+def test_without_members_only_what_was_enabled_is() -> None:
+    assert enabled(founded().topology, NEWCOMER).enabled == ("tables",)
+    alone = replace(founded().topology, nodes={})
+    assert enabled(alone, replace(NEWCOMER, state="left")).enabled == ("tables",)
+
+
+# --- out
+
+REMOVE = Request("r", "remove_node", name="c")
+
+
+def dead(*more: Record, nodes: tuple[Node, ...] = MEMBERS) -> Agreed:
+    """The node c is a member, and does not live."""
+    agreed = founded(*more, nodes=nodes)
+    return replace(
+        agreed,
+        leases={name: agreed.leases[name] for name in ("a", "b")},
+        revisions={key: value for key, value in agreed.revisions.items() if key != lease_key("c")},
+    )
+
+
+def test_a_dead_node_that_holds_nothing_has_left_for_good() -> None:
+    """S19: its row stays."""
+    row, commit, after = answered(dead(), REMOVE)
+    assert (row.state, row.answer) == ("done", "removed")
+    assert after.topology.nodes["c"] == replace(MEMBERS[2], state="left")
+    assert commit.guards[lease_key("c")] == 0
+    assert commit.guards[node_key("c")] == OFFICE
+    assert "c has left already" in refused(after, replace(REMOVE, id="r2"))
+
+
+def test_a_removed_node_does_not_hold_a_feature_back() -> None:
+    """F144."""
+    able = tuple(replace(node, features=("streams", "tables")) for node in MEMBERS[:2])
+    _, _, after = answered(dead(nodes=(*able, MEMBERS[2])), REMOVE)
+    assert after.topology.features.enabled == ("streams", "tables")
+
+
+def test_a_node_that_lives_is_not_removed() -> None:
+    """S20."""
+    answer = refused(founded(), REMOVE)
+    assert "c is alive" in answer
+    assert "stop it first, or drain it" in answer
+
+
+def test_a_node_that_is_unknown_or_the_last_one_is_not_removed() -> None:
+    assert "there is no node x" in refused(dead(), replace(REMOVE, name="x"))
+    left = tuple(replace(node, state="left") for node in MEMBERS[:2])
+    assert "c is the last node" in refused(dead(nodes=(*left, MEMBERS[2])), REMOVE)
+
+
+def test_a_node_whose_life_does_not_allow_it_is_not_removed() -> None:
+    leaving = replace(MEMBERS[2], state="decommissioning")
+    answer = refused(dead(nodes=(*MEMBERS[:2], leaving)), REMOVE)
+    assert "a node that is decommissioning can't be removed" in answer
+
+
+def test_a_node_that_holds_replicas_is_not_removed() -> None:
+    replicas = (Replica("a", "c1"), Replica("c", "c1"))
+    record = Partition("p", "z", WHOLE, replicas, replicas[:1])
+    zone = (Zone("z", 2), Layout("z", 1, (-(2**63),), ("p",)))
+    intent = Intent("p", (Placement("a"), Placement("c")))
+    agreed = dead(*zone, record, intent)
+    assert "c holds 1 replicas, or is meant to, like one of p" in refused(agreed, REMOVE)
+
+
+@pytest.mark.parametrize("where", ["pending", "planned"])
+def test_a_node_that_is_meant_to_hold_replicas_is_not_removed(where: str) -> None:
+    replicas = (Replica("a", "c1"),)
+    record = Partition("p", "z", WHOLE, replicas, replicas)
+    zone = (Zone("z", 1), Layout("z", 1, (-(2**63),), ("p",)))
+    move = Assignment("move", (Placement("c"),), trigger=9)
+    intent = replace(Intent("p", (Placement("a"),)), **{where: move})
+    agreed = dead(*zone, record, intent)
+    assert "or is meant to" in refused(agreed, REMOVE)
+    _, commit, _ = answered(dead(*zone, record, replace(intent, **{where: None})), REMOVE)
+    assert commit.guards[intent_key("p")] == 65
+
+
+def test_a_lease_alone_makes_no_member() -> None:
+    """S19: whoever was removed and lives on is not used."""
+    agreed = apply(founded(nodes=LEFT), (Put(NodeLease("c", 99)),), 70)
+    request = Request("r", "remove_node", name="c")
+    assert "c has left already" in refused(agreed, request)

@@ -1,0 +1,126 @@
+"""May a read be answered beside the event loop, by whoever took the value at any moment?"""
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.effects import ReadTopology
+from limosa.core.events import LeaseEnded, LeaseGranted, Ticked
+from limosa.core.machines.catalogue import CLEANUP, READ_NEW, STREAMING
+from limosa.core.messages import DropReplica, Read, Redirect, Seal, Wait
+from limosa.core.participant.held import Held
+from tests.core.samples import LEASES, A, B, C, P, moving, stable
+from tests.core.stage import (
+    Stage,
+    done,
+    entry,
+    follower_on_stage,
+    owner_on_stage,
+    stored,
+    write,
+)
+
+READ = Read("r.1", P, 1, 3, 50, ("k",))
+EVENTUAL = replace(READ, eventual=True)
+
+
+def admitted(stage: Stage, read: Read = READ) -> Held:
+    held = stage.brain.admit(stage.now, read)
+    assert isinstance(held, Held)
+    return held
+
+
+def counts(stage: Stage, held: Held, eventual: bool = False, through: int = 0) -> bool:
+    return stage.brain.may_answer(stage.now, held, eventual, through)
+
+
+def test_an_open_owner_admits_a_read_and_it_counts_while_it_stays_so() -> None:
+    stage = owner_on_stage()
+    held = admitted(stage)
+    assert held is stage.owner.held
+    assert counts(stage, held)
+    assert stage.brain.out == []
+
+
+@pytest.mark.parametrize(
+    ("read", "kind", "why"),
+    [
+        (replace(READ, version=2), Wait, "layout"),
+        (replace(READ, revision=51), Wait, "record"),
+        (replace(EVENTUAL, revision=51), Wait, "record"),
+        (replace(READ, epoch=4), Wait, "not open yet"),
+        (replace(READ, version=0), Redirect, ""),
+        (replace(READ, partition="q", version=0, revision=0), Redirect, ""),
+        (replace(EVENTUAL, partition="q", revision=0), Redirect, ""),
+    ],
+)
+def test_what_is_not_for_this_node_now_is_refused(read: Read, kind: type, why: str) -> None:
+    """F4."""
+    answer = owner_on_stage().brain.admit(100.0, read)
+    assert isinstance(answer, kind)
+    assert not isinstance(answer, Wait) or why in answer.why
+
+
+def test_whoever_knows_more_lets_the_next_tick_look_for_a_newer_topology() -> None:
+    stage = owner_on_stage()
+    stage.tell(Ticked())
+    stage.read_topology()
+    assert not done(stage.tell(Ticked()), ReadTopology)
+    stage.brain.admit(stage.now, replace(READ, revision=51))
+    assert done(stage.tell(Ticked()), ReadTopology)
+    assert not done(stage.tell(Ticked()), ReadTopology)
+
+
+@pytest.mark.parametrize("case", ["lease", "later lease", "seal", "another owner", "no partition"])
+def test_a_value_of_a_former_owner_does_not_count(case: str) -> None:
+    stage = owner_on_stage(moving(STREAMING))
+    held = admitted(stage)
+    if case == "lease":
+        stage.now += 3.0
+    elif case == "later lease":
+        stage.tell(LeaseEnded(LEASES["a"]))
+        stage.tell(LeaseGranted(99, 60, stage.now))
+    elif case == "seal":
+        stage.say(Seal(P, stage.revision), "coordinator")
+    elif case == "another owner":
+        stage.agree(moving(READ_NEW, epoch=4))
+    else:
+        stage.brain.held.clear()
+        stage.brain.owners.clear()
+    assert not counts(stage, held)
+
+
+def test_a_read_that_was_begun_before_the_seal_counts_until_the_seal_is_reported() -> None:
+    stage = owner_on_stage(moving(STREAMING))
+    held = admitted(stage)
+    stage.say(write(), "client")
+    stage.say(Seal(P, stage.revision), "coordinator")
+    assert stage.owner.seal_report() is None
+    assert counts(stage, held)
+    assert isinstance(stage.brain.admit(stage.now, READ), Wait)
+    stage.store()
+    stage.acknowledge(B, C, *stage.owner.peers)
+    assert stage.owner.seal_report() is not None
+    assert not counts(stage, held)
+
+
+def test_a_view_from_before_the_owner_opened_does_not_count() -> None:
+    """The owner is open a moment before the watermark is moved on the volume: other threads see
+    one without the other, and what an earlier owner acknowledged might be missing in the view."""
+    stage = Stage("a")
+    stage.register(stable(), stored(A, entries=(entry(1, 0), entry(2, 1))))
+    stage.owner.held.watermark = 1
+    stage.acknowledge(B, C)
+    held = admitted(stage)
+    assert not counts(stage, held, through=1)
+    assert counts(stage, held, through=2)
+
+
+def test_an_eventual_read_counts_while_its_replica_is_here() -> None:
+    stage = follower_on_stage(moving(CLEANUP), B)
+    held = admitted(stage, EVENTUAL)
+    assert counts(stage, held, eventual=True)
+    leaving = follower_on_stage(moving(READ_NEW), A)
+    held = admitted(leaving, EVENTUAL)
+    leaving.agree(moving(CLEANUP, epoch=4))
+    leaving.say(DropReplica(P, "first", leaving.revision), "coordinator")
+    assert not counts(leaving, held, eventual=True)

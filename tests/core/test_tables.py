@@ -1,0 +1,251 @@
+"""May a table be made or dropped, and what is agreed then?"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    Agreed,
+    intent_key,
+    layout_key,
+    lease_key,
+    node_key,
+    partition_key,
+    request_key,
+    table_key,
+    zone_key,
+)
+from limosa.core.model.intent import Intent, Placement, Request
+from limosa.core.model.keys import WHOLE, TokenRange
+from limosa.core.model.topology import (
+    Grant,
+    Layout,
+    NamedTable,
+    Node,
+    Partition,
+    Replica,
+    Transition,
+    Zone,
+)
+from limosa.core.planning.spread import spread
+from tests.core.asking import NODES, TRIGGER, answered, refused, world
+from tests.core.samples import OFFICE, put
+
+ORDERS = NamedTable("orders", "orders", "i1", b"columns")
+CREATE = Request("r", "create_table", table=ORDERS, partitions=4, count=2)
+DROP = Request("r", "drop_table", name="orders", table_id="i1")
+
+
+def made(agreed: Agreed, *requests_: Request) -> Agreed:
+    for request in requests_:
+        row, _, agreed = answered(agreed, request)
+        assert row.state == "done"
+    return agreed
+
+
+# --- made
+
+
+def test_a_table_with_a_zone_of_its_own_is_one_commit() -> None:
+    row, commit, after = answered(world(), CREATE)
+    assert (row.state, row.answer) == ("done", "made")
+    assert put(commit.changes, Zone) == [Zone("orders", 2)]
+    names = ("orders-0000", "orders-0001", "orders-0002", "orders-0003")
+    quarters = (-(2**63), -(2**62), 0, 2**62)
+    assert put(commit.changes, Layout) == [Layout("orders", 1, quarters, names)]
+    assert after.topology.tables == {"orders": ORDERS}
+    first = after.topology.partitions["orders-0000"]
+    replicas = (Replica("a", "c77"), Replica("b", "c77"))
+    assert first == Partition(
+        "orders-0000", "orders", TokenRange(-(2**63), -(2**62)), replicas, replicas
+    )
+    assert after.intents["orders-0000"] == Intent(
+        "orders-0000", (Placement("a"), Placement("b")), change=TRIGGER
+    )
+    assert list(after.intents) == list(after.topology.partitions) == list(names)
+    assert after.topology.generation == TRIGGER + 1
+
+
+def test_what_a_table_was_computed_from_guards_it() -> None:
+    """F158: also that there is no such table, zone or layout."""
+    _, commit, _ = answered(world(live=("a", "b")), CREATE)
+    assert commit.guards == {
+        request_key("r"): TRIGGER,
+        table_key("orders"): 0,
+        zone_key("orders"): 0,
+        layout_key("orders"): 0,
+        **{node_key(node): OFFICE for node in NODES},
+        lease_key("a"): 50,
+        lease_key("b"): 51,
+        lease_key("c"): 0,
+        COORDINATOR_KEY: OFFICE,
+    }
+
+
+def test_replicas_go_to_live_normal_nodes_with_tokens_only() -> None:
+    """S33: a node without tokens holds nothing."""
+    nodes = (Node("a"), Node("b", tokens=False), Node("c"), Node("d", state="left"), Node("e"))
+    agreed = world(live=("a", "b", "c", "d"), nodes=nodes)
+    after = made(agreed, replace(CREATE, partitions=50))
+    holders = {r.node for p in after.topology.partitions.values() for r in p.replicas}
+    assert holders == {"a", "c"}
+
+
+def test_a_table_of_an_existing_zone_shares_its_layout() -> None:
+    second = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
+    before = made(world(), CREATE)
+    after = made(before, second)
+    assert after.topology.partitions == before.topology.partitions
+    assert sorted(after.topology.tables) == ["lines", "orders"]
+    same = replace(second, id="r3", partitions=4, count=2, min_in_sync=2)
+    made(before, same)
+
+
+def test_another_table_of_a_zone_is_noticed_by_whoever_counted_its_tables() -> None:
+    """Else the zone could be dropped with a table that was made meanwhile."""
+    second = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
+    before = made(world(), CREATE)
+    _, dropping, _ = answered(before, replace(DROP, id="r3"))
+    after = made(before, second)
+    assert dropping.guards[zone_key("orders")] != after.revision_of(zone_key("orders"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (replace(CREATE, table=None), "not described"),
+        (replace(CREATE, table=replace(ORDERS, name="7up")), "'7up' is no name of a table"),
+        (replace(CREATE, table=replace(ORDERS, name="a/b")), "'a/b' is no name of a table"),
+        (replace(CREATE, table=replace(ORDERS, name="x" * 65)), "is no name of a table"),
+        (replace(CREATE, table=replace(ORDERS, name="orders\n")), "is no name of a table"),
+        (replace(CREATE, table=replace(ORDERS, zone="")), "'' is no name of a zone"),
+        (replace(CREATE, partitions=0), "0 partitions"),
+        (replace(CREATE, partitions=4097), "4097 partitions"),
+        (replace(CREATE, count=0), "0 replicas"),
+        (replace(CREATE, count=8), "8 replicas"),
+        (replace(CREATE, count=4), "4 replicas, but 3 data nodes live"),
+        (replace(CREATE, min_in_sync=3), "3 of 2 replicas in sync"),
+        (replace(CREATE, min_in_sync=-1), "-1 of 2 replicas in sync"),
+    ],
+)
+def test_a_table_that_can_not_be_is_refused_with_advice(request_: Request, words: str) -> None:
+    assert words in refused(world(), request_)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (CREATE, "there is a table orders already"),
+        (replace(CREATE, table=replace(ORDERS, name="x")), "the table id i1 is taken"),
+        (
+            replace(CREATE, table=replace(ORDERS, name="x", id="i2"), partitions=5),
+            "5 partitions, but the zone orders has 4",
+        ),
+        (
+            replace(CREATE, table=replace(ORDERS, name="x", id="i2"), count=3),
+            "3 replicas, but the zone orders has 2",
+        ),
+        (
+            replace(CREATE, table=replace(ORDERS, name="x", id="i2"), min_in_sync=1),
+            "1 replicas in sync at least, but the zone orders has 2",
+        ),
+    ],
+)
+def test_a_table_that_does_not_fit_what_is_there_is_refused(request_: Request, words: str) -> None:
+    assert words in refused(made(world(), CREATE), replace(request_, id="r2"))
+
+
+# --- spread
+
+
+@given(st.integers(1, 8), st.integers(1, 7), st.integers(1, 60))
+def test_replicas_and_turns_to_own_are_spread_evenly(nodes: int, count: int, wanted: int) -> None:
+    count = min(nodes, count)
+    members = {f"n{number}": Node(f"n{number}") for number in range(nodes)}
+    names = [f"p{number:02}" for number in range(wanted)]
+    places = spread(count, members, names, ())
+    held = [sum(Placement(node) in each for each in places.values()) for node in members]
+    first = [sum(each[0].node == node for each in places.values()) for node in members]
+    assert max(held) - min(held) <= 1
+    assert max(first) - min(first) <= 1
+    assert all(len(set(each)) == count for each in places.values())
+
+
+def test_when_a_node_dies_its_partitions_go_to_more_than_one() -> None:
+    members = {name: Node(name) for name in NODES}
+    places = spread(3, members, [f"p{number}" for number in range(12)], ())
+    heirs = {each[1].node for each in places.values() if each[0].node == "a"}
+    assert heirs == {"b", "c"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_many_small_tables_are_spread_too(count: int) -> None:
+    agreed = world()
+    for number in range(6):
+        table = NamedTable(f"t{number}", f"t{number}", f"i{number}", b"")
+        request = Request(f"r{number}", "create_table", table=table, partitions=1, count=count)
+        agreed = made(agreed, request)
+    records = agreed.topology.partitions.values()
+    held = [replica.node for record in records for replica in record.replicas]
+    first = [record.replicas[0].node for record in records]
+    assert {held.count(node) for node in NODES} == {2 * count}
+    assert {first.count(node) for node in NODES} == {2}
+
+
+def test_the_volumes_of_a_node_are_used_in_turn() -> None:
+    members = {"a": Node("a", volumes=("v1", "v2")), "b": Node("b")}
+    places = spread(2, members, ["p0", "p1", "p2"], ())
+    assert [next(e.volume for e in each if e.node == "a") for each in places.values()] == [
+        "v1",
+        "v2",
+        "v1",
+    ]
+    assert {e.volume for each in places.values() for e in each if e.node == "b"} == {""}
+
+
+# --- dropped
+
+
+def test_the_last_table_goes_with_its_zone() -> None:
+    row, commit, after = answered(made(world(), CREATE), replace(DROP, id="r2"))
+    assert (row.state, row.answer) == ("done", "dropped with its zone orders")
+    topology = after.topology
+    stores = (topology.tables, topology.zones, topology.layouts, topology.partitions)
+    assert stores == ({}, {}, {}, {})
+    assert after.intents == {}
+    for name in ("orders-0000", "orders-0003"):
+        assert commit.guards[partition_key(name)] == TRIGGER + 1
+        assert commit.guards[intent_key(name)] == TRIGGER + 1
+    for key in (table_key("orders"), zone_key("orders"), layout_key("orders")):
+        assert commit.guards[key] == TRIGGER + 1
+
+
+def test_a_table_that_is_not_the_last_goes_alone() -> None:
+    other = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
+    before = made(world(), CREATE, other)
+    _, commit, after = answered(before, replace(DROP, id="r3"))
+    assert list(after.topology.tables) == ["lines"]
+    assert after.topology.partitions == before.topology.partitions
+    _, twin, _ = answered(before, Request("r4", "drop_table", name="lines", table_id="i2"))
+    assert zone_key("orders") in twin.guards
+    assert put(commit.changes, Zone), "of two that are dropped at once one comes too late"
+
+
+def test_a_table_that_was_made_again_is_not_dropped_by_who_saw_the_old_one() -> None:
+    again = replace(CREATE, id="r3", table=replace(ORDERS, id="i2"))
+    agreed = made(world(), CREATE, replace(DROP, id="r2"), again)
+    assert "dropped and made again" in refused(agreed, replace(DROP, id="r4"))
+    assert "there is no table" in refused(world(), DROP)
+
+
+def test_a_table_is_not_dropped_under_a_transition() -> None:
+    replicas = (Replica("a", "c1"),)
+    change = Transition("t9", "repair", "repair", replicas, "t9@1")
+    record = Partition(
+        "p", "z", WHOLE, replicas, replicas, 1, Grant(replicas[0], 11), transition=change
+    )
+    table = NamedTable("orders", "z", "i1", b"")
+    agreed = world(Zone("z", 1), Layout("z", 1, (-(2**63),), ("p",)), record, table)
+    assert "p of its zone is in a repair" in refused(agreed, DROP)

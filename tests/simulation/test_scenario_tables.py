@@ -1,0 +1,86 @@
+"""Tables that come and go while a cluster runs."""
+
+from limosa.core.model.changes import Commit, Put
+from limosa.core.model.intent import Request
+from limosa.core.model.topology import NamedTable
+from limosa.simulation.world import Shape, World
+
+ORDERS = NamedTable("orders", "orders", "i1", b"columns")
+CREATE = Request("create", "create_table", table=ORDERS, partitions=6, count=2)
+
+
+def asked(world: World, request: Request, seconds: float = 5.0) -> Request:
+    world.commit(Commit({}, (Put(request),), "asked"), "operator")
+    world.run_until(world.now + seconds)
+    answer = world.agreed.requests[request.id]
+    assert answer.state == "done", answer.answer
+    return answer
+
+
+def owners(world: World) -> list[str]:
+    records = world.agreed.topology.partitions.values()
+    mine = [record for record in records if record.zone == "orders"]
+    assert all(record.owner is not None for record in mine)
+    return [record.owner.replica.node for record in mine if record.owner is not None]
+
+
+def held(world: World) -> list[tuple[str, str, str]]:
+    """What is on disks of the table's partitions: node, partition, incarnation."""
+    return sorted(
+        (name, partition, incarnation)
+        for name, node in world.nodes.items()
+        for partition, incarnation in node.disk.live
+        if partition.startswith("orders")
+    )
+
+
+def test_a_new_table_is_served_by_all_nodes_and_a_dropped_one_leaves_nothing() -> None:
+    """F140: and the table that is made again is another one."""
+    world = World(11, Shape(nodes=3, replicas=2, partitions=1))
+    world.run_until(2)
+    asked(world, CREATE)
+    assert sorted(owners(world)) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    first = held(world)
+    assert len(first) == 12
+    asked(world, Request("drop", "drop_table", name="orders", table_id="i1"))
+    assert held(world) == []
+    again = NamedTable("orders", "orders", "i2", b"columns")
+    asked(world, Request("again", "create_table", table=again, partitions=6, count=2))
+    assert sorted(owners(world)) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    second = held(world)
+    assert len(second) == 12
+    assert {incarnation for *_, incarnation in first}.isdisjoint(
+        incarnation for *_, incarnation in second
+    )
+    assert not world.violations
+
+
+def test_when_a_node_dies_its_partitions_are_owned_by_more_than_one() -> None:
+    world = World(12, Shape(nodes=3, replicas=3, partitions=1))
+    world.run_until(2)
+    asked(world, Request("create", "create_table", table=ORDERS, partitions=12, count=3))
+    before = owners(world)
+    world.nodes["n1"].crash()
+    world.run_until(world.now + 10)
+    heirs = {now for was, now in zip(before, owners(world), strict=True) if was == "n1"}
+    assert heirs == {"n2", "n3"}
+    assert not world.violations
+
+
+def test_a_table_that_is_dropped_and_made_again_at_once_begins_empty() -> None:
+    """Nodes may see both at once: what they held is of another incarnation."""
+    world = World(13, Shape(nodes=3, replicas=2, partitions=1))
+    world.run_until(2)
+    asked(world, CREATE)
+    before = held(world)
+    drop = Request("drop", "drop_table", name="orders", table_id="i1")
+    table = NamedTable("orders", "orders", "i2", b"columns")
+    again = Request("again", "create_table", table=table, partitions=6, count=2)
+    for request in (drop, again):
+        world.commit(Commit({}, (Put(request),), "asked"), "operator")
+    world.run_until(world.now + 5)
+    assert world.agreed.topology.tables["orders"] == table
+    assert sorted(owners(world)) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    assert len(held(world)) == 12
+    assert not set(before) & set(held(world))
+    assert not world.violations
