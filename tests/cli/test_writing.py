@@ -197,8 +197,9 @@ def test_of_a_later_error_it_is_said_what_was_written(
     ran = limosa("write", items, str(file))
     assert ran.code == 2
     assert "column id can't be made int64" in ran.error
-    assert "rows were acknowledged" in ran.error
-    assert limosa.well("read", items, "--count").text != "0\n"
+    written = int(limosa.well("read", items, "--count").text)
+    assert 0 < written < 150_000
+    assert f"{written:,} rows were acknowledged" in ran.error
 
 
 def test_no_table_is_made_for_a_bad_file(limosa: Limosa) -> None:
@@ -314,11 +315,20 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         sent(Reluctant("failed"), monkeypatch)
 
 
-@pytest.mark.parametrize("half", [1.5, float("nan"), [1, 1.5], {"n": [1.5]}])
-def test_a_fraction_is_not_cut_off(half: object) -> None:
+NUMBERS = pa.list_(pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("half", "wanted"),
+    [
+        (1.5, pa.int64()),
+        (float("nan"), pa.int64()),
+        ([1, 1.5], NUMBERS),
+        ({"n": [1.5]}, pa.struct([("n", NUMBERS)])),
+    ],
+)
+def test_a_fraction_is_not_cut_off(half: object, wanted: pa.DataType) -> None:
     """`pa.array([1.5], pa.int64())` is 1: a key would become another one."""
-    numbers = pa.list_(pa.int64())
-    wanted = {list: numbers, dict: pa.struct([("n", numbers)])}.get(type(half), pa.int64())
     with pytest.raises(ValueError, match="has a fraction"):
         exact_array([None, half], wanted)
     assert exact_array([1.0, 2], pa.int64()).to_pylist() == [1, 2]

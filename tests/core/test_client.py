@@ -46,8 +46,8 @@ WHOLE_TOPOLOGY = cluster(stable()).topology
 LAYOUT = WHOLE_TOPOLOGY.layouts["z"]
 
 
-def knowing(topology: Topology = WHOLE_TOPOLOGY) -> Client:
-    client = Client("x", SETTINGS)
+def knowing(topology: Topology = WHOLE_TOPOLOGY, settings: Settings = SETTINGS) -> Client:
+    client = Client("x", settings)
     client.handle(0.0, TopologyRead(topology, topology.generation))
     return client
 
@@ -135,6 +135,18 @@ def test_a_refusal_is_definite_unless_an_attempt_may_still_take_effect(
     (again,) = sent(client.handle(0.3, Ticked()), Write) if before else [None]
     id = "o.1" if again is None else again.id
     assert outcome(answer(client, Refuse(id, "no"), 0.4)) == (word, "no")
+
+
+def test_a_write_waits_a_while_for_missing_replicas_and_then_says_why() -> None:
+    client = knowing(settings=Settings(patience_seconds=1.0))
+    client.handle(0.0, ASKED)
+    missing = "1 replicas in sync, 2 needed"
+    assert outcome(answer(client, Refuse("o.1", missing, "NotEnoughReplicas"), 0.1)) is None
+    (again,) = sent(client.handle(0.2, Ticked()), Write)
+    assert outcome(answer(client, Refuse(again.id, missing, "NotEnoughReplicas"), 0.9)) is None
+    (again,) = sent(client.handle(1.2, Ticked()), Write)
+    last = answer(client, Refuse(again.id, missing, "NotEnoughReplicas"), 1.2)
+    assert outcome(last) == ("failed", missing)
 
 
 def test_a_refusal_after_an_attempt_without_an_answer_is_unknown() -> None:

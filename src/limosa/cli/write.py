@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -153,6 +153,9 @@ def _send(
             tell(f"Interrupted: {_so_far(sender)}.")
             raise
         except LimosaError as error:
+            if isinstance(error, BadInput):  # of the file: what came before it still goes its way
+                with suppress(LimosaError):
+                    sender.finish()
             error.message += f"; {_so_far(sender)}"
             error.args = (f"{error.message} ({error.advice})",)
             raise

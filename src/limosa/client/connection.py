@@ -28,6 +28,7 @@ from limosa.transport.tokens import issue, read_secret
 TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0
 OPEN_SECONDS = 30.0
+PATIENCE_SECONDS = 5.0
 PARTITIONS = 16
 
 
@@ -90,7 +91,10 @@ def connect(
         return issue(secret_bytes, known_as or LOCAL, subject, "admin", TOKEN_SECONDS, time.time())
 
     dialer = Dialer(known_as, "client", name, security, current_token)
-    settings = Settings(operation_seconds=timeout_seconds)
+    settings = Settings(
+        operation_seconds=timeout_seconds,
+        patience_seconds=min(PATIENCE_SECONDS, timeout_seconds),
+    )
     return Connection(Session(addresses, dialer, settings, name))
 
 

@@ -38,6 +38,8 @@ class Settings(Struct, frozen=True):
     again_seconds: float = 0.1
     """At most so long."""
     operation_seconds: float = 6.0
+    patience_seconds: float = 0.0
+    """How long a write waits for replicas that are missing, before it fails."""
 
 
 class Asked(Struct, frozen=True, gc=False):
@@ -112,6 +114,7 @@ class Operation:
         "blocked",
         "deadline",
         "earlier",
+        "impatient_at",
         "later",
         "left",
         "maybe",
@@ -129,6 +132,8 @@ class Operation:
         self.number = number
         self.sequence = sequence
         self.deadline = deadline
+        self.impatient_at: float | None = None
+        """Since a refusal that may pass: when it counts."""
         self.parts: list[Part] = []
         self.left = 0
         """How many of them are not done."""
@@ -520,10 +525,18 @@ class Client:
                 if awaited is not None:
                     awaited.blocked.append((operation, part))
                 self._refresh(now)
+            case Refuse(code="NotEnoughReplicas") if self._has_patience(now, operation):
+                self._later(now, operation, part)
             case Refuse():
                 others = any(each.done or each.id for each in operation.parts if each is not part)
                 unknown = operation.maybe or others
                 self._end(now, operation, "unknown" if unknown else "failed", answer)
+
+    def _has_patience(self, now: float, operation: Operation) -> bool:
+        """A replica that was taken out is often back soon."""
+        if operation.impatient_at is None:
+            operation.impatient_at = now + self.settings.patience_seconds
+        return now < operation.impatient_at
 
     def _later(self, now: float, operation: Operation, part: Part) -> None:
         """Soon, and then less and less soon."""

@@ -37,6 +37,8 @@ pa.array(np.zeros(1))
 failover should wait for."""
 
 FEATURES = ("tables",)
+FRAME_WEIGHT_BYTES = 16 << 10
+"""A start replays about fifteen thousand frames a second, so that this bounds it to seconds."""
 TOKEN_SECONDS = 86_400.0
 GOODBYE_SECONDS = 2.0
 JOIN_SECONDS = 30.0
@@ -61,7 +63,7 @@ class NodeConfig(Struct, frozen=True, kw_only=True):
     holds_data: bool = True
     security: Security = Security()
     settings: NodeSettings = NodeSettings()
-    storage: VolumeSettings = VolumeSettings()
+    storage: VolumeSettings = VolumeSettings(frame_weight_bytes=FRAME_WEIGHT_BYTES)
 
 
 class CoordinatorConfig(Struct, frozen=True, kw_only=True):

@@ -92,7 +92,11 @@ class Log:
         number: int,
         file_bytes_max: int,
         on_new_file: Callable[[int], None],
+        frame_weight_bytes: int = 0,
     ) -> None:
+        self._frame_weight_bytes = frame_weight_bytes
+        self._first_sequence = sequence + 1
+        """Of the file that is written now."""
         self.sequence = sequence
         """Of the last frame."""
         self.number = number
@@ -136,12 +140,15 @@ class Log:
     @property
     def is_full(self) -> bool:
         """Time for another file."""
-        return self._length >= max(self._file_bytes_max, HEADER_BYTES + 1)
+        frames = self.sequence + 1 - self._first_sequence
+        weight = self._length + frames * self._frame_weight_bytes
+        return frames > 0 and weight >= max(self._file_bytes_max, HEADER_BYTES + 1)
 
     def turn_over(self) -> None:
         """What comes next goes to another file."""
         self._full.append(self._waiting)
         self.number += 1
+        self._first_sequence = self.sequence + 1
         self._waiting = _Batch(self.number, self.sequence + 1)
         self._length = HEADER_BYTES
         self.sizes[self.number] = HEADER_BYTES

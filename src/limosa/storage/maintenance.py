@@ -226,10 +226,14 @@ class Maintenance:
         """And much of it is of no use: otherwise writing the rest again would never end."""
         volume = self._volume
         sizes, settings = volume.log.sizes.values(), volume.settings
-        if sum(sizes) <= settings.log_bytes_max:
+        of_frame = settings.frame_weight_bytes
+        oldest_ends = volume.last_sequences.get(volume.catalogue.first_log, volume.log.sequence)
+        frames = of_frame * (volume.log.sequence - oldest_ends)
+        if sum(sizes) + frames <= settings.log_bytes_max:
             return False
-        needed = sum(replica.log_bytes for replica in volume.replicas.values())
-        return needed <= settings.log_useful_max * sum(size - HEADER_BYTES for size in sizes)
+        needed = sum(replica.log_weight(of_frame) for replica in volume.replicas.values())
+        useful_max = sum(size - HEADER_BYTES for size in sizes) + frames
+        return needed <= settings.log_useful_max * useful_max
 
     def _forget_log(self, number: int) -> None:
         volume = self._volume

@@ -220,10 +220,14 @@ def stored_schema(table: Table, extras: int = ALL_EXTRAS) -> pa.Schema:
 def read_batch(table: Table, extras: int, body: pa.Buffer) -> Batch:
     """The rows of one body, where they lie."""
     stored = pa.ipc.read_record_batch(body, stored_schema(table, extras))
-    return unpack(table, extras, stored)
+    batch = unpack(table, extras, stored)
+    batch.note_bytes(body.size)
+    return batch
 
 
 def unpack(table: Table, extras: int, stored: pa.RecordBatch) -> Batch:
+    if not extras:
+        return Batch(table, stored)
     width = len(table.physical)
     columns = pa.RecordBatch.from_arrays(stored.columns[:width], schema=table.physical)
     rest = stored.columns[width:]

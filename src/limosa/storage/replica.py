@@ -115,10 +115,9 @@ class StoredReplica:
         flush left them out, as they were not committed then."""
         return min(self._oldest_run, self._oldest_frozen) <= file
 
-    @property
-    def log_bytes(self) -> int:
-        """Of the volume's log, what its own log needs."""
-        return sum(place.size for place in {logged.place for logged in self.log})
+    def log_weight(self, of_frame: int) -> int:
+        """Of the volume's log, what its own log needs; each frame weighs so much more."""
+        return sum(place.size + of_frame for place in {logged.place for logged in self.log})
 
     @property
     def memory_bytes(self) -> int:

@@ -66,6 +66,8 @@ class Settings(Struct, frozen=True):
     log_file_bytes: int = 64 << 20
     log_bytes_max: int = 512 << 20
     """Beyond this the oldest log file is made superfluous."""
+    frame_weight_bytes: int = 0
+    """Each frame counts as so much more: to replay a small one takes as long as a larger one."""
     log_useful_max: float = 0.5
     """But not if more than this share of the log is still needed."""
     replica_memory_bytes: int = 64 << 20
@@ -142,6 +144,7 @@ class Volume:
             found.volume.last_log + 1,
             self.settings.log_file_bytes,
             self.catalogue.start_log,
+            self.settings.frame_weight_bytes,
         )
         self.log.sizes.update(found.log_sizes)
 

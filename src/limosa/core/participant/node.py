@@ -90,6 +90,7 @@ from limosa.core.participant.settings import Settings
 from limosa.core.participant.tickets import Tickets
 
 AHEAD_MAX = 255
+LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
 """However many replicas there are, each keeps so much of its log."""
 _STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
@@ -421,7 +422,8 @@ class Participant:
 
     def _trim(self, held: Held) -> list[TrimLog]:
         share = max(LOG_BYTES_MIN, self.settings.log_bytes_kept // max(1, len(self.held)))
-        return held.trim(self.settings.entries_kept, share)
+        entries = max(LOG_ENTRIES_MIN, self.settings.log_entries_kept // max(1, len(self.held)))
+        return held.trim(min(self.settings.entries_kept, entries), share)
 
     def _serving(self, now: float, partition: PartitionId) -> Owner | None:
         """The owner here, if it may serve: granted, open, not sealed, and its lease holds."""

@@ -9,7 +9,7 @@ class Settings(Struct, frozen=True):
     """Clock rates differ by less than this; the holder of a lease stops so much earlier."""
     heartbeat_seconds: float = 0.5
     resend_seconds: float = 0.3
-    silence_seconds_max: float = 1.2
+    silence_seconds_max: float = 1.5
     """A replica that owes an answer for so long is reported as silent."""
     idle_seconds_max: float = 2.0
     """A replica that said nothing for so long is asked whether it is still the same run."""
@@ -18,6 +18,8 @@ class Settings(Struct, frozen=True):
     refresh_seconds: float = 1.0
     status_seconds: float = 0.02
     """The coordinator is told of changes at most this often; of several ones together."""
+    log_entries_kept: int = 16_000
+    """By all replicas here together: to replay a log takes its time."""
     entries_kept: int = 10_000
     """How much of the log behind the watermark is kept for replicas that catch up."""
     log_bytes_kept: int = 256 << 20
