@@ -416,8 +416,37 @@ def test_what_waits_for_a_sequence_goes_as_soon_as_that_one_is_written() -> None
     answer(client, Wait(third.id, "2 comes first", third.after), 0.1)
     effects = answer(client, Written(first.id, 7), 0.11)
     assert outcome(effects) == ("done", 7)
-    (again,) = sent(effects, Write)
-    assert (again.sequence, again.after, again.floor) == (2, 0, 2)
+    again = sent(effects, Write)
+    assert [(w.sequence, w.after, w.floor) for w in again] == [(2, 0, 2), (3, 2, 2)]
+
+
+def test_what_waits_goes_right_behind_what_it_waits_for() -> None:
+    """One part that came too early must not make all that follow it come too early, for ever."""
+    client = knowing()
+    (first,) = sent(client.handle(0.0, Asked("o1", "z", rows("k"))), Write)
+    answer(client, Wait(first.id, "its owner is not open yet"), 0.1)
+    for number in (2, 3, 4):
+        held = client.handle(0.101, Asked(f"o{number}", "z", rows("k")))
+        assert sent(held, Write) == []  # the first is not under way: these would be sent back
+    reading = client.handle(0.101, Asked("r", "z", keys=("k",), token=0))
+    assert len(sent(reading, Read)) == 1
+    again = sent(client.handle(0.11, Ticked()), Write)
+    assert [(w.sequence, w.after) for w in again] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert sent(client.handle(0.12, Ticked()), Write) == []
+    for write in again:
+        answer(client, Written(write.id, 7), 0.2)
+    assert set(client.operations) == {"r"}
+
+
+def test_what_is_given_up_does_not_go_with_what_it_waited_for() -> None:
+    client = knowing()
+    (first,) = sent(client.handle(0.0, Asked("o1", "z", rows("k"))), Write)
+    answer(client, Wait(first.id, "not open yet"), 0.1)
+    client.handle(0.1, Asked("o2", "z", rows("k")))
+    client.handle(0.1, Asked("o3", "z", rows("k")))
+    client._end(0.1, client.operations["o2"], "failed", "no")
+    again = sent(client.handle(0.2, Ticked()), Write)
+    assert [(w.sequence, w.after) for w in again] == [(1, 0), (3, 1)]
 
 
 def test_writes_split_by_different_layouts_keep_their_order_where_they_meet() -> None:

@@ -327,9 +327,9 @@ def test_only_the_last_answers_are_kept() -> None:
     asked = [Request(f"r{n}", "repair", P, state="done", answer="accepted") for n in range(4)]
     waiting = Request("r9", "repair", P)
     agreed = cluster(stable(), more=(*asked, waiting))
-    coordinator, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=3))
+    _, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=3))
     forgotten = [each for each in commits(effects) if "forgotten" in each.why]
     assert [change_key(change) for change in forgotten[0].changes] == ["request/r0"]
     assert forgotten[0].guards == {"request/r0": 51, COORDINATOR_KEY: OFFICE}
-    coordinator, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=4))
+    _, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=4))
     assert not [each for each in commits(effects) if "forgotten" in each.why]

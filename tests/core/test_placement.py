@@ -11,6 +11,8 @@ from limosa.core.model.intent import Intent, Placement, Request
 from limosa.core.model.topology import Node, Zone
 from limosa.core.planning.placement import data_nodes, place
 from limosa.simulation.world import ZONE, Shape, World
+from tests.core import samples
+from tests.core.samples import MEMBERS, P, cluster, put, seen, stable
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -119,3 +121,17 @@ def test_partitions_of_other_zones_are_left_alone() -> None:
     commit = requests.answer(view, request)
     records = [change.record for change in commit.changes if isinstance(change, Put)]
     assert [record.partition for record in records if isinstance(record, Intent)] == ["p0"]
+
+
+def test_new_replicas_go_to_volumes_that_their_nodes_have() -> None:
+    """And those that stay keep theirs."""
+    request = Request("r", "set_replicas", zone=samples.ZONE, count=3)
+    members = tuple(replace(node, volumes=("one", "two")) for node in MEMBERS)
+    intent = Intent(P, (Placement("a", "two"), Placement("b", "one")))
+    agreed = cluster(stable(), intent, nodes=members, more=(request,))
+    commit = requests.answer(seen(agreed), request)
+    (planned,) = put(commit.changes, Intent)
+    assert isinstance(planned, Intent)
+    assert planned.pending is not None
+    assert planned.pending.placements[:2] == intent.stable
+    assert planned.pending.placements[2].volume in ("one", "two")

@@ -53,6 +53,7 @@ from limosa.runtime.wire import (
     PARTS_MAX,
     Decoder,
     Encoder,
+    FoundRow,
     FoundRows,
     Goodbye,
     Keys,
@@ -160,6 +161,8 @@ keys = st.one_of(
 founds = st.none() | batches(empty=False).map(
     lambda batch: FoundRows(batch.table, batch.columns, tuple(range(1, 1 + len(batch))))
 )
+values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.text()
+founds |= st.builds(FoundRow, st.lists(values | st.floats(allow_nan=False)), numbers)
 entries = st.builds(
     Entry,
     numbers,

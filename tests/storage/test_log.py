@@ -23,7 +23,7 @@ from limosa.storage.log import (
 )
 from limosa.storage.volume import Settings
 from tests.storage.faulty_files import Moment, Operation, at_label, die, nothing_happens
-from tests.storage.samples import SONGS, TINY, Host, birds, in_view, records, songs
+from tests.storage.samples import BIRDS, SONGS, TINY, Host, birds, in_view, records, songs
 
 FIRST = f"log/{file_name(1)}"
 
@@ -343,6 +343,26 @@ def test_a_log_that_is_never_trimmed_is_not_written_again_for_ever() -> None:
     host.volume.sync()
     host.maintain()
     assert sum(host.volume.log.sizes.values()) <= TINY.log_bytes_max
+
+
+def test_many_small_frames_make_a_log_too_long() -> None:
+    """To replay them takes long, however few bytes they are."""
+    settings = Settings(log_file_bytes=1 << 20, log_bytes_max=8 << 20, frame_weight_bytes=16 << 10)
+    host = Host(settings)
+    hand = host.hand()
+    for number in range(3_000):
+        hand.put(birds((f"bird {number}", number)))
+        if number % 50 == 0:
+            hand.trim(hand.last)
+            host.volume.sync()
+    hand.trim(hand.last)
+    host.volume.sync()
+    host.maintain()
+    first = host.volume.catalogue.first_log
+    assert host.volume.log.sequence - host.volume.last_sequences[first] <= (8 << 20) // (16 << 10)
+    assert len(host.volume.log.sizes) > 2
+    host.reopen()
+    assert host.view().count(BIRDS) == 3_000
 
 
 def test_a_shortened_log_is_not_much_longer_than_it_should_be() -> None:

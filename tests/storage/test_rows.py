@@ -7,7 +7,7 @@ import pytest
 
 from limosa.core.lookup import Lookup
 from limosa.core.model.rows import ENTRY_BYTES, Entry, Starts
-from limosa.storage.rows import Batch, Bundle
+from limosa.storage.rows import Batch, Bundle, hash_together
 from tests.storage.samples import birds, gone, songs, versioned
 
 MIN = -(2**63)
@@ -64,3 +64,14 @@ def test_the_size_of_an_entry_is_that_of_its_rows_and_a_little_more() -> None:
     assert bundle.bytes == sum(batch.bytes for batch in bundle.batches) > 0
     assert Entry(1, 0, bundle).bytes == ENTRY_BYTES + bundle.bytes
     assert Entry(1, 0, None).bytes == ENTRY_BYTES
+
+
+def test_tokens_of_many_batches_are_those_of_each() -> None:
+    """Worked out together, they are the same; a batch that is alone is left alone."""
+    some = [birds((f"bird {n}", n), (f"other {n}", n)) for n in range(5)]
+    alone = songs(("a", 1))
+    hash_together([*some, alone])
+    assert alone.given_tokens is None
+    for batch in some:
+        assert batch.given_tokens is not None
+        assert batch.tokens.tolist() == Batch(batch.table, batch.columns).tokens.tolist()

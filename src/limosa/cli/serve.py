@@ -15,6 +15,9 @@ from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
 from limosa.transport.security import Security
 
+SWITCH_SECONDS = 0.0005
+"""How long a thread that computes may keep Python from others: a merge must not hold up a get."""
+
 serve = typer.Typer(
     help="Run one process of a cluster, until it is told to stop (Ctrl-C or SIGTERM).",
     no_args_is_help=True,
@@ -172,6 +175,7 @@ def _run(
     with_parent: bool,
     json_log: bool,
 ) -> None:
+    sys.setswitchinterval(SWITCH_SECONDS)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

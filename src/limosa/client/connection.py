@@ -19,7 +19,7 @@ from limosa.core.model.changes import Topology
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import NamedTable
-from limosa.errors import BadInput, LimosaError, UnknownTable
+from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.runtime.peers import Dialer
 from limosa.storage.schema import Table
 from limosa.transport.security import Security, scheme
@@ -213,7 +213,7 @@ class Connection:
         deadline = time.monotonic() + OPEN_SECONDS
         while not done():
             if time.monotonic() > deadline:
-                raise LimosaError(
+                raise OutcomeUnknown(
                     "it was agreed upon, but the nodes have not followed yet", "look at the status"
                 )
             time.sleep(0.02)

@@ -135,6 +135,9 @@ def _is_cut(value: Any, wanted: Any) -> bool:
 
 def in_pieces(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Batches that are neither too long nor too large to be sent at once."""
+    if rows.num_rows == 1:
+        yield from rows.to_batches()
+        return
     size = max(1, rows.nbytes // max(1, rows.num_rows))
     length = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // size))
     for batch in rows.to_batches(max_chunksize=length):

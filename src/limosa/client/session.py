@@ -7,6 +7,7 @@ outboxes in that order, and written to the network after the lock is let go of.
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from itertools import count
@@ -34,6 +35,8 @@ BYTES_MAX = 64 << 20
 CALL_SECONDS = 5.0
 TOPOLOGY_SECONDS = 0.7
 SILENT_SECONDS = 3.0
+SCAN_SILENT_SECONDS = 5.0
+SMALL_BYTES = 16 << 10
 
 _topologies = msgspec.msgpack.Decoder(Topology)
 
@@ -53,6 +56,7 @@ class Session:
         self._futures: dict[str, Future[Finished]] = {}
         self._sizes: dict[str, int] = {}
         self._bytes = 0
+        self._ended: deque[tuple[Future[Finished], Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._links: dict[str, tuple[str, Outbound]] = {}
@@ -80,6 +84,7 @@ class Session:
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
         """Hand an operation to the brain; waits while too much is under way."""
         future: Future[Finished] = Future()
+        future.set_running_or_notify_cancel()  # what is under way can't be taken back
         with self._room:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
                 self._room.wait(1.0)
@@ -89,9 +94,11 @@ class Session:
             self._futures[id] = future
             self._sizes[id] = size
             self._bytes += size
+            # Alone and small it fits into the connection's window, and this thread can't block.
+            at_once = len(self._futures) == 1 and size <= SMALL_BYTES
             links = self._handle(Asked(id, zone, **what))
             self._busy.set()
-        _pump(links)
+        self._settle(links, at_once)
         return future
 
     def _check_open(self) -> None:
@@ -101,22 +108,33 @@ class Session:
     def _deliver(self, event: ClientEvent) -> None:
         with self._lock:
             links = self._handle(event)
-        _pump(links)
+        self._settle(links)
 
-    def _handle(self, event: ClientEvent) -> list[Outbound]:
+    def _settle(self, links: set[Outbound], at_once: bool = False) -> None:
+        """Without the lock: send what is to be sent, and tell who waits for an operation."""
+        for link in links:
+            if at_once:
+                link.pump()
+            else:
+                link.wake()
+        while self._ended:
+            future, finished = self._ended.popleft()
+            future.set_result(finished)
+
+    def _handle(self, event: ClientEvent) -> set[Outbound]:
         """Under the lock. Which links have something to send now."""
-        links: list[Outbound] = []
+        links: set[Outbound] = set()
         for effect in self._brain.handle(time.monotonic(), event):
             self._carry_out(effect, links)
         return links
 
-    def _carry_out(self, effect: Effect, links: list[Outbound]) -> None:
+    def _carry_out(self, effect: Effect, links: set[Outbound]) -> None:
         match effect:
             case Send(to=to, message=message):
                 link = self._link_to(to)
                 if link is not None:
-                    link.send(message)
-                    links.append(link)
+                    link.send(message, quiet=True)
+                    links.add(link)
             case ReadTopology():
                 self._wanted.set()
             case Finished():
@@ -126,7 +144,7 @@ class Session:
                     self._busy.clear()
                 self._room.notify_all()
                 if future is not None:
-                    future.set_result(effect)
+                    self._ended.append((future, effect))
 
     # --- links
 
@@ -152,15 +170,16 @@ class Session:
         return link
 
     def _hear(self, node: str, decoder: Decoder, frame: pa.Buffer) -> None:
-        links: list[Outbound] = []
         goodbye = False
+        said = decoder(frame)
+        links: set[Outbound] = set()
         with self._lock:
-            for message in decoder(frame):
+            for message in said:
                 if isinstance(message, Goodbye):
                     goodbye = True
                 elif isinstance(message, Message):
-                    links += self._handle(Received(node, message))
-        _pump(links)
+                    links |= self._handle(Received(node, message))
+        self._settle(links)
         if goodbye:
             raise ConnectionError(f"{node} stops")
 
@@ -180,8 +199,8 @@ class Session:
                         raise
                     continue
                 self._good = node
-                if body:
-                    topology = _topologies.decode(body)
+                topology = _topologies.decode(body) if body else self._brain.topology
+                if topology.generation > self._brain.topology.generation:
                     self.tables.follow(topology)
                     self._deliver(TopologyRead(topology, topology.generation))
                 return self._brain.topology
@@ -202,7 +221,7 @@ class Session:
             self._wanted.clear()
             try:
                 self.refresh()
-            except LimosaError:
+            except Exception:  # whatever it is, the next one is asked
                 self._good = None
             self._closed.wait(0.005)
 
@@ -210,7 +229,9 @@ class Session:
         while not self._closed.is_set():
             if self._busy.wait(0.5):
                 self._deliver(Ticked())
-                for _, link in list(self._links.values()):
+                with self._lock:
+                    links = [link for _, link in self._links.values()]
+                for link in links:
                     link.cut_if_silent(SILENT_SECONDS)
                 self._closed.wait(TICK_SECONDS)
 
@@ -232,27 +253,31 @@ class Session:
 
     def _call(self, node: str, address: str, name: str, body: bytes, seconds: float) -> bytes:
         self._check_open()
-        client = self._calls.get(address)
-        if client is None:
-            client = self._calls[address] = self._dialer.client(_node_id(node), address)
         action = flight.Action(name, body)
         try:
+            client = self._caller(node, address)
             results = list(client.do_action(action, self._dialer.options(seconds)))
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
         return results[0].body.to_pybytes() if results else b""
+
+    def _caller(self, node: str, address: str) -> flight.FlightClient:
+        client = self._calls.get(address)
+        if client is None:
+            client = self._calls[address] = self._dialer.client(_node_id(node), address)
+        return client
 
     def scan(self, node: str, ticket: bytes) -> pa.Table:
         """All of one scan, or an error."""
         record = self._brain.topology.nodes.get(node)
         if record is None or not record.address:
             raise Refused(f"{node} is not known", "refresh the topology")
-        client = self._calls.get(record.address)
-        if client is None:
-            client = self._dialer.client(node, record.address)
-            self._calls[record.address] = client
+        self._check_open()
         try:
-            return client.do_get(flight.Ticket(ticket), self._dialer.options()).read_all()
+            client = self._caller(node, record.address)
+            # Before the first row there is no schema to read, so that this call is bounded, too.
+            reader = client.do_get(flight.Ticket(ticket), self._dialer.options())
+            return Watched(reader, self._closed).read_all()
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
 
@@ -264,7 +289,9 @@ class Session:
         self._closed.set()
         self._busy.set()
         self._wanted.set()
-        for _, link in self._links.values():
+        with self._lock:
+            links = [link for _, link in self._links.values()]
+        for link in links:
             link.close()
         for thread in self._threads:
             thread.join(2.0)
@@ -274,6 +301,38 @@ class Session:
         for future in waiting.values():
             future.set_exception(OutcomeUnknown("the connection was closed", "look what is there"))
         self._calls.clear()
+
+
+class Watched:
+    """A scan that ends: when nothing came for too long, or when the connection is closed."""
+
+    def __init__(self, reader: flight.FlightStreamReader, closed: threading.Event) -> None:
+        self._reader = reader
+        self._closed = closed
+        self._heard_at = time.monotonic()
+        self._done = threading.Event()
+
+    def read_all(self) -> pa.Table:
+        watching = threading.Thread(target=self._watch, name="limosa-scan-watch", daemon=True)
+        watching.start()
+        try:
+            batches: list[pa.RecordBatch] = []
+            while True:
+                try:
+                    batch = self._reader.read_chunk().data
+                    batches += [] if batch is None else [batch]
+                except StopIteration:
+                    return pa.Table.from_batches(batches, self._reader.schema)
+                self._heard_at = time.monotonic()
+        finally:
+            self._done.set()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.2):
+            silent = time.monotonic() - self._heard_at > SCAN_SILENT_SECONDS
+            if silent or self._closed.is_set():
+                self._reader.cancel()
+                return
 
 
 def outcome_error(finished: Finished) -> LimosaError:
@@ -314,11 +373,6 @@ def settle(future: "Future[Finished]") -> Finished:
     if finished.outcome == "mismatch":
         raise Mismatch(int(finished.value))  # type: ignore[call-overload]
     raise outcome_error(finished)
-
-
-def _pump(links: list[Outbound]) -> None:
-    for link in links:
-        link.pump()
 
 
 def _bytes(number: int) -> bytes:

@@ -1,12 +1,12 @@
 """What can be done with a table? Write, compare and set, get, scan, delete."""
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
@@ -26,7 +26,7 @@ from limosa.errors import (
     UnknownTable,
 )
 from limosa.runtime.reading import Scan
-from limosa.runtime.wire import FoundRows, Keys
+from limosa.runtime.wire import FoundRow, FoundRows, Keys
 from limosa.storage.rows import Batch, Bundle
 
 Where = Sequence[tuple[str, str, Any]]
@@ -142,6 +142,8 @@ class TableHandle:
             self._zone, keys=keys, table=table.id, token=token, eventual=eventual, choice=_choice()
         )
         found = settle_read(future)
+        if isinstance(found, FoundRow):
+            return Row(dict(zip(table.names, found.values, strict=True)), found.version)
         if not isinstance(found, FoundRows):
             return None
         return Row(found.rows.to_pylist()[0], found.versions[0])
@@ -300,8 +302,5 @@ class TableHandle:
         return self._lookup[1]
 
 
-_dice = np.random.default_rng()
-
-
 def _choice() -> int:
-    return int(_dice.integers(0, 1 << 30))
+    return random.getrandbits(30)

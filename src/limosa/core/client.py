@@ -5,6 +5,7 @@ is definite only if no attempt is left that may still take effect.
 """
 
 from bisect import bisect_left, bisect_right, insort_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Literal, TypeAlias
@@ -249,6 +250,8 @@ class Client:
         self._entries = 0
         self._starts: dict[ZoneId, tuple[Layout, Starts]] = {}
         self._refreshed_at = -1e9
+        self._sent: deque[tuple[Operation, Part]] = deque()
+        """Writes that others wait for, and that are under way since a moment ago."""
 
     def handle(self, now: float, event: ClientEvent) -> list[Effect]:
         self.out = []
@@ -265,6 +268,7 @@ class Client:
                 self._disconnected(now, node)
             case Ticked():
                 self._send_due(now)
+        self._send_followers(now)
         return self.out
 
     def next_due(self) -> float | None:
@@ -433,6 +437,11 @@ class Client:
             self._refresh(now)
             return
         self._schedule(now + self.settings.attempt_seconds, operation, part)
+        held_up = self._held_up_by(operation, part)
+        if held_up is not None:
+            part.after = held_up.sequence
+            held_up.blocked.append((operation, part))
+            return
         operation.attempts += 1
         part.node, part.after = node, 0
         part.id = f"{operation.asked.id}.{operation.attempts}"
@@ -441,6 +450,26 @@ class Client:
         if part.rows is not None:
             message = self._write(operation, part, part.rows, record)
         self.out.append(Send(node, message))
+        if operation.blocked:
+            self._sent.append((operation, part))
+
+    def _held_up_by(self, operation: Operation, part: Part) -> Operation | None:
+        """Who comes first and is not under way: sent before it, this would only be sent back."""
+        if part.rows is None:
+            return None
+        before = self._writes.get(self._after(operation, part))
+        first = None if before is None else before.routed.get(part.partition or "")
+        return before if first is not None and not (first.done or first.id) else None
+
+    def _send_followers(self, now: float) -> None:
+        """What waited for a write that is under way now goes right behind it, and so on."""
+        while self._sent:
+            operation, sent = self._sent.popleft()
+            for other, part in operation.blocked:
+                follows = part.partition == sent.partition and part.after == operation.sequence
+                waits = follows and not (part.id or part.done)
+                if waits and self.operations.get(other.asked.id) is other:
+                    self._send_parts(now, other, [part])
 
     def _read(self, operation: Operation, part: Part, record: Partition) -> Read | Write:
         asked = operation.asked

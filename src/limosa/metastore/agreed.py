@@ -36,8 +36,12 @@ class AgreedStore:
             return self._read_all()
         revision = self._watch.revision
         if changes or revision != self._agreed.revision:
-            dated = [(_as_change(each.key, each.value), each.revision) for each in changes]
-            self._agreed = apply_dated(self._agreed, dated, revision)
+            try:
+                dated = [(_as_change(each.key, each.value), each.revision) for each in changes]
+                self._agreed = apply_dated(self._agreed, dated, revision)
+            except BaseException:
+                self._watch = None  # it has moved on: what it brought would be missing for ever
+                raise
         return self._agreed
 
     def _read_all(self) -> Agreed:

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TextIO
 
 import msgspec
@@ -26,7 +27,8 @@ class Journal:
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03}"
             line = " ".join([clock, self._who, what, *(f"{k}={v}" for k, v in said.items())])
-        with self._lock:
+        # A log that can't be written must not end whoever has something to say.
+        with self._lock, suppress(OSError, ValueError):
             print(line, file=self._stream, flush=True)
 
 

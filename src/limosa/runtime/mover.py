@@ -12,23 +12,35 @@ from collections.abc import Callable
 
 from limosa.core.effects import StartCopy
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
+from limosa.core.model.keys import TokenRange
 from limosa.core.model.topology import Replica
 from limosa.storage.rows import Bundle
 
-SLICES = 16
+SLICES = 64
+"""Of a partition's range. A slice is one frame, so this bounds how large a partition may be."""
 AT_ONCE = 4
 """Slices that are under way at a time: each is in memory as a whole."""
 TRY_AGAIN_SECONDS = 5.0
 ATTEMPTS_MAX = 8
+FORGOTTEN_SECONDS = 3.0
+"""What the coordinator has not asked for again in this time is over."""
+
+
+def slice_of(held: TokenRange, number: int, count: int) -> TokenRange:
+    """One of so many equal parts of a range."""
+    span = (held.end - held.start) // count
+    start = held.start + number * span
+    return TokenRange(start, held.end if number == count - 1 else start + span)
 
 
 class _Task:
-    __slots__ = ("attempts", "job", "sent_at", "slice", "target")
+    __slots__ = ("asked_at", "attempts", "job", "sent_at", "slice", "target")
 
     def __init__(self, job: StartCopy, target: Replica, slice: int) -> None:
         self.job = job
         self.target = target
         self.slice = slice
+        self.asked_at = time.monotonic()
         self.sent_at = -1e9
         self.attempts = 0
 
@@ -50,6 +62,7 @@ class PlainMover:
                     key = (job.partition, job.session, target, number)
                     if key not in self._tasks:
                         self._tasks[key] = _Task(job, target, number)
+                    self._tasks[key].asked_at = time.monotonic()
             self._go_on()
 
     def tick(self) -> None:
@@ -59,6 +72,11 @@ class PlainMover:
     def _go_on(self) -> None:
         now = time.monotonic()
         under_way = 0
+        self._tasks = {
+            key: task
+            for key, task in self._tasks.items()
+            if now - task.asked_at < FORGOTTEN_SECONDS
+        }
         for key, task in list(self._tasks.items()):
             if under_way >= AT_ONCE:
                 return

@@ -8,7 +8,8 @@ reads do not take it at all.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
@@ -43,14 +44,15 @@ from limosa.core.events import (
 )
 from limosa.core.messages import Write
 from limosa.core.model.changes import Agreed
-from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
+from limosa.core.model.keys import WHOLE
 from limosa.core.model.topology import Node
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
-from limosa.errors import LimosaError, Refused, VolumeFailed
+from limosa.errors import LimosaError, Refused
 from limosa.ports import Clock, Metastore
 from limosa.runtime import membership
 from limosa.runtime.metastore import Follower, Heartbeat, Log
+from limosa.runtime.mover import slice_of
 from limosa.runtime.peers import Peers
 from limosa.runtime.reading import Reading
 from limosa.runtime.tables import Tables
@@ -85,8 +87,10 @@ class NodeDriver:
         peers: Peers,
         settings: NodeSettings,
         log: Log,
-        failed: Callable[[LimosaError], None],
+        failed: Callable[[Exception], None],
     ) -> None:
+        self.is_over = False
+        """This run serves nothing any more: it stops, or its disk has failed."""
         self.node = node
         self.store = store
         self.peers = peers
@@ -97,7 +101,7 @@ class NodeDriver:
         self.brain = Participant(node.id, settings.participant)
         self.agreed = Agreed()
         self.now = clock.now
-        self.reading = Reading(self.brain, store, clock.now)
+        self.reading = Reading(self.brain, store, clock.now, lambda: self.is_over)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -135,13 +139,13 @@ class NodeDriver:
     # --- events in
 
     def deliver(self, event: NodeEvent) -> None:
-        with self._lock:
-            self._carry_out_all(self.brain.handle(self.now(), event))
+        self.deliver_all((event,))
 
     def deliver_all(self, events: Sequence[NodeEvent]) -> None:
         with self._lock:
             for event in events:
-                self._carry_out_all(self.brain.handle(self.now(), event))
+                if not self.is_over:
+                    self._carry_out_all(self.brain.handle(self.now(), event))
 
     def write(self, sender: str, message: Write, at_once: bool = False) -> None:
         """One part of a client's batch; it was checked before.
@@ -153,6 +157,8 @@ class NodeDriver:
         at_once = at_once and self._syncing.acquire(blocking=False)
         try:
             with self._lock:
+                if self.is_over:
+                    return
                 if message.expected is not None:
                     found = self._newest(message)
                 self._here = at_once
@@ -185,7 +191,10 @@ class NodeDriver:
     # --- effects out
 
     def _carry_out_all(self, effects: Sequence[Effect]) -> None:
+        """In their order; after one that failed none, or an ack would outrun what it acks."""
         for effect in effects:
+            if self.is_over:
+                return
             if isinstance(effect, Send):
                 self.peers.send(effect.to, effect.message)
             elif isinstance(effect, VolumeEffect):
@@ -196,7 +205,7 @@ class NodeDriver:
     def _store(self, change: VolumeEffect) -> None:
         try:
             self.store.write(change)
-        except VolumeFailed as error:
+        except Exception as error:  # the brain believes that it is done: this run is over
             self._fail(error)
             return
         if isinstance(change, AdvanceWatermark) and change.digest:
@@ -260,19 +269,34 @@ class NodeDriver:
 
     def _read_slice(self, effect: ReadSlice) -> None:
         view = self.store.view(effect.partition, effect.incarnation)
-        span = (TOKEN_END - TOKEN_MIN) // effect.slices
-        start = TOKEN_MIN + effect.slice * span
-        end = TOKEN_END if effect.slice == effect.slices - 1 else start + span
+        record = self.brain.topology.partitions.get(effect.partition)
+        held = slice_of(WHOLE if record is None else record.range, effect.slice, effect.slices)
         batches = [
             batch
             for table in view.tables.values()
-            for batch in view.batches(table.table, TokenRange(start, end), tombstones=True)
+            for batch in view.batches(table.table, held, tombstones=True)
         ]
         self.deliver(SliceRead(effect.ticket, Bundle(batches), view.watermark))
 
     # --- threads
 
     def _sync(self) -> None:
+        with self._fatal():
+            self._sync_for_ever()
+
+    def _tick(self) -> None:
+        with self._fatal():
+            self._tick_for_ever()
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """Without one of its threads a node would keep its lease, and do nothing with it."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(error)
+
+    def _sync_for_ever(self) -> None:
         while True:
             with self._to_sync:
                 while self._wanted <= self._synced and not self._stopping.is_set():
@@ -284,16 +308,16 @@ class NodeDriver:
 
     def _sync_once(self) -> None:
         """By whoever has `_syncing`: everything that was written up to now."""
-        if self._wanted <= self._synced or self._stopping.is_set():
+        if self._wanted <= self._synced or self.is_over:
             return
         try:
             self._synced = self.store.sync()
-        except VolumeFailed as error:
+        except Exception as error:
             self._fail(error)
             return
         self.deliver(Stored(self._synced))
 
-    def _tick(self) -> None:
+    def _tick_for_ever(self) -> None:
         looked = collected = time.monotonic()
         while not self._stopping.wait(TICK_SECONDS):
             self.deliver(Ticked())
@@ -331,11 +355,12 @@ class NodeDriver:
         self.peers.follow(agreed.topology)
         self.deliver(TopologyRead(agreed.topology, agreed.revision, asked=asked))
 
-    def _fail(self, error: LimosaError) -> None:
-        """A disk failed: this run is over; the others take its partitions over."""
-        if not self._stopping.is_set():
-            self.log("the node stops", error=str(error))
+    def _fail(self, error: Exception) -> None:
+        """A disk failed, or we did: this run is over; the others take its partitions over."""
+        if not self.is_over:
+            self.is_over = True
             self._stopping.set()
+            self.log("the node stops", error=error)
             threading.Thread(target=self._failed, args=(error,), daemon=True).start()
 
     # --- metastore for calls
@@ -348,6 +373,9 @@ class NodeDriver:
     def stop(self) -> None:
         """Let go of the lease first: the others need not wait for its end."""
         lease = self.brain.lease
+        if lease is not None:
+            self.deliver(LeaseEnded(lease.id))  # nothing is served any more, whoever asks
+        self.is_over = True
         self._stopping.set()
         with self._to_sync:
             self._to_sync.notify_all()

@@ -57,7 +57,6 @@ class Dialer:
             node,
             Encoder(self.kind != "client", self.alone),
             size_of,
-            pumped=self.kind == "client",
         )
 
 

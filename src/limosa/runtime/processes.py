@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from limosa.core.coordinator import brain
 from limosa.core.model.topology import Node
-from limosa.errors import BadInput, LimosaError
+from limosa.errors import BadInput, UnusableFile
 from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
@@ -110,7 +110,7 @@ class NodeProcess:
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.config = config
         self.journal = journal
-        self.failure: LimosaError | None = None
+        self.failure: Exception | None = None
         self.ended = threading.Event()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
@@ -119,6 +119,9 @@ class NodeProcess:
         volumes = config.volumes or {"": str(Path(config.data) / "volume")}
         self.store = Store(volumes, settings=config.storage)
         try:
+            if not self.store.volumes:
+                why = "; ".join(refusal.why for refusal in self.store.refused)
+                raise UnusableFile(f"no volume can be used: {why}", "mend or replace the disks")
             dialer = Dialer(
                 config.cluster,
                 "node",
@@ -131,7 +134,7 @@ class NodeProcess:
                 config.name,
                 rack=config.rack,
                 datacenter=config.datacenter,
-                volumes=tuple(volumes),
+                volumes=self.store.volumes,
                 tokens=config.holds_data,
                 features=FEATURES,
                 machine=machine_id(),
@@ -193,7 +196,7 @@ class NodeProcess:
     def _received(self, node: str, message: object) -> None:
         """Nodes answer on streams of their own."""
 
-    def _failed(self, error: LimosaError) -> None:
+    def _failed(self, error: Exception) -> None:
         self.failure = error
         self.ended.set()
 

@@ -6,6 +6,7 @@ anybody else when it was taken.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ from limosa.core.messages import Answer, Found, Read, Redirect, Wait
 from limosa.core.participant.held import Held
 from limosa.core.participant.node import Participant
 from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected
-from limosa.runtime.wire import FoundRows, Keys
+from limosa.runtime.wire import FoundRow, FoundRows, Keys
 from limosa.storage.rows import concat_columns
 from limosa.storage.schema import Table
 from limosa.storage.store import Store
+from limosa.storage.view import Found as StoredRow
 from limosa.storage.view import View
 from limosa.transport.arrow import brief
 
@@ -49,7 +51,14 @@ class Scan(msgspec.Struct, frozen=True):
 class Reading:
     """Answers reads from the storage, as the brain allows."""
 
-    def __init__(self, brain: Participant, store: Store, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        brain: Participant,
+        store: Store,
+        now: Callable[[], float],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._is_over = is_over
         self._brain = brain
         self._store = store
         self._now = now
@@ -87,6 +96,8 @@ class Reading:
         return view.scan(table, scan.columns, condition)
 
     def _may_answer(self, held: Held, eventual: bool, view: View) -> bool:
+        if self._is_over():
+            return False  # a watermark may have been moved that its view never got
         return self._brain.may_answer(self._now(), held, eventual, view.watermark)
 
     def _view(self, held: Held) -> View | None:
@@ -96,7 +107,7 @@ class Reading:
             return None
 
 
-def look_up(view: View, keys: Keys) -> FoundRows | None:
+def look_up(view: View, keys: Keys) -> FoundRow | FoundRows | None:
     table = keys.table
     if keys.one is not None:
         try:
@@ -105,9 +116,17 @@ def look_up(view: View, keys: Keys) -> FoundRows | None:
             raise InvalidKey(f"no key of {table.id}: {brief(error)}", "use its types") from None
         if found is None:
             return None
-        return FoundRows(table, found.columns(table), (found.version,))
+        return _found(table, found)
     assert keys.many is not None
     return _look_up_many(view, table, keys.many)
+
+
+def _found(table: Table, found: StoredRow) -> FoundRow | FoundRows:
+    """Plain values travel as they are; others, and what Python can't hold, as Arrow."""
+    if table.is_plain:
+        with suppress(BadInput):
+            return FoundRow(list(found.values(table).values()), found.version)
+    return FoundRows(table, found.columns(table), (found.version,))
 
 
 def _look_up_many(view: View, table: Table, keys: pa.RecordBatch) -> FoundRows | None:

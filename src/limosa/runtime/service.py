@@ -30,6 +30,7 @@ from limosa.errors import (
     InvalidLayout,
     InvalidSchema,
     LimosaError,
+    OutcomeUnknown,
     Refused,
     StaleGuard,
     VolumeFailed,
@@ -38,7 +39,7 @@ from limosa.metastore.agreed import AgreedStore
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.reading import Scan
 from limosa.runtime.wire import Decoder, Encoder, Unreadable, size_of
-from limosa.storage.rows import Bundle
+from limosa.storage.rows import Batch, Bundle, hash_together
 from limosa.storage.schema import Table
 from limosa.transport.server import Inbound
 from limosa.transport.tokens import Identity
@@ -96,9 +97,11 @@ class NodeService:
         self.driver.peers.remove(inbound)
 
     def received(self, inbound: Inbound, frame: pa.Buffer) -> None:
-        self._wait_for_room()
+        if self.driver.store.is_behind:
+            self._wait_for_room()
         said = self._decoders[id(inbound)](frame)
         if inbound.hello.kind == "client":
+            hash_together(batch for request in said for batch in _batches(request))
             for request in said:
                 self._serve(inbound, request)
         else:
@@ -138,14 +141,15 @@ class NodeService:
         return answer
 
     def _write(self, inbound: Inbound, request: Write) -> None:
+        assert isinstance(request.rows, Bundle)
+        inbound.take_up(request.id, request.rows.bytes)  # first, since it may wait
         try:
             request = self._checked(inbound.identity, request)
         except LimosaError as error:
+            inbound.settle(request.id)
             inbound.link.reply(refusal(request.id, error))
             return
-        assert isinstance(request.rows, Bundle)
-        inbound.take_up(request.id, request.rows.bytes)
-        if any(batch.deleted is not None for batch in request.rows.batches):
+        if any(batch.deleted is not None for batch in _batches(request)):
             self.driver.note_deletes(request.partition)
         self.driver.write(inbound.name, request, at_once=self._decoders[id(inbound)].alone)
 
@@ -365,9 +369,9 @@ class NodeService:
         if failure:
             raise failure[0]
         if not answered:
-            raise Refused(
+            raise OutcomeUnknown(
                 "no coordinator answered the request in time",
-                "it still waits: start a coordinator, and look at the request again",
+                "it still waits, and will be answered: start a coordinator, then look again",
             )
         if answered[0].state == "refused":
             raise IllegalRequest(answered[0].answer)
@@ -417,6 +421,11 @@ def _check_definition(named: NamedTable | None) -> None:
     """What is agreed upon is decoded by every node and client: one that can't be stops them all."""
     if named is not None and Table.decode(named.definition).id != named.id:
         raise InvalidSchema("the definition of another table", "encode the table as it is named")
+
+
+def _batches(request: Message | Unreadable) -> tuple[Batch, ...]:
+    rows = request.rows if isinstance(request, Write) else None
+    return rows.batches if isinstance(rows, Bundle) else ()
 
 
 def refusal(request: str, error: LimosaError) -> Refuse:

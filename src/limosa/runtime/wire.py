@@ -64,6 +64,13 @@ class FoundRows(Struct, frozen=True):
     versions: tuple[Position, ...]
 
 
+class FoundRow(Struct, frozen=True):
+    """One row of plain values, in the order of the table's columns, and its version."""
+
+    values: list[Any]
+    version: Position
+
+
 class Unreadable(Struct, frozen=True):
     """A request that can't be what its sender meant."""
 
@@ -113,6 +120,12 @@ class _Found(_Wire, frozen=True, tag="Found"):
     id: str
     versions: tuple[Position, ...]
     parts: _Parts
+
+
+class _FoundRow(_Wire, frozen=True, tag="FoundRow"):
+    id: str
+    version: Position
+    values: list[Any]
 
 
 class _Replicate(_Wire, frozen=True, tag="Replicate"):
@@ -187,6 +200,7 @@ _Any: TypeAlias = (
     _Write
     | _Read
     | _Found
+    | _FoundRow
     | _Replicate
     | _Fetched
     | _Chunk
@@ -331,6 +345,8 @@ def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -
             return _Found(
                 message.id, found.versions, (_add_columns(bodies, found.table, found.rows),)
             )
+        case Found(rows=FoundRow() as row):
+            return _FoundRow(message.id, row.version, row.values)
         case Found():
             return _Found(message.id, (), ())
         case Fetched():
@@ -469,6 +485,8 @@ class Decoder:
                     return Unreadable(message.id, error)
                 except _UNREADABLE as error:
                     return Unreadable(message.id, _damaged(error))
+            case _FoundRow():
+                return Found(message.id, FoundRow(message.values, message.version))
             case _Found():
                 return Found(message.id, self._found(message, bodies))
             case _Fetched():

@@ -283,6 +283,23 @@ def _versions(batch: Batch) -> Versions:
     return batch.versions
 
 
+def hash_together(batches: Iterable[Batch]) -> None:
+    """Work out tokens of many small batches at once: most of the time goes into beginning."""
+    by_table: dict[int, list[Batch]] = {}
+    for batch in batches:
+        if batch.given_tokens is None:
+            by_table.setdefault(batch.table.fingerprint, []).append(batch)
+    for several in by_table.values():
+        if len(several) > 1:
+            names = several[0].table.key
+            columns = [[batch.columns.column(name) for batch in several] for name in names]
+            hashed = tokens([pa.concat_arrays(column) for column in columns])
+            start = 0
+            for batch in several:
+                batch._tokens = hashed[start : start + len(batch)]
+                start += len(batch)
+
+
 def deleted_of(batch: Batch) -> Flags:
     return np.zeros(len(batch), np.bool_) if batch.deleted is None else batch.deleted
 

@@ -66,6 +66,8 @@ class Table:
     key_types: tuple[pa.DataType, ...] = field(init=False, compare=False, repr=False)
     has_plain_key: bool = field(init=False, compare=False, repr=False)
     """Its values are numbers or text that Python holds as they are."""
+    is_plain: bool = field(init=False, compare=False, repr=False)
+    """So are all of its columns, or they are other numbers."""
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     value_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
@@ -94,6 +96,8 @@ class Table:
         _set(self, "key_types", tuple(types[name] for name in self.key))
         _set(self, "_comparables", tuple(map(_comparable_of, self.key_types)))
         _set(self, "has_plain_key", all(map(_is_plain, self.key_types)))
+        numbers = (pa.bool_(), pa.float32(), pa.float64())
+        _set(self, "is_plain", all(_is_plain(of) or of in numbers for of in types.values()))
         _set(self, "names", tuple(types))
         _set(self, "value_names", tuple(name for name in types if name not in self.key))
         physical = [pa.field(name, of, nullable=name not in self.key) for name, of in types.items()]

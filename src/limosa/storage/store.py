@@ -79,6 +79,11 @@ class Store:
             self._homes[key] = name
 
     @property
+    def volumes(self) -> tuple[str, ...]:
+        """Those that are in use; the others are among `refused`."""
+        return tuple(self._disks)
+
+    @property
     def refused(self) -> list[Refusal]:
         """Volumes and replicas that are not served, and why."""
         replicas = [r for disk in self._disks.values() for r in disk.volume.refused.values()]
@@ -123,11 +128,20 @@ class Store:
             if self._worker is not None and disk.volume.grown > self._limit:
                 self._worker.wait_for_room(disk, self._limit)
             disk.volume.write(change)
+        else:
+            # Said to be durable with the next sync, it would be nowhere.
+            raise BadInput(f"replica {key[1]} of {key[0]} is not here", "create it first")
         self._ticket = max(self._ticket, change.ticket)
 
+    @property
+    def is_behind(self) -> bool:
+        """More rows wait in memory than is good; soon `write` will have to wait."""
+        limit = BEHIND // 2 * self._settings.memory_bytes
+        return any(disk.volume.grown > limit for disk in self._disks.values())
+
     def wait_for_room(self) -> None:
-        """For those who are about to write, and can wait: before `write` would have to."""
-        limit = self._limit // 2
+        """For those who are about to write, and can wait."""
+        limit = BEHIND // 2 * self._settings.memory_bytes
         for disk in self._disks.values():
             if self._worker is not None and disk.volume.grown > limit:
                 self._worker.wait_for_room(disk, limit)

@@ -53,13 +53,11 @@ class Link:
         writer: Writer,
         encode: Encode,
         size_of: SizeOf,
-        pumped: bool = False,
         broken: Callable[[], None] = lambda: None,
+        reader_pumps: bool = False,
     ) -> None:
         self.name = name
         self._broken = broken
-        self._pumped = pumped
-        """Whoever sends also calls `pump`; no thread does it for them."""
         self._writer = writer
         self._encode = encode
         self._size_of = size_of
@@ -68,14 +66,17 @@ class Link:
         self._filled = threading.Condition(threading.Lock())
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._reads = threading.get_ident()
-        """The thread that reads the stream, if it is the one that opened this link; it pumps."""
+        self._reads = threading.get_ident() if reader_pumps else None
+        """The thread that reads the stream, and pumps after each frame that it has read."""
         self.closed = False
         self.lost = 0
         """Messages that were not sent because the other side does not take them."""
 
-    def send(self, message: Any) -> None:
-        """Put it into the outbox; a closed or overfull one loses it."""
+    def send(self, message: Any, quiet: bool = False) -> None:
+        """Put it into the outbox; a closed or overfull one loses it.
+
+        `quiet`: there is more to come; the caller pumps or wakes afterwards.
+        """
         size = self._size_of(message)
         with self._filled:
             full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
@@ -84,8 +85,12 @@ class Link:
                 return
             self._outbox.append((message, size))
             self._bytes += size
-            if self._pumped or threading.get_ident() == self._reads:
-                return
+        if not (quiet or threading.get_ident() == self._reads):
+            self.wake()
+
+    def wake(self) -> None:
+        """Let a thread of its own send what is in the outbox."""
+        with self._filled:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"to-{self.name}", daemon=True)
                 try:
@@ -179,12 +184,11 @@ class Stream:
         name: str,
         encode: Encode,
         size_of: SizeOf,
-        pumped: bool = False,
     ) -> None:
         self._client = client
         descriptor = flight.FlightDescriptor.for_command(hello)
         self._writer, self._reader = client.do_exchange(descriptor, options)
-        self.link = Link(name, self._writer, encode, size_of, pumped, self._reader.cancel)
+        self.link = Link(name, self._writer, encode, size_of, self._reader.cancel)
 
     def read(self) -> pa.Buffer:
         """The next frame; raises StopIteration at the end and FlightError when it broke."""
@@ -239,17 +243,17 @@ class Outbound:
     def is_open(self) -> bool:
         return self._stream is not None
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, quiet: bool = False) -> None:
+        """`quiet`: there is more to come; the caller pumps or wakes afterwards."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-        with self._lock:
-            stream = self._stream
-            if stream is None:
+        with self._lock:  # also around the outbox: messages stay in their order
+            if self._stream is None:
                 if len(self._waiting) < OUTBOX_MESSAGES_MAX:
                     self._waiting.append(message)
                 self._wanted.set()
-                return
-        stream.link.send(message)
+            else:
+                self._stream.link.send(message, quiet)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -262,10 +266,9 @@ class Outbound:
                 stream = self._connect()
                 with self._lock:
                     self._stream = stream
-                    waiting, self._waiting = self._waiting, []
-                for message in waiting:
-                    stream.link.send(message)
-                stream.link.pump()
+                    for message in self._waiting:
+                        stream.link.send(message)
+                    self._waiting.clear()
                 while True:
                     frame = stream.read()
                     self.heard()
@@ -289,6 +292,11 @@ class Outbound:
         stream = self._stream
         if stream is not None:
             stream.link.pump()
+
+    def wake(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.link.wake()
 
     def heard(self) -> None:
         """The other side lives: it said something, here or elsewhere."""

@@ -160,7 +160,15 @@ class Server(flight.FlightServerBase):
         name = hello.name if hello.kind == "node" else f"{hello.kind}:{number}"
         service = self._service
         inbound = Inbound(
-            Link(name, writer, service.encoder(hello.kind), service.size_of), hello, identity
+            Link(
+                name,
+                writer,
+                service.encoder(hello.kind),
+                service.size_of,
+                reader_pumps=True,
+            ),
+            hello,
+            identity,
         )
         with self._lock:
             clients = sum(each.hello.kind == "client" for each in self._links.values())

@@ -40,6 +40,7 @@ from limosa.core.model.intent import (
 from limosa.core.model.keys import Revision
 from limosa.core.model.topology import Partition, TransitionKind
 from limosa.core.planning.placement import data_nodes, place
+from limosa.core.planning.spread import on_volumes
 from limosa.errors import IllegalRequest, IllegalTransition
 
 
@@ -122,8 +123,12 @@ def serve_zone(view: View, request: Request, trigger: Revision) -> Answer:
         if topology.partitions[name].zone == zone.id
     }
     changes: list[Change] = [Put(zone)]
-    for name, places in place(zone.replica_count, nodes, current).items():
-        new = Assignment("move", places, trigger=trigger)
+    planned = place(zone.replica_count, nodes, current)
+    chosen = on_volumes(planned, topology.nodes)
+    for name, places in planned.items():
+        pairs = zip(places, chosen[name], strict=True)
+        kept = tuple(each if each in current[name] else new_place for each, new_place in pairs)
+        new = Assignment("move", kept, trigger=trigger)
         changes.append(Put(assign(view.agreed.intents[name], new)))
     return Answer(tuple(changes), "accepted")
 
