@@ -230,3 +230,18 @@ def test_a_wrong_address_says_so(tmp_path: Path) -> None:
         limosa.connect("nonsense")
     with pytest.raises(Refused, match="limosa up"):
         limosa.connect(str(tmp_path))
+
+
+def test_a_node_without_tables_has_nothing_to_route_by(tmp_path: Path) -> None:
+    """F2: a topology without layouts; then all rows of an undivided table are in partition 0."""
+    with LocalCluster(tmp_path, nodes=1) as alone:
+        secret = alone.secret
+        address = alone.addresses["n1"]
+        with limosa.connect(address, secret=secret, cluster_name=alone.cluster) as db:
+            assert db.topology.layouts == {}
+            assert db.topology.partitions == {}
+            table = db.create_table("whole", {"k": "int64"}, "k", partitions=1)
+            table.write([{"k": n} for n in range(300)])
+            assert list(db.refresh().partitions) == ["whole-0000"]
+            (replica,) = db.node_digests("n1")
+            assert (replica["partition"], replica["rows"]) == ("whole-0000", 300)

@@ -1,6 +1,7 @@
 """When is a node alive, and what does it forget when it is not?"""
 
 import pytest
+from msgspec.structs import replace
 
 from limosa.core.effects import (
     AcquireLease,
@@ -9,6 +10,7 @@ from limosa.core.effects import (
     LookUp,
     ReadTopology,
     RenewLease,
+    StoreEpoch,
 )
 from limosa.core.events import (
     LeaseEnded,
@@ -20,8 +22,8 @@ from limosa.core.events import (
     TopologyRead,
 )
 from limosa.core.messages import Found, Read, Redirect, Wait, Written
-from limosa.core.model.changes import Topology
-from limosa.core.model.topology import Replica
+from limosa.core.model.changes import Put, Topology, apply
+from limosa.core.model.topology import Grant, Replica
 from limosa.core.participant.owner import Lease
 from limosa.core.participant.settings import Settings
 from tests.core.samples import LEASES, A, B, C, P, cluster, stable
@@ -221,3 +223,23 @@ def test_a_refresh_reads_the_newest_topology_now_and_then() -> None:
     assert not done(stage.tell(Ticked()), ReadTopology)
     stage.now += 0.5
     assert done(stage.tell(Ticked()), ReadTopology)
+
+
+def test_an_owner_that_missed_what_happened_meanwhile_is_one_no_more() -> None:
+    """S13: what counts is who serves here and whom the newest record names, not the differences
+    that were seen: those in between may all have been missed."""
+    stage = owner_on_stage()
+    assert stage.is_open()
+    record = stage.topology.partitions[P]
+    elected = replace(record, epoch=record.epoch + 1, owner=None)
+    taken = replace(elected, owner=Grant(B, LEASES["b"]))
+    stage.agreed = apply(stage.agreed, (Put(elected),), stage.agreed.revision + 1)
+    effects = stage.agree(taken)  # the record without an owner was never seen here
+    assert stage.brain.owners == {}
+    assert done(effects, StoreEpoch)
+    (redirect,) = sent(stage.say(write(epoch=record.epoch), "client"), Redirect)
+    assert redirect.owner == "b"
+    back = replace(taken, epoch=taken.epoch + 2, owner=Grant(A, LEASES["a"] - 1))
+    stage.agree(back)  # to this node, but to another run of it
+    assert stage.brain.owners == {}
+    assert sent(stage.say(write(epoch=back.epoch), "client"), Wait)

@@ -54,7 +54,7 @@ def test_a_table_with_a_zone_of_its_own_is_one_commit() -> None:
     assert put(commit.changes, Zone) == [Zone("orders", 2)]
     names = ("orders-0000", "orders-0001", "orders-0002", "orders-0003")
     quarters = (-(2**63), -(2**62), 0, 2**62)
-    assert put(commit.changes, Layout) == [Layout("orders", 1, quarters, names)]
+    assert put(commit.changes, Layout) == [Layout("orders", TRIGGER, quarters, names)]
     assert after.topology.tables == {"orders": ORDERS}
     first = after.topology.partitions["orders-0000"]
     replicas = (Replica("a", "c77"), Replica("b", "c77"))

@@ -12,6 +12,7 @@ A child ends by itself when its parent is gone: it reads its standard input, whi
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -214,8 +215,11 @@ class LocalCluster:
         for name in names:
             process = self.processes[name]
             assert process.stdout is not None
-            line = process.stdout.readline()
+            there, _, _ = select.select([process.stdout], [], [], READY_SECONDS)
+            line = process.stdout.readline() if there else ""
             if not line.startswith("ready"):
+                if not there:
+                    process.kill()
                 process.wait(READY_SECONDS)
                 log = self.directory / "logs" / f"{name}.log"
                 raise Refused(f"{name} did not start: {_last_words(log)}", f"look at {log}")

@@ -82,7 +82,8 @@ def new_zone(view: View, request: Request, name: ZoneId, trigger: Revision) -> t
             "start more nodes, or ask for fewer replicas",
         )
     names = tuple(f"{name}-{index:04d}" for index in range(request.partitions))
-    layout = Layout(name, 1, even_starts(request.partitions), names)
+    # A version that no earlier zone of this name had: what was routed by one is sent back.
+    layout = Layout(name, trigger, even_starts(request.partitions), names)
     places = spread(request.count, live, names, topology.partitions.values())
     changes: list[Change] = [Put(zone), Put(layout)]
     for index, partition in enumerate(names):
