@@ -130,37 +130,6 @@ def test_every_type_of_key_and_column_goes_there_and_back(db: Connection) -> Non
     assert table.scan(where=[("price", "=", Decimal("12.345"))]).num_rows == 1
 
 
-def test_a_producer_gathers_rows(db: Connection) -> None:
-    """Single rows in the order in which they were sent; `flush` means durable."""
-    table = db.create_table("gathered", {"k": "int64", "n": "int64"}, "k", partitions=2)
-    acked: list[int] = []
-    with table.producer(linger_seconds=0.002, batch_rows=50, on_ack=acked.append) as producer:
-        for n in range(500):
-            producer.send({"k": n % 10, "n": n})
-        producer.flush()
-        assert sum(acked) == producer.acked == 500
-        assert {row["k"]: row["n"] for row in table.scan().to_pylist()} == {
-            key: 490 + key for key in range(10)
-        }
-        producer.send_many(pa.table({"k": [77], "n": [1]}))
-        producer.send({"k": 78, "n": 2})
-    assert table.get(77) == {"k": 77, "n": 1}
-    assert table.get(78) == {"k": 78, "n": 2}
-    with pytest.raises(Refused, match="closed"):
-        producer.send({"k": 1})
-
-
-def test_a_producer_tells_of_what_went_wrong(db: Connection) -> None:
-    table = db.create_table("mistaken", {"k": "int64"}, "k", partitions=1)
-    producer = table.producer(linger_seconds=0.001)
-    producer.send({"k": 1, "colour": "red"})
-    with pytest.raises(InvalidSchema, match="colour"):
-        producer.flush()
-    producer.send({"k": 2})
-    producer.close()
-    assert table.count() == 1
-
-
 @pytest.mark.parametrize(
     ("rows", "kind"),
     [

@@ -8,8 +8,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +27,7 @@ from limosa.errors import LimosaError, OutcomeUnknown, Refused
 from limosa.runtime.peers import Dialer
 from limosa.runtime.tables import Tables
 from limosa.runtime.wire import Decoder, Goodbye
+from limosa.runtime.work import Worker
 from limosa.transport.failures import error_named, from_flight_error
 from limosa.transport.links import Outbound
 
@@ -36,6 +38,7 @@ CALL_SECONDS = 5.0
 TOPOLOGY_SECONDS = 0.7
 SILENT_SECONDS = 3.0
 SCAN_SILENT_SECONDS = 5.0
+SCAN_SECONDS_MAX = 3_600.0
 SMALL_BYTES = 16 << 10
 
 _topologies = msgspec.msgpack.Decoder(Topology)
@@ -53,10 +56,11 @@ class Session:
         self.producer = f"{name or 'client'}-{secrets.token_hex(8)}"
         self._brain = Client(self.producer, settings)
         self._numbers = count(1)
-        self._futures: dict[str, Future[Finished]] = {}
+        self._futures: dict[str, Answer] = {}
+        self._observers = Worker(lambda what, **details: None, "limosa-callbacks")
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        self._ended: deque[tuple[Future[Finished], Finished]] = deque()
+        self._ended: deque[tuple[Answer, Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._links: dict[str, tuple[str, Outbound]] = {}
@@ -83,7 +87,7 @@ class Session:
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
         """Hand an operation to the brain; waits while too much is under way."""
-        future: Future[Finished] = Future()
+        future = Answer()
         future.set_running_or_notify_cancel()  # what is under way can't be taken back
         with self._room:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
@@ -119,7 +123,10 @@ class Session:
                 link.wake()
         while self._ended:
             future, finished = self._ended.popleft()
-            future.set_result(finished)
+            if future.is_observed:
+                self._observers.do(partial(future.set_result, finished))
+            else:
+                future.set_result(finished)
 
     def _handle(self, event: ClientEvent) -> set[Outbound]:
         """Under the lock. Which links have something to send now."""
@@ -275,9 +282,9 @@ class Session:
         self._check_open()
         try:
             client = self._caller(node, record.address)
-            # Before the first row there is no schema to read, so that this call is bounded, too.
-            reader = client.do_get(flight.Ticket(ticket), self._dialer.options())
-            return Watched(reader, self._closed).read_all()
+            options = self._dialer.options(SCAN_SECONDS_MAX)
+            scan = Watched(partial(client.do_get, flight.Ticket(ticket), options), self._closed)
+            return scan.read_all()
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
 
@@ -298,41 +305,71 @@ class Session:
         with self._room:
             waiting, self._futures = self._futures, {}
             self._room.notify_all()
+        self._observers.close()
         for future in waiting.values():
             future.set_exception(OutcomeUnknown("the connection was closed", "look what is there"))
         self._calls.clear()
 
 
-class Watched:
-    """A scan that ends: when nothing came for too long, or when the connection is closed."""
+class Answer(Future[Finished]):
+    """What an operation comes to."""
 
-    def __init__(self, reader: flight.FlightStreamReader, closed: threading.Event) -> None:
-        self._reader = reader
+    is_observed = False
+    """Somebody has something to do when it ends, and may wait for another one in doing so: that
+    must not be the thread which brings answers."""
+
+    def add_done_callback(self, fn: Callable[[Future[Finished]], object]) -> None:
+        self.is_observed = True
+        super().add_done_callback(fn)
+
+
+class Watched:
+    """A scan that ends: when nothing came for too long, or when the connection is closed.
+
+    A thread reads, so that whoever waits can leave it alone: a call can't be taken back before it
+    has brought its first answer.
+    """
+
+    def __init__(
+        self, begin: Callable[[], flight.FlightStreamReader], closed: threading.Event
+    ) -> None:
+        self._begin = begin
         self._closed = closed
         self._heard_at = time.monotonic()
-        self._done = threading.Event()
+        self._reader: flight.FlightStreamReader | None = None
+        self._given_up = False
+        self._result: Future[pa.Table] = Future()
 
     def read_all(self) -> pa.Table:
-        watching = threading.Thread(target=self._watch, name="limosa-scan-watch", daemon=True)
-        watching.start()
-        try:
-            batches: list[pa.RecordBatch] = []
-            while True:
-                try:
-                    batch = self._reader.read_chunk().data
-                    batches += [] if batch is None else [batch]
-                except StopIteration:
-                    return pa.Table.from_batches(batches, self._reader.schema)
-                self._heard_at = time.monotonic()
-        finally:
-            self._done.set()
+        threading.Thread(target=self._read, name="limosa-scan", daemon=True).start()
+        while not self._closed.is_set():
+            wait([self._result], 0.2)
+            if self._result.done():
+                return self._result.result()
+            if time.monotonic() - self._heard_at > SCAN_SILENT_SECONDS:
+                break
+        self._given_up = True
+        if self._reader is not None:
+            self._reader.cancel()
+        raise Refused("a scan got no answer", "try again")
 
-    def _watch(self) -> None:
-        while not self._done.wait(0.2):
-            silent = time.monotonic() - self._heard_at > SCAN_SILENT_SECONDS
-            if silent or self._closed.is_set():
+    def _read(self) -> None:
+        try:
+            self._reader = reader = self._begin()
+            batches: list[pa.RecordBatch] = []
+            while not self._given_up:
+                self._heard_at = time.monotonic()
+                try:
+                    batch = reader.read_chunk().data
+                except StopIteration:
+                    break
+                batches += [] if batch is None else [batch]
+            self._result.set_result(pa.Table.from_batches(batches, reader.schema))
+        except Exception as error:
+            self._result.set_exception(error)
+        finally:
+            if self._given_up and self._reader is not None:
                 self._reader.cancel()
-                return
 
 
 def outcome_error(finished: Finished) -> LimosaError:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from msgspec import Struct
@@ -192,22 +192,19 @@ class NodeDriver:
 
     def _carry_out_all(self, effects: Sequence[Effect]) -> None:
         """In their order; after one that failed none, or an ack would outrun what it acks."""
-        for effect in effects:
-            if self.is_over:
-                return
-            if isinstance(effect, Send):
-                self.peers.send(effect.to, effect.message)
-            elif isinstance(effect, VolumeEffect):
-                self._store(effect)
-            else:
-                self._carry_out(effect)
+        with self._fatal():  # the brain believes that all of them are done
+            for effect in effects:
+                if self.is_over:
+                    return
+                if isinstance(effect, Send):
+                    self.peers.send(effect.to, effect.message)
+                elif isinstance(effect, VolumeEffect):
+                    self._store(effect)
+                else:
+                    self._carry_out(effect)
 
     def _store(self, change: VolumeEffect) -> None:
-        try:
-            self.store.write(change)
-        except Exception as error:  # the brain believes that it is done: this run is over
-            self._fail(error)
-            return
+        self.store.write(change)
         if isinstance(change, AdvanceWatermark) and change.digest:
             self._take_digest(change)
         if change.ticket:
@@ -360,7 +357,8 @@ class NodeDriver:
         if not self.is_over:
             self.is_over = True
             self._stopping.set()
-            self.log("the node stops", error=error)
+            with suppress(Exception):
+                self.log("the node stops", error=error)
             threading.Thread(target=self._failed, args=(error,), daemon=True).start()
 
     # --- metastore for calls
@@ -373,9 +371,11 @@ class NodeDriver:
     def stop(self) -> None:
         """Let go of the lease first: the others need not wait for its end."""
         lease = self.brain.lease
-        if lease is not None:
-            self.deliver(LeaseEnded(lease.id))  # nothing is served any more, whoever asks
-        self.is_over = True
+        with self._lock:
+            if lease is not None and not self.is_over:
+                # Nothing is served any more, whoever asks; and whoever waits is told.
+                self._carry_out_all(self.brain.handle(self.now(), LeaseEnded(lease.id)))
+            self.is_over = True
         self._stopping.set()
         with self._to_sync:
             self._to_sync.notify_all()

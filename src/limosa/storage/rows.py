@@ -344,6 +344,8 @@ class Bundle:
 
     def split(self, starts: Starts) -> "list[tuple[int, Bundle]]":
         """One pass over each batch; if one partition gets all, it is this very bundle."""
+        if len(starts.starts) == 1:
+            return [(0, self)] if self.batches else []
         if not isinstance(starts.prepared, Lookup):
             starts.prepared = Lookup(starts.starts)
         shares: dict[int, list[Batch]] = {}
