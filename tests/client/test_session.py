@@ -104,9 +104,16 @@ def table(db: Connection) -> Iterator[TableHandle]:
 def paused(cluster: LocalCluster, node: str) -> Iterator[None]:
     cluster.pause(node)
     try:
+        eventually(lambda: _stands_still(cluster.processes[node].pid), f"{node} is paused")
         yield
     finally:
         cluster.resume(node)
+
+
+def _stands_still(pid: int) -> bool:
+    """All of its threads: a signal takes its time to reach them."""
+    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
 
 @pytest.mark.parametrize("size", [100, 4 * MEBIBYTE])
@@ -236,6 +243,28 @@ def test_who_is_told_of_an_end_may_ask_for_more(cluster: LocalCluster, table: Ta
         submit(table, 2).add_done_callback(callback)
     assert done.wait(TIMEOUT_SECONDS * 2 + SLACK_SECONDS), "it hangs"
     assert heard == [{"id": 2, "what": b"new"}, "done"]
+
+
+def test_who_is_told_of_an_end_may_wait_for_what_others_are_told_of(
+    cluster: LocalCluster, table: TableHandle
+) -> None:
+    """A callback that goes on with a write of the same kind, and waits for it, is no knot."""
+    heard: list[str] = []
+    done = threading.Event()
+
+    def last(future: "Future[Finished]") -> None:
+        heard.append("last")
+        done.set()
+
+    def first(future: "Future[Finished]") -> None:
+        following = submit(table, 3)
+        following.add_done_callback(last)
+        heard.append(following.result(TIMEOUT_SECONDS + SLACK_SECONDS).outcome)
+
+    with paused(cluster, "n1"):
+        submit(table, 2).add_done_callback(first)
+    assert done.wait(TIMEOUT_SECONDS + SLACK_SECONDS), "it hangs"
+    eventually(lambda: sorted(heard) == ["done", "last"], "both are told")
 
 
 # ---------------------------------------------------------------------------------- topology

@@ -70,6 +70,8 @@ class Victim:
         self.connection: Connection = connect(self.address, token=self.token("admin"))
         for name, partitions in ((ITEMS, 1), (FUZZED, 1), (SPREAD, 4)):
             self.connection.create_table(name, attacker.SCHEMA, "id", partitions=partitions)
+        for layout in self.connection.topology.layouts.values():
+            attacker.versions.update(dict.fromkeys(layout.partitions, layout.version))
         self.items = self.connection.table(ITEMS)
         self.items.write(attacker.good_rows(ROWS))
         self.definition = self.items.definition
@@ -324,7 +326,7 @@ def test_a_write_of_wrong_types_ends_the_stream(victim: Victim, changes: dict[st
     [
         {"version": 0},
         {"version": -1},
-        {"version": 2},
+        {"version": 2**40},
         {"version": 2**63},
         {"epoch": 2**63},
         {"partition": "../../etc/passwd"},
@@ -516,7 +518,7 @@ def _scan(victim: Victim, **changes: Any) -> Scan:
     fields: dict[str, Any] = {
         "table": victim.definition.fingerprint,
         "partition": victim.partition(),
-        "version": 1,
+        "version": attacker.versions[victim.partition()],
         "epoch": 1,
         "revision": 1,
     }
@@ -555,7 +557,7 @@ def test_a_scan_that_makes_no_sense_is_refused(victim: Victim, changes: dict[str
 
 @pytest.mark.parametrize(
     "changes",
-    [{"partition": "../../x"}, {"version": 9}, {"version": -1}, {"epoch": 99}, {"revision": 2**60}],
+    [{"partition": "../../x"}, {"version": 2**40}, {"version": -1}, {"epoch": 99}, {"revision": 2**60}],
     ids=str,
 )
 def test_a_scan_elsewhere_is_redirected(victim: Victim, changes: dict[str, Any]) -> None:

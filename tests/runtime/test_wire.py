@@ -162,7 +162,7 @@ founds = st.none() | batches(empty=False).map(
     lambda batch: FoundRows(batch.table, batch.columns, tuple(range(1, 1 + len(batch))))
 )
 values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.text()
-founds |= st.builds(FoundRow, st.lists(values | st.floats(allow_nan=False)), numbers)
+single = st.builds(FoundRow, st.lists(values | st.floats(allow_nan=False)), numbers)
 entries = st.builds(
     Entry,
     numbers,
@@ -229,7 +229,7 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
     ),
     Written: st.builds(Written, words, numbers),
     Mismatched: st.builds(Mismatched, words, numbers),
-    Found: st.builds(Found, words, founds),
+    Found: st.builds(Found, words, founds | single),
     Redirect: st.builds(Redirect, words, st.none() | words, numbers, numbers, st.booleans()),
     Wait: st.builds(Wait, words, words, numbers),
     Refuse: st.builds(Refuse, words, words, words, words),

@@ -44,7 +44,7 @@ def test_each_partition_gets_its_own_rows_in_their_order(seed: int) -> None:
     if len(layout.starts) == 1:
         assert shares[0][1] is bundle
     assert bundle.split(layout)[0][0] == shares[0][0]
-    assert isinstance(layout.prepared, Lookup)
+    assert isinstance(layout.prepared, Lookup) or len(layout.starts) == 1
 
 
 def test_what_one_partition_gets_alone_is_not_copied() -> None:

@@ -108,12 +108,16 @@ def frame(messages: Sequence[Any], bodies: Sequence[bytes] = (), definitions: An
     return frames.pack(msgspec.msgpack.encode([list(definitions), list(messages)]), list(bodies))
 
 
+versions: dict[str, int] = {}
+"""Of the layouts of partitions, as far as they are known."""
+
+
 def write(table: Table, partition: str, body: bytes, /, **changes: Any) -> list[Any]:
     """A write of one body, as a client would say it, but for what is changed."""
     fields: dict[str, Any] = {
         "id": "w.1",
         "partition": partition,
-        "version": 1,
+        "version": versions.get(partition, 1),
         "epoch": 1,
         "producer": f"attacker-{time.monotonic_ns()}",
         "sequence": 1,
@@ -131,7 +135,7 @@ def read(table: Table, partition: str, key: Any, /, **changes: Any) -> list[Any]
     fields: dict[str, Any] = {
         "id": "r.1",
         "partition": partition,
-        "version": 1,
+        "version": versions.get(partition, 1),
         "epoch": 1,
         "revision": 1,
         "table": table.fingerprint,

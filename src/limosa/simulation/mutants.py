@@ -76,7 +76,7 @@ SEEDS: dict[str, int] = {
     "no_barrier_before_cleanup_target": 4,
     "no_barrier_before_streaming": 23,
     "no_barrier_before_use_new": 35,
-    "opens_without_equalising": 1809,
+    "opens_without_equalising": 2691,
     "permit_not_checked": 16,
     "producers_not_moved": 29,
     "reads_above_the_watermark": 21,
