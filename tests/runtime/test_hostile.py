@@ -557,7 +557,13 @@ def test_a_scan_that_makes_no_sense_is_refused(victim: Victim, changes: dict[str
 
 @pytest.mark.parametrize(
     "changes",
-    [{"partition": "../../x"}, {"version": 2**40}, {"version": -1}, {"epoch": 99}, {"revision": 2**60}],
+    [
+        {"partition": "../../x"},
+        {"version": 2**40},
+        {"version": -1},
+        {"epoch": 99},
+        {"revision": 2**60},
+    ],
     ids=str,
 )
 def test_a_scan_elsewhere_is_redirected(victim: Victim, changes: dict[str, Any]) -> None:

@@ -27,7 +27,6 @@ from limosa.errors import LimosaError, OutcomeUnknown, Refused
 from limosa.runtime.peers import Dialer
 from limosa.runtime.tables import Tables
 from limosa.runtime.wire import Decoder, Goodbye
-from limosa.runtime.work import Worker
 from limosa.transport.failures import error_named, from_flight_error
 from limosa.transport.links import Outbound
 
@@ -57,7 +56,6 @@ class Session:
         self._brain = Client(self.producer, settings)
         self._numbers = count(1)
         self._futures: dict[str, Answer] = {}
-        self._observers = Worker(lambda what, **details: None, "limosa-callbacks")
         self._sizes: dict[str, int] = {}
         self._bytes = 0
         self._ended: deque[tuple[Answer, Finished]] = deque()
@@ -123,10 +121,7 @@ class Session:
                 link.wake()
         while self._ended:
             future, finished = self._ended.popleft()
-            if future.is_observed:
-                self._observers.do(partial(future.set_result, finished))
-            else:
-                future.set_result(finished)
+            future.set_result(finished)
 
     def _handle(self, event: ClientEvent) -> set[Outbound]:
         """Under the lock. Which links have something to send now."""
@@ -247,11 +242,15 @@ class Session:
     def call(self, name: str, body: bytes = b"", seconds: float = CALL_SECONDS) -> bytes:
         """Ask any node."""
         failure: LimosaError | None = None
+        deadline = time.monotonic() + seconds
         for node, address in self._known_nodes():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             try:
-                return self._call(node, address, name, body, seconds)
-            except (OutcomeUnknown, ConnectionError) as error:
-                failure = error if isinstance(error, LimosaError) else failure
+                return self._call(node, address, name, body, left)
+            except OutcomeUnknown as error:
+                failure = error
         raise failure or Refused("there is no node to ask", "name a node's address")
 
     def call_node(self, node: str, name: str, body: bytes = b"", seconds: float = 60.0) -> bytes:
@@ -305,7 +304,6 @@ class Session:
         with self._room:
             waiting, self._futures = self._futures, {}
             self._room.notify_all()
-        self._observers.close()
         for future in waiting.values():
             future.set_exception(OutcomeUnknown("the connection was closed", "look what is there"))
         self._calls.clear()
@@ -314,13 +312,14 @@ class Session:
 class Answer(Future[Finished]):
     """What an operation comes to."""
 
-    is_observed = False
-    """Somebody has something to do when it ends, and may wait for another one in doing so: that
-    must not be the thread which brings answers."""
-
     def add_done_callback(self, fn: Callable[[Future[Finished]], object]) -> None:
-        self.is_observed = True
-        super().add_done_callback(fn)
+        """On a thread of its own: it may wait for another answer, and the thread which brings
+        those must not wait for it."""
+
+        def observe(future: Future[Finished]) -> None:
+            threading.Thread(target=fn, args=(future,), name="limosa-callback", daemon=True).start()
+
+        super().add_done_callback(observe)
 
 
 class Watched:

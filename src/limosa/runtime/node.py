@@ -142,7 +142,7 @@ class NodeDriver:
         self.deliver_all((event,))
 
     def deliver_all(self, events: Sequence[NodeEvent]) -> None:
-        with self._lock:
+        with self._lock, self._fatal():
             for event in events:
                 if not self.is_over:
                     self._carry_out_all(self.brain.handle(self.now(), event))
@@ -156,7 +156,7 @@ class NodeDriver:
         found = 0
         at_once = at_once and self._syncing.acquire(blocking=False)
         try:
-            with self._lock:
+            with self._lock, self._fatal():
                 if self.is_over:
                     return
                 if message.expected is not None:
@@ -370,8 +370,8 @@ class NodeDriver:
 
     def stop(self) -> None:
         """Let go of the lease first: the others need not wait for its end."""
-        lease = self.brain.lease
         with self._lock:
+            lease = self.brain.lease
             if lease is not None and not self.is_over:
                 # Nothing is served any more, whoever asks; and whoever waits is told.
                 self._carry_out_all(self.brain.handle(self.now(), LeaseEnded(lease.id)))

@@ -5,6 +5,7 @@ lease, before the view was taken and still is afterwards, then nothing newer was
 anybody else when it was taken.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,7 @@ from limosa.storage.view import Found as StoredRow
 from limosa.storage.view import View
 from limosa.transport.arrow import brief
 
+ALIVE_SECONDS = 1.0
 KEYS_MAX = 100_000
 KEYS_AT_ONCE = 8
 FOUND_BYTES_AIM = 2 << 20
@@ -93,7 +95,7 @@ class Reading:
         if view is None or not self._may_answer(held, scan.eventual, view):
             raise Redirected("the partition changed hands", "refresh and ask again")
         condition = condition_of(table, scan.where)
-        return view.scan(table, scan.columns, condition)
+        return _alive(view.scan(table, scan.columns, condition, empty_too=True))
 
     def _may_answer(self, held: Held, eventual: bool, view: View) -> bool:
         if self._is_over():
@@ -105,6 +107,15 @@ class Reading:
             return self._store.view(held.partition, held.replica.incarnation)
         except LimosaError:
             return None
+
+
+def _alive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Without empty ones; but now and then one of them, so that the reader knows that we live."""
+    given_at = time.monotonic()
+    for batch in batches:
+        if batch.num_rows or time.monotonic() - given_at > ALIVE_SECONDS:
+            yield batch
+            given_at = time.monotonic()
 
 
 def look_up(view: View, keys: Keys) -> FoundRow | FoundRows | None:

@@ -319,8 +319,9 @@ class View(Struct, frozen=True):
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         held: TokenRange = WHOLE,
+        empty_too: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows as Arrow batches, in the order of tokens; empty ones are left out."""
+        """Rows as Arrow batches, in the order of tokens; empty ones are left out, or given."""
         if columns is not None:
             unknown = [name for name in columns if name not in table.physical.names]
             if unknown:
@@ -331,7 +332,7 @@ class View(Struct, frozen=True):
                 rows = rows.filter(filter)
             if columns is not None:
                 rows = rows.select(list(columns))
-            if rows.num_rows:
+            if rows.num_rows or empty_too:
                 yield rows
 
     # --- records

@@ -34,6 +34,7 @@ SizeOf = Callable[[Any], int]
 CHANNEL: list[tuple[str, int | str]] = [
     # Flight's server answers keepalive pings with "enhance your calm", so there are none: who
     # waits for an answer too long cuts the link, and connects again.
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take to come about
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.use_local_subchannel_pool", 1),
