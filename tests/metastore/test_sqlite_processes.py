@@ -11,7 +11,8 @@ from typing import IO, Any
 
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Change
-from tests.metastore.clocks import BootClock, FakeClock
+from limosa.runtime.clock import BootClock
+from tests.metastore.clocks import FakeClock
 from tests.metastore.worker import GROUP
 
 ROOT = Path(__file__).parents[2]

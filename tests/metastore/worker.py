@@ -14,7 +14,8 @@ from typing import Any
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Metastore
-from tests.metastore.clocks import BootClock, FakeClock
+from limosa.runtime.clock import BootClock
+from tests.metastore.clocks import FakeClock
 
 GROUP = [f"group/{number}" for number in range(8)]
 
