@@ -4,7 +4,12 @@ A frame is a head (what is said) and bodies (rows, as Arrow messages). It travel
 a Flight message, not as Flight's own record batch: so one stream carries every table, and nothing
 of a stranger's rows is decoded, or inflated, before we have looked at it.
 
-    | size of the head, 4 bytes | head | zeros up to a multiple of 64 | bodies |
+    | size of head: 27 bits | shift: 5 bits | head | zeros to a multiple of 64 + shift | bodies |
+
+Arrow wants numbers where a processor likes them. gRPC hands large messages out at addresses that
+are always the same modulo 16, a few bytes of its own behind a multiple of it. The sender shifts
+the bodies so that they fall on the next one, and the receiver can use them where they are. If that
+guess is wrong one day they are copied, as small ones are.
 """
 
 from collections.abc import Sequence
@@ -14,9 +19,14 @@ import pyarrow as pa
 from limosa.errors import BadInput
 
 ALIGNMENT = 64
+"""Of the bodies within a frame."""
+ADDRESS_ALIGNMENT = 16
+"""Of what Arrow is given: as large as its largest number."""
+LARGE_BYTES = 16 << 10
 FRAME_BYTES_MAX = 80 << 20
 HEAD_BYTES_MAX = 64 << 20
-_ZEROS = bytes(ALIGNMENT)
+_ZEROS = bytes(2 * ALIGNMENT)
+_SIZE_BITS = 27
 
 
 def padded(size: int) -> int:
@@ -25,33 +35,43 @@ def padded(size: int) -> int:
 
 def pack(head: bytes, bodies: Sequence[pa.Buffer | bytes] = ()) -> bytes:
     """Bodies follow each other, each padded, as `Part.at` counts them."""
-    pieces = [len(head).to_bytes(4, "little"), head]
+    shift = _shift(len(head) + sum(len(body) for body in bodies)) if bodies else 0
+    pieces = [(len(head) | shift << _SIZE_BITS).to_bytes(4, "little"), head]
     if bodies:
-        pieces.append(_ZEROS[: padded(4 + len(head)) - 4 - len(head)])
+        pieces.append(_ZEROS[: padded(4 + len(head)) - 4 - len(head) + shift])
         for body in bodies:
             pieces.append(memoryview(body))  # type: ignore[arg-type]
             pieces.append(_ZEROS[: padded(len(body)) - len(body)])
     return b"".join(pieces)
 
 
+def _shift(size: int) -> int:
+    """How far bodies are moved so that they arrive aligned: by what gRPC puts before a frame."""
+    if size < LARGE_BYTES:
+        return 0
+    before = 4 if size < 2 << 20 else 5  # the size of a frame is a number of three or four bytes
+    return ADDRESS_ALIGNMENT - before
+
+
 def unpack(frame: pa.Buffer, head_bytes_max: int = HEAD_BYTES_MAX) -> tuple[bytes, pa.Buffer]:
     """The head, and the bodies where Arrow can use them: what the network gives has any address."""
     if frame.size < 4 or frame.size > FRAME_BYTES_MAX:
         raise BadInput(f"a frame of {frame.size} bytes", "send frames of 4 bytes to 80 MiB")
-    size = int.from_bytes(frame[:4], "little")
+    first = int.from_bytes(frame[:4], "little")
+    size, shift = first & ((1 << _SIZE_BITS) - 1), first >> _SIZE_BITS
     if size > head_bytes_max:
         raise BadInput(f"a head of {size} bytes", f"send at most {head_bytes_max}")
     if 4 + size > frame.size:
         raise BadInput("a frame that is shorter than its head", "send the whole head")
     head = frame[4 : 4 + size].to_pybytes()
-    start = padded(4 + size)
+    start = padded(4 + size) + shift
     if start >= frame.size:
         return head, _NOTHING
     return head, aligned(frame.slice(start))
 
 
 def aligned(body: pa.Buffer) -> pa.Buffer:
-    if body.address % ALIGNMENT == 0:
+    if body.address % ADDRESS_ALIGNMENT == 0:
         return body
     copy = pa.allocate_buffer(body.size)
     memoryview(copy)[:] = memoryview(body)
