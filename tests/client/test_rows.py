@@ -1,10 +1,14 @@
 """May these rows be written? Whatever they come as, they fit the table, or are refused by name."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limosa.client.connection import schema_of
-from limosa.client.rows import in_pieces, key_values, keys_to_arrow, to_arrow
+from limosa.client.rows import in_pieces, key_values, keys_to_arrow, plain_row, to_arrow
 from limosa.errors import BadInput, InvalidKey, InvalidSchema
 from limosa.storage.rows import Batch
 from limosa.storage.schema import Table
@@ -121,3 +125,26 @@ def test_a_cast_that_loses_nothing_is_made_and_no_other() -> None:
         assert to_arrow(TABLE, other).schema == other.schema  # refused when it is written
     categories = pa.table({"id": [1], "name": pa.array(["a"]).dictionary_encode()})
     assert to_arrow(TABLE, categories).schema.field("name").type == pa.string()
+
+
+plain = st.none() | st.integers(-(2**65), 2**65) | st.floats() | st.text() | st.booleans()
+
+
+@given(st.dictionaries(st.sampled_from(["id", "name", "price", "other"]), plain, min_size=1))
+def test_the_quick_way_for_one_row_is_the_long_way_or_none(row: dict[str, Any]) -> None:
+    quick = plain_row(TABLE, [row])
+    if quick is not None:
+        slow = Batch.of(TABLE, to_arrow(TABLE, [row]).to_batches()[0])
+        assert quick.serialize().equals(slow.columns.serialize())
+    fits = {"id": int, "name": str, "price": float}
+    sound = all(name in fits and type(value) is fits[name] for name, value in row.items())
+    if sound and abs(row.get("id", 2**64)) < 2**63:
+        assert quick is not None
+
+
+def test_rows_that_need_more_care_do_not_go_the_quick_way() -> None:
+    typed = Table("t3", schema_of({"k": "int64", "at": "timestamp"}), ("k",))
+    assert plain_row(typed, [{"k": 1}]) is None
+    assert plain_row(TABLE, [{"id": 1}, {"id": 2}]) is None
+    assert plain_row(TABLE, pa.table({"id": [1]})) is None
+    assert plain_row(TABLE, {"id": 1, "name": "a"}) is not None

@@ -1,5 +1,6 @@
 """How is one process of a cluster started? `limosa serve node`, `limosa serve coordinator`."""
 
+import gc
 import json
 import os
 import signal
@@ -185,6 +186,9 @@ def _run(
     except LimosaError as error:
         journal("did not start", error=str(error))
         raise
+    gc.collect()
+    gc.freeze()  # what is there now stays; looking at all of it again and again would take long
+    gc.set_threshold(50_000, 20, 20)
     print("ready", json.dumps(said), flush=True)
     if with_parent:
         threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()

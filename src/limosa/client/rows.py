@@ -1,6 +1,7 @@
 """What may an application hand over as rows? Arrow, pandas, Polars, or a list of dicts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,45 @@ def _from_dicts(table: Table, rows: Sequence[Any], only_keys: bool) -> pa.Table:
             ) from None
         arrays.append(column)
     return pa.Table.from_arrays(arrays, names=list(wanted))
+
+
+def plain_row(table: Table, rows: Any) -> pa.RecordBatch | None:
+    """One dict of plain values, quickly; None: it is anything else, or something is wrong."""
+    if isinstance(rows, list) and len(rows) == 1:
+        rows = rows[0]
+    if type(rows) is not dict or not table.is_plain:
+        return None
+    wanted = plain_types(table)
+    if not rows.keys() <= wanted.keys() or any(rows.get(name) is None for name in table.key):
+        return None
+    arrays = []
+    for name, (of, kind) in wanted.items():
+        value = rows.get(name)
+        if value is not None and type(value) is not kind:
+            return None
+        try:
+            arrays.append(pa.array((value,), of))
+        except (pa.ArrowException, OverflowError, ValueError):
+            return None
+    return pa.RecordBatch.from_arrays(arrays, schema=table.physical)
+
+
+@lru_cache(maxsize=1024)
+def plain_types(table: Table) -> dict[str, tuple[pa.DataType, type]]:
+    """For each column its type, and which of Python's fits it as it is."""
+    types: dict[str, tuple[pa.DataType, type]] = {}
+    for field in table.physical:
+        kind: type = bytes
+        if pa.types.is_boolean(field.type):
+            kind = bool
+        elif pa.types.is_integer(field.type):
+            kind = int
+        elif pa.types.is_floating(field.type):
+            kind = float
+        elif pa.types.is_string(field.type):
+            kind = str
+        types[field.name] = (field.type, kind)
+    return types
 
 
 def exact_array(values: Sequence[Any], wanted: pa.DataType) -> Any:

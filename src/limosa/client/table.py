@@ -11,7 +11,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from limosa.client.producer import Producer
-from limosa.client.rows import in_pieces, key_values, keys_to_arrow, to_arrow
+from limosa.client.rows import in_pieces, key_values, keys_to_arrow, plain_row, to_arrow
 from limosa.client.session import Session, settle, settle_read
 from limosa.core import routing
 from limosa.core.client import Finished
@@ -69,6 +69,10 @@ class TableHandle:
         a batch becomes visible at once; the whole does not. If it raises, some of the rows may be
         written: writing all of them again is safe.
         """
+        single = plain_row(self.definition, rows)
+        if single is not None:
+            settle(self.submit(Batch.of(self.definition, single)))
+            return 1
         written = 0
         under_way: list[tuple[int, Future[Finished]]] = []
         for batch in in_pieces(to_arrow(self.definition, rows)):
