@@ -7,6 +7,7 @@ it ended; and in the end every row holds no less than what was acknowledged last
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,7 +91,7 @@ class Counts(Struct):
     failure: str = ""
 
 
-class Worker:
+class Worker(ABC):
     """A thread that works until it is told to stop."""
 
     def __init__(self, table: TableHandle, ledger: Ledger, seed: int) -> None:
@@ -119,8 +120,9 @@ class Worker:
         except Exception as error:
             self.counts.failure = f"{type(error).__name__}: {error}"
 
+    @abstractmethod
     def _step(self) -> None:
-        raise NotImplementedError
+        """One write or read."""
 
 
 class WriterThread(Worker):

@@ -26,7 +26,7 @@ from limosa.core.model.topology import CoordinatorLease
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
-from limosa.runtime.metastore import Follower, Heartbeat, Log
+from limosa.runtime.metastore import Heartbeat, Log, Watcher
 from limosa.runtime.mover import PlainMover
 from limosa.runtime.peers import Peers
 
@@ -61,13 +61,13 @@ class CoordinatorDriver:
         self._asked_at = -1e9
         self._trimmed_at = -1e9
         self._heartbeat = Heartbeat(open_metastore, clock, log)
-        self._follower = Follower(open_metastore, self._followed, log)
+        self._watcher = Watcher(open_metastore, self._followed, log)
         self._commits: queue.SimpleQueue[Commit] = queue.SimpleQueue()
         self._committing = False
         self._ticker = threading.Thread(target=self._tick, name="tick", daemon=True)
 
     def start(self) -> None:
-        self._follower.start()
+        self._watcher.start()
         self._ticker.start()
 
     @property
@@ -99,7 +99,7 @@ class CoordinatorDriver:
                     raise AssertionError(effect)
         if not self._commits.empty() and not self._committing:
             self._committing = True
-            self._follower.do(self._commit_all)
+            self._watcher.do(self._commit_all)
 
     # --- commits
 
@@ -147,7 +147,7 @@ class CoordinatorDriver:
             self._trimmed_at = now
             before = self.brain.agreed.revision - REVISIONS_KEPT
             if before > 0:
-                self._follower.do(lambda store: store.store.trim(before))
+                self._watcher.do(lambda store: store.store.trim(before))
 
     def _keep_office(self) -> None:
         now = self.now()
@@ -175,7 +175,7 @@ class CoordinatorDriver:
     def _elect(self, lease: int, revision: int, sent_at: float) -> None:
         self._lease = lease
         self.log("in office", revision=revision)
-        self._follower.look()
+        self._watcher.look()
         self.deliver(Elected(revision))
 
     def _lose(self, lease: int) -> None:
@@ -194,5 +194,5 @@ class CoordinatorDriver:
         if self._lease is not None:
             self._heartbeat.revoke(self._lease)
         self._heartbeat.close()
-        self._follower.close()
+        self._watcher.close()
         self.peers.close()

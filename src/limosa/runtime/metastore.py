@@ -1,12 +1,13 @@
 """How does a brain reach the metastore without waiting for it? By threads of their own.
 
-`Heartbeat` keeps a lease, on a connection that nothing else can hold up. `Follower` keeps the
+`Heartbeat` keeps a lease, on a connection that nothing else can hold up. `Watcher` keeps the
 agreed state current and makes commits. Both report by events.
 """
 
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from limosa.core.model.changes import Agreed, Commit
 from limosa.errors import LeaseLost, LimosaError, StaleGuard
@@ -80,7 +81,7 @@ class Heartbeat:
         self._thread.join(5.0)
 
 
-class Follower:
+class Watcher:
     """The agreed state as it changes, and commits, one after the other."""
 
     WAIT_SECONDS = 0.25
@@ -94,11 +95,10 @@ class Follower:
         self._open = open_store
         self._read = read
         self._log = log
-        self._asked: queue.SimpleQueue[Callable[[AgreedStore], None]] = queue.SimpleQueue()
         self._wanted = False
         self._stopping = False
         self._store: Metastore | None = None
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._writer = threading.Thread(target=self._write, name="commits", daemon=True)
         self._commits: queue.SimpleQueue[Callable[[AgreedStore], None] | None] = queue.SimpleQueue()
 
@@ -110,14 +110,12 @@ class Follower:
         """Somebody wants the newest state, changed or not."""
         self._wanted = True
 
-    def commit(self, commit: Commit, then: Callable[[bool, Agreed | None], None]) -> None:
+    def commit(self, commit: Commit) -> None:
+        """What comes of it shows in the state; one that is stale is wanted no more."""
+
         def work(store: AgreedStore) -> None:
-            try:
+            with suppress(StaleGuard):
                 store.commit(commit)
-            except StaleGuard:
-                then(False, store.read())
-            else:
-                then(True, store.read())
 
         self._commits.put(work)
 

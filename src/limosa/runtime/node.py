@@ -51,7 +51,7 @@ from limosa.core.participant.settings import Settings
 from limosa.errors import LimosaError, Refused
 from limosa.ports import Clock, Metastore
 from limosa.runtime import membership
-from limosa.runtime.metastore import Follower, Heartbeat, Log
+from limosa.runtime.metastore import Heartbeat, Log, Watcher
 from limosa.runtime.mover import slice_of
 from limosa.runtime.peers import Peers
 from limosa.runtime.reading import Reading
@@ -114,7 +114,7 @@ class NodeDriver:
         self._no_room = ""
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(open_metastore, clock, log)
-        self._follower = Follower(open_metastore, self._followed, log)
+        self._watcher = Watcher(open_metastore, self._followed, log)
         self._worker = Worker(log)
         self._threads = [
             threading.Thread(target=self._sync, name="sync", daemon=True),
@@ -124,7 +124,7 @@ class NodeDriver:
     def start(self) -> None:
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id)))
-        self._follower.start()
+        self._watcher.start()
         for thread in self._threads:
             thread.start()
 
@@ -231,9 +231,9 @@ class NodeDriver:
                     ),
                 )
             case ReadTopology():
-                self._follower.look()
+                self._watcher.look()
             case MakeCommit(commit=commit):
-                self._follower.commit(commit, lambda made, agreed: None)
+                self._watcher.commit(commit)
             case ReadTail():
                 self._worker.do(lambda: self._read_tail(effect))
             case ReadSlice():
@@ -364,7 +364,7 @@ class NodeDriver:
     # --- metastore for calls
 
     def with_metastore(self, work: Callable[[Any], None]) -> None:
-        self._follower.do(work)
+        self._watcher.do(work)
 
     # --- the end
 
@@ -385,7 +385,7 @@ class NodeDriver:
         if lease is not None:
             self._heartbeat.revoke(lease.id)
         self._heartbeat.close()
-        self._follower.close()
+        self._watcher.close()
         self._worker.close()
         self.peers.close()
         self.store.close()

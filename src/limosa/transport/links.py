@@ -70,8 +70,6 @@ class Link:
         self._reads = threading.get_ident() if reader_pumps else None
         """The thread that reads the stream, and pumps after each frame that it has read."""
         self.closed = False
-        self.lost = 0
-        """Messages that were not sent because the other side does not take them."""
 
     def send(self, message: Any, quiet: bool = False) -> None:
         """Put it into the outbox; a closed or overfull one loses it.
@@ -82,7 +80,6 @@ class Link:
         with self._filled:
             full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
             if self.closed or full:
-                self.lost += 1
                 return
             self._outbox.append((message, size))
             self._bytes += size
@@ -99,7 +96,6 @@ class Link:
                 except RuntimeError:  # there are too many; whoever sends must not suffer from it
                     self._outbox.clear()
                     self._bytes = 0
-                    self.lost += 1
                     return
                 self._thread = thread
             self._filled.notify()
@@ -186,7 +182,7 @@ class Stream:
         encode: Encode,
         size_of: SizeOf,
     ) -> None:
-        self._client = client
+        self._client = client  # lives as long as its stream
         descriptor = flight.FlightDescriptor.for_command(hello)
         self._writer, self._reader = client.do_exchange(descriptor, options)
         self.link = Link(name, self._writer, encode, size_of, self._reader.cancel)
@@ -239,10 +235,6 @@ class Outbound:
         """When something was said that nothing was heard after."""
         self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
         self._thread.start()
-
-    @property
-    def is_open(self) -> bool:
-        return self._stream is not None
 
     def send(self, message: Any, quiet: bool = False) -> None:
         """`quiet`: there is more to come; the caller pumps or wakes afterwards."""

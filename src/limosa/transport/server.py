@@ -115,7 +115,6 @@ class Server(flight.FlightServerBase):
     def __init__(self, host: str, port: int, security: Security, service: Service) -> None:
         check_bind(host, security)
         self._service = service
-        self._security = security
         self._numbers = count(1)
         self._links: dict[str, Inbound] = {}
         self._lock = threading.Lock()
