@@ -50,8 +50,8 @@ crash: $(STAMP)  ## Kill a real store ROUNDS=500 times; flip every bit of a smal
 	@$(BIN)/python -m tests.storage.crash --rounds $(ROUNDS) --jobs $(JOBS)
 
 chaos: ROUNDS = 200
-chaos: $(STAMP)  ## Torment a real cluster for ROUNDS=200 rounds; no promise may break
-	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS)
+chaos: $(STAMP)  ## Torment a real cluster for ROUNDS=200 rounds, or during MOVES=500 moves on Spark
+	@$(BIN)/python -m tests.chaos $(if $(MOVES),--moves $(MOVES),--rounds $(ROUNDS))
 
 bench: $(STAMP)  ## Run one benchmark: NAME=routing
 	@test -n "$(NAME)" && test -f "bench/$(NAME).py" || { \
@@ -65,12 +65,12 @@ coverage-of-requirements: $(STAMP)  ## List which requirements and failure scena
 docs: $(STAMP)  ## Write the generated parts of the docs anew
 	@$(BIN)/python -m tools.generate_docs
 
-demo: $(STAMP)  ## Run a real cluster under load, kill a node, check that nothing is lost
+demo: $(STAMP)  ## A real cluster under load: a node joins, partitions move on Spark, a node is killed
 	@$(BIN)/limosa demo
 
 lock:  ## Resolve requirements.lock anew (needs uv)
 	@command -v uv >/dev/null || test -x $(BIN)/uv || { echo "lock: install uv first." >&2; exit 2; }
-	@versions=$$(PATH="$$PATH:$(BIN)" uv pip compile pyproject.toml --group dev --universal \
+	@versions=$$(PATH="$$PATH:$(BIN)" uv pip compile pyproject.toml --extra spark --group dev --universal \
 	    --python-version 3.11 --no-header --no-annotate --quiet --upgrade) && { \
 	    echo '# Exact versions of what `make setup` installs. Written by `make lock`; do not edit.'; \
 	    echo "$$versions"; } > requirements.lock

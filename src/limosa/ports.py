@@ -81,6 +81,10 @@ class Watch(Protocol):
         """
         ...
 
+    def nudge(self) -> None:
+        """Something has probably changed: a poll that waits in another thread looks at once."""
+        ...
+
     def close(self) -> None:
         """Lets go; a poll that waits in another thread ends with `MetastoreUnavailable`."""
         ...

@@ -1,11 +1,13 @@
 """What is tormented? A real cluster of processes, with a network of our own between them."""
 
 import os
+import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from limosa.metastore.sqlite import SqliteMetastore
 from limosa.runtime.clock import BootClock
 from limosa.runtime.local import LocalCluster
 from tests.chaos.proxy import Network
+from tests.chaos.surroundings import Process, Role, descendants, of_role
 
 CLIENTS = "clients"
 """How the network calls everybody in our own process."""
+EXECUTORS = "executors"
+"""And Spark's workers, of all coordinators."""
 TABLE = "rows"
 BAD_WORDS = (
     "Traceback",
@@ -34,6 +39,8 @@ BAD_WORDS = (
     "following the metastore failed",
     "a commit failed",
 )
+SPARKS_OWN = "/pyspark/"
+"""In a trace's first frame: a worker of Spark's says what became of it when it was struck."""
 HEALTH_POLL_SECONDS = 0.05
 
 
@@ -47,10 +54,17 @@ class Cluster(LocalCluster):
         coordinators: int = 2,
         lease_seconds: float = 3.0,
         arguments: Sequence[str] = (),
+        of_coordinators: Sequence[str] = (),
     ) -> None:
-        options = ["--lease-seconds", str(lease_seconds), *arguments]
-        super().__init__(directory, nodes, coordinators=coordinators, arguments=options)
-        self.network = Network(self.nodes, self._names)
+        super().__init__(
+            directory,
+            nodes,
+            coordinators=coordinators,
+            arguments=["--lease-seconds", str(lease_seconds), *arguments],
+            of_coordinators=of_coordinators,
+        )
+        self.on_spark = "spark" in of_coordinators
+        self.network = Network(self.nodes, self._names, self._names_on_spark)
         self.starting: list[str] = []
         """Those who were started, and have not said that they are ready."""
         self._reading = threading.Lock()
@@ -63,6 +77,20 @@ class Cluster(LocalCluster):
     def _names(self) -> Mapping[int, str]:
         pids = {process.pid: name for name, process in list(self.processes.items())}
         return {os.getpid(): CLIENTS, **pids}
+
+    def _names_on_spark(self) -> Mapping[int, str]:
+        if not self.on_spark:
+            return {}
+        running = [self.processes[name].pid for name in self.coordinators if name in self.processes]
+        executors = of_role("executor", descendants(*running))
+        return {each.id: EXECUTORS for each in executors}
+
+    def spark(self, role: Role, coordinator: str) -> list[Process]:
+        """What runs for a coordinator on Spark; nothing while it has not needed it."""
+        process = self.processes.get(coordinator)
+        if not self.on_spark or process is None:
+            return []
+        return of_role(role, descendants(process.pid))
 
     def _command(self, name: str, port: int | None) -> list[str]:
         command = super()._command(name, port)
@@ -80,6 +108,13 @@ class Cluster(LocalCluster):
         for name in names:
             if name in self.nodes:
                 self.network.lead_to(name, self.addresses[name])
+
+    def hear_of_starts(self) -> None:
+        """Of those who have said so meanwhile; nobody is waited for."""
+        for name in list(self.starting):
+            out = self.processes[name].stdout
+            if out is not None and select.select([out], [], [], 0.0)[0]:
+                self.wait_until_ready([name])
 
     def start(self) -> "Cluster":
         super().start()
@@ -165,6 +200,16 @@ class Cluster(LocalCluster):
         lines = (self.directory / "logs" / f"{name}.log").read_text().strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    def last_wait(self, partition: str) -> str:
+        """What coordinators have said about it lately."""
+        lines = [
+            line.strip()
+            for name in self.coordinators
+            for line in (self.directory / "logs" / f"{name}.log").read_text().splitlines()
+            if f" partition={partition} " in line
+        ]
+        return max(lines, default="nobody has said anything")
+
 
 # --- replicas
 
@@ -212,22 +257,16 @@ def wait_until_equal(cluster: Cluster, connection: Connection, seconds: float) -
 def bad_lines(directory: Path) -> list[str]:
     """What no process should ever have to say."""
     return [
-        f"{log.name}: {line.strip()}"
+        f"{log.name}: {line}"
         for log in sorted((directory / "logs").glob("*.log"))
-        for line in log.read_text(errors="replace").splitlines()
-        if any(word in line for word in BAD_WORDS)
+        for line in _bad_in(log.read_text(errors="replace").splitlines())
     ]
 
 
-def stray_processes(directory: Path) -> list[str]:
-    """Processes that still work in this directory."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if str(directory) in command and process.name != str(os.getpid()):
-                found.append(f"{process.name}: {command}")
-    return found
+def _bad_in(lines: list[str]) -> Iterator[str]:
+    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
+        if any(word in line for word in BAD_WORDS) and SPARKS_OWN not in following:
+            yield line.strip()
 
 
 def stray_threads(before: set[threading.Thread], seconds: float = 5.0) -> list[str]:

@@ -64,9 +64,15 @@ class Line:
 class Network:
     """A proxy for each node, all of them on one thread; rules may be changed by any other."""
 
-    def __init__(self, nodes: Iterable[str], processes: Callable[[], Mapping[int, str]]) -> None:
-        self._processes = processes
-        """Who may call: names by process id."""
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        processes: Callable[[], Mapping[int, str]],
+        others: Callable[[], Mapping[int, str]] = dict,
+    ) -> None:
+        self._processes = (processes, others)
+        """Who may call: names by process id. The others are asked for only if it is none of the
+        first, since it takes a while to find them."""
         self._targets: dict[str, tuple[str, int]] = {}
         self._cut: set[Pair] = set()
         self._delays: dict[Pair, float] = {}
@@ -146,7 +152,7 @@ class Network:
         while True:
             near, _ = await self._loop.sock_accept(listener)
             near.setblocking(False)
-            caller = who_calls(near, self._processes())
+            caller = who_calls(near, *self._processes)
             self.callers[caller] += 1
             line = Line(caller, node, near)
             self._lines.add(line)
@@ -230,7 +236,7 @@ def _listen() -> socket.socket:
 # --- who calls
 
 
-def who_calls(near: socket.socket, processes: Mapping[int, str]) -> str:
+def who_calls(near: socket.socket, *processes: Callable[[], Mapping[int, str]]) -> str:
     """The name of the process at the other end; a stranger if it is none of these."""
     try:
         host, port = near.getpeername()
@@ -238,9 +244,10 @@ def who_calls(near: socket.socket, processes: Mapping[int, str]) -> str:
     except OSError:
         return STRANGER
     wanted = f"socket:[{inode}]"
-    for pid, name in processes.items():
-        if _has(pid, wanted):
-            return name
+    for look in processes:
+        for pid, name in look().items():
+            if _has(pid, wanted):
+                return name
     return STRANGER
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,15 @@ import pytest
 
 from limosa.cli.demo import Verdict, in_words
 from limosa.cli.demonstration import (
+    Counts,
     Ledger,
     ReaderThread,
     WriterThread,
+    fill,
     unequal_replicas,
     values_of,
 )
+from limosa.client.table import TableHandle
 from limosa.errors import Refused
 from tests.cli.running import COMMAND, wait_until
 
@@ -37,7 +40,8 @@ class FakeTable:
             self.refuses -= 1
             raise Refused("not now")
         if not self.loses:
-            self.values.update(zip(*(each.to_pylist() for each in batch.columns), strict=True))
+            keys, values, _ = (each.to_pylist() for each in batch.columns)
+            self.values.update(zip(keys, values, strict=True))
         return int(batch.num_rows)
 
     def get_many(self, keys: Any) -> pa.Table:
@@ -72,10 +76,29 @@ def test_a_table_that_keeps_everything_passes() -> None:
     step(writer, 3)
     step(reader)
     assert writer.counts.rows == 15
-    assert writer.counts.longest_pause_seconds >= 0
+    assert writer.counts.longest_pause() >= 0
     assert (reader.counts.rows, reader.counts.wrong) == (20, 0)
     assert ledger.lost_rows(final(table)) == ledger.invented_rows(final(table)) == []
     assert ledger.acked.max() == ledger.attempted.max() == 3
+
+
+def test_every_key_has_a_row_before_the_load_begins() -> None:
+    table, ledger = FakeTable(), Ledger(20)
+    fill(cast(TableHandle, table), ledger, 7)
+    assert table.values == dict.fromkeys(range(20), 1)
+    writer = WriterThread(cast(TableHandle, table), ledger, 1, range(20), rows_at_once=5)
+    step(writer)
+    assert ledger.acked.max() == ledger.attempted.max() == 2
+    assert ledger.lost_rows(final(table)) == ledger.invented_rows(final(table)) == []
+
+
+def test_a_pause_counts_where_some_of_it_is() -> None:
+    counts = Counts(pauses=[(10.0, 1.0), (20.0, 4.0), (21.0, 1.0)])
+    assert counts.longest_pause() == 4.0
+    assert counts.longest_pause(0.0, 12.0) == 1.0
+    assert counts.longest_pause(15.0, 17.0) == 4.0
+    assert counts.longest_pause(20.5, 22.0) == 1.0
+    assert counts.longest_pause(30.0, 40.0) == 0.0
 
 
 def test_a_lost_row_is_seen() -> None:
@@ -181,14 +204,20 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks i
 
 @linux
 def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    with start(tmp_path, "--seconds", "6", "--json") as process:
+    """F61: a node joins under load, and takes over partitions from their owners."""
+    with start(tmp_path, "--seconds", "6", "--pipeline", "threads", "--json") as process:
         output, errors = process.communicate(timeout=110)
     assert process.returncode == 0, errors
     verdict = json.loads(output.splitlines()[-1])
     assert verdict["ok"]
     assert verdict["lost"] == verdict["wrong"] == 0
     assert verdict["replicas_equal"]
-    assert verdict["killed"] in ("n1", "n2", "n3")
+    assert verdict["joined"] == "n4"
+    assert verdict["moves"] == 4
+    assert verdict["moved_megabytes"] > 0
+    assert 0 < verdict["longest_hand_over_seconds"] < 5
+    assert 0 < verdict["longest_pause_without_move_seconds"] <= verdict["longest_pause_seconds"]
+    assert verdict["killed"] in ("n1", "n2", "n3", "n4")
     assert verdict["rows_acked"] > 0
     assert verdict["reads"] > 0
     assert f"kill -9 {verdict['killed']}" in errors

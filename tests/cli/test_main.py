@@ -22,8 +22,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(name for name in COMMANDS if name not in ("table", "node", "serve")),
+        *(name for name in COMMANDS if name not in ("table", "partition", "node", "serve")),
         *("table create", "table describe", "table drop", "node remove"),
+        *(f"partition {what}" for what in ("move", "cancel", "complete", "reverse")),
         *("serve node", "serve coordinator"),
     ],
 )

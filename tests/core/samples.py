@@ -1,5 +1,7 @@
 """A small cluster to try things on: one zone of one partition, three replicas, four nodes."""
 
+from limosa.core.coordinator.memory import Memory
+from limosa.core.coordinator.settings import Settings
 from limosa.core.coordinator.view import View
 from limosa.core.machines.catalogue import MACHINES
 from limosa.core.messages import ReplicaStatus, Status
@@ -61,6 +63,7 @@ def moving(
     hold_seconds: float = 0.0,
     released: bool = False,
     giving_up: str = "",
+    max_pause_seconds: float = 0.0,
 ) -> Partition:
     """The partition in a stage of a transition, as its table says that it is there."""
     line = MACHINES[kind][stage]
@@ -68,7 +71,17 @@ def moving(
     sides = {"old": OLD, "new": targets, "both": tuple(dict.fromkeys((*OLD, *targets)))}
     owns = owner or (A if line.owner.value == "old" else targets[-1])
     synced = sides[line.writes.value] if in_sync is None else in_sync
-    change = Transition("t9", kind, stage, targets, session, hold_seconds, released, giving_up)
+    change = Transition(
+        "t9",
+        kind,
+        stage,
+        targets,
+        session,
+        hold_seconds,
+        released,
+        giving_up,
+        max_pause_seconds,
+    )
     return stable(in_sync=synced, owner=owns, epoch=epoch, transition=change)
 
 
@@ -127,9 +140,11 @@ def says(
     busy: dict[str, Revision] | None = None,
     sequence: int = 1,
     lease: int | None = None,
+    free_bytes: dict[str, int] | None = None,
 ) -> Status:
     lease = LEASES[node] if lease is None else lease
-    return Status(node, lease, sequence, generation, busy or {}, {P: replicas} if replicas else {})
+    held = {P: replicas} if replicas else {}
+    return Status(node, lease, sequence, generation, busy or {}, held, free_bytes or {})
 
 
 def of(
@@ -143,6 +158,9 @@ def of(
     silent: tuple[Replica, ...] = (),
     caught_up: tuple[tuple[Replica, Revision], ...] = (),
     unreachable: tuple[Replica, ...] = (),
+    copying: tuple[int, int] | None = None,
+    commit_seconds: float = 0.0,
+    bytes: int = 0,
 ) -> ReplicaStatus:
     return ReplicaStatus(
         replica,
@@ -156,11 +174,22 @@ def of(
         silent,
         caught_up,
         unreachable,
+        copying,
+        commit_seconds,
+        bytes=bytes,
     )
 
 
-def seen(agreed: Agreed, *statuses: Status, now: float = 100.0) -> View:
-    return View(agreed, {status.node: status for status in statuses}, OFFICE, now)
+def seen(
+    agreed: Agreed,
+    *statuses: Status,
+    now: float = 100.0,
+    settings: Settings | None = None,
+    memory: Memory | None = None,
+    wall: float = 0.0,
+) -> View:
+    said = {status.node: status for status in statuses}
+    return View(agreed, said, OFFICE, now, wall, settings, memory)
 
 
 def put(changes: tuple[Change, ...], kind: type[Record]) -> list[Record]:

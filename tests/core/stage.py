@@ -87,7 +87,7 @@ class Stage:
 
     def status(self) -> Status:
         assert self.brain.lease is not None
-        return self.brain._status(self.now)
+        return self.brain.status(self.now)
 
     @property
     def topology(self) -> Topology:

@@ -57,9 +57,11 @@ class Counting(Coordinator):
         super().__init__("one", settings)
         self.looked: list[str] = []
 
-    def next_step(self, view: View, record: Partition) -> Commit | Waiting | None:
+    def next_step(
+        self, view: View, record: Partition, held_since: float | None = None
+    ) -> Commit | Waiting | None:
         self.looked.append(record.id)
-        return super().next_step(view, record)
+        return super().next_step(view, record, held_since)
 
     def tell(self, now: float, event: object) -> list[str]:
         self.looked = []

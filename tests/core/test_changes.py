@@ -10,6 +10,7 @@ from limosa.core.model.changes import (
     COORDINATOR_KEY,
     FEATURES_KEY,
     MARK_KEY,
+    PIPELINE_KEY,
     Agreed,
     Change,
     Commit,
@@ -25,6 +26,7 @@ from limosa.core.model.changes import (
     merged,
     node_key,
     partition_key,
+    report_key,
     request_key,
     table_key,
     united,
@@ -33,6 +35,7 @@ from limosa.core.model.changes import (
 from limosa.core.model.codec import encode
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.keys import TOKEN_MIN
+from limosa.core.model.reports import Pipeline, Report
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -58,6 +61,8 @@ TOPOLOGY: list[tuple[Record, str]] = [
 ]
 OTHER: list[tuple[Record, str]] = [
     (Intent("p", placed(*OLD)), intent_key("p")),
+    (Report("p", "t9", "move", "done"), report_key("p", "t9")),
+    (Pipeline("k1", "ready"), PIPELINE_KEY),
     (Request("r1", "move", "p"), request_key("r1")),
     (NodeLease("n", 7), lease_key("n")),
     (CoordinatorLease("one", 8), COORDINATOR_KEY),
@@ -77,6 +82,10 @@ def found(agreed: Agreed, record: Record) -> object:
             return topology.layouts.get("y")
         case Intent():
             return agreed.intents.get("p")
+        case Report():
+            return agreed.reports.get("report/p/t9")
+        case Pipeline():
+            return agreed.pipeline
         case Request():
             return agreed.requests.get("r1")
         case NodeLease():
@@ -96,11 +105,11 @@ def written_down(agreed: Agreed) -> list[object]:
     topology = agreed.topology
     stores = (
         *(topology.nodes, topology.zones, topology.tables, topology.layouts, topology.partitions),
-        *(agreed.intents, agreed.requests, agreed.leases),
+        *(agreed.intents, agreed.requests, agreed.leases, agreed.reports),
     )
     records = [{name: encode(record) for name, record in store.items()} for store in stores]
     counters = (dict(topology.revisions), dict(agreed.revisions), topology.generation)
-    alone = (agreed.coordinator, topology.cluster, topology.features)
+    alone = (agreed.coordinator, agreed.pipeline, topology.cluster, topology.features)
     return [records, counters, agreed.revision, alone]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Assignment, Intent, Placement, Request, RequestKind
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
+from limosa.core.model.reports import Pipeline, Report
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -39,9 +40,11 @@ REPLICAS = st.builds(Replica, NAMES, NAMES, NAMES)
 MANY_REPLICAS = st.lists(REPLICAS, max_size=3).map(tuple)
 PLACES = st.lists(st.builds(Placement, NAMES, NAMES), max_size=3).map(tuple)
 SOME_NAMES = st.lists(NAMES, max_size=3).map(tuple)
-ASSIGNMENTS = st.builds(Assignment, KINDS, PLACES, SOME_NAMES, SECONDS, COUNTS)
+ASSIGNMENTS = st.builds(Assignment, KINDS, PLACES, SOME_NAMES, SECONDS, COUNTS, SECONDS)
 TRANSITIONS = st.builds(
-    Transition, NAMES, KINDS, NAMES, MANY_REPLICAS, st.none() | NAMES, SECONDS, st.booleans(), NAMES
+    Transition,
+    *(NAMES, KINDS, NAMES, MANY_REPLICAS, st.none() | NAMES, SECONDS, st.booleans(), NAMES),
+    *(SECONDS, SECONDS, SECONDS, SECONDS),
 )
 LAYOUTS = st.sets(st.integers(TOKEN_MIN + 1, TOKEN_END - 1), max_size=5).map(
     lambda more: Layout(
@@ -95,9 +98,18 @@ RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
         COUNTS,
         st.sampled_from(["waiting", "done", "refused"]),
         *(NAMES, NAMES, st.none() | TABLES, NAMES, COUNTS, COUNTS, st.none() | MEMBERS, NAMES),
+        *(SECONDS, st.booleans()),
     ),
     NodeLease: st.builds(NodeLease, NAMES, COUNTS),
     CoordinatorLease: st.builds(CoordinatorLease, NAMES, COUNTS),
+    Report: st.builds(
+        Report,
+        *(NAMES, NAMES, KINDS, st.sampled_from(["done", "reverted"]), NAMES),
+        *(MANY_REPLICAS, MANY_REPLICAS, SECONDS, SECONDS, SECONDS, SOME_NAMES, COUNTS),
+    ),
+    Pipeline: st.builds(
+        Pipeline, NAMES, st.sampled_from(["off", "starting", "ready", "failed"]), NAMES, SECONDS
+    ),
     Mark: st.builds(Mark, NAMES),
 }
 

@@ -58,10 +58,10 @@ def test_a_cut_log_forgets_entries_producers_and_what_was_on_its_way() -> None:
 def test_what_becomes_durable_after_a_new_beginning_is_not_the_old_log() -> None:
     held = held_with(1, 2, 3)
     held.appending[7] = (50, 3)
-    held.landed.add(("s", 0))
+    held.landed["s", 2] = {0}
     held.begin(2, epoch=5)
     assert (held.first, held.last, held.durable, held.watermark, held.begun) == (2, 2, 2, 2, 5)
-    assert held.landed == set()
+    assert held.landed == {}
     assert held.stored(7)
     assert held.durable == 2
     assert not held.stored(99)
@@ -161,3 +161,19 @@ def test_the_oldest_work_is_what_a_barrier_waits_for() -> None:
     assert held.oldest_work("s") == 51
     assert held.oldest_work("another") == 0
     assert held.oldest_work(None) == 0
+
+
+def test_a_digest_is_wanted_once_and_not_of_what_is_past() -> None:
+    """A wish that can't be met any more would be waited for, for ever."""
+    held = Held(P, A)
+    held.watermark = 5
+    wished = []
+    for position in (4, 5):
+        held.wish(("s", position))
+        wished.append(held.checking)
+    assert wished == [None, 5]
+    assert [step.digest for step in held.advance(5)] == [True]
+    assert held.advance(5) == []
+    held.check = None
+    held.wish(("s", 5))
+    assert held.checking is None

@@ -161,8 +161,18 @@ def test_a_node_that_has_left_does_not_come_back() -> None:
 
 
 def test_every_invariant_has_a_commit_that_trips_it() -> None:
-    tripped = {case[0] for case in CASES} | {invariants.features_stay_enabled}
+    tripped = {case[0] for case in CASES} | {
+        invariants.features_stay_enabled,
+        invariants.what_is_given_up_does_not_switch,
+    }
     assert tripped == set(INVARIANTS)
+
+
+def test_a_copy_that_differed_is_not_read() -> None:
+    """F102: the commit that goes on all the same is refused."""
+    before = cluster(moving(STREAMING, giving_up="it differs"), intends())
+    after = apply(before, (Put(moving(READ_NEW, epoch=4)),), 70)
+    assert broken(before, after) == ["p switched although it was given up: it differs"]
 
 
 GOOD: list[tuple[Partition, Intent, tuple[Change, ...], tuple[str, ...]]] = [

@@ -1,5 +1,7 @@
 """When is a write committed, and when may an owner open, seal, take back or give up waiting?"""
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 
@@ -496,7 +498,47 @@ def test_digests_are_taken_where_the_log_ends() -> None:
     (stores,) = done(stage.tell(DigestTaken(P, "first", position(3, 1), 42)), StoreEpoch)
     assert stage.status().replicas[P][0].digest is None
     stage.store(stores.ticket)
-    assert stage.status().replicas[P][0].digest == ("t9@3", position(3, 1), 42)
+    producers = stage.owner.held.producers.digest(position(3, 1))
+    digest = ("t9@3", position(3, 1), 42 << 64 | producers)
+    assert stage.status().replicas[P][0].digest == digest
+
+
+def test_each_time_digests_are_given_twice_as_long() -> None:
+    """F102: all rows are read for one; to ask again before that would begin it again for ever."""
+    stage = owner_on_stage(moving(STREAMING))
+    stage.say(Verify(P, "t9@3"), "coordinator")
+    begun = [stage.now]
+    for _ in range(150):
+        stage.now += 0.1
+        stage.owner.lease.extend(stage.now, stage.owner.settings)
+        if sent(stage.say(Verify(P, "t9@3"), "coordinator"), Replicate):
+            begun.append(stage.now)
+    apart = [round(later - earlier, 1) for earlier, later in pairwise(begun)]
+    assert apart == [4.1, 8.1]
+
+
+def test_the_coordinator_hears_how_long_writes_take_to_be_committed() -> None:
+    """Lately, or for how long the oldest has waited; a slow one is forgotten by and by."""
+    stage = owner_on_stage()
+
+    def commit_seconds() -> float:
+        return round(stage.status().replicas[P][0].commit_seconds, 3)
+
+    assert commit_seconds() == 0.0
+    stage.say(write(), "client")
+    stage.now += 0.2
+    assert commit_seconds() == 0.2
+    stage.store()
+    stage.acknowledge(B, C)
+    assert commit_seconds() == 0.2
+    stage.now += 1.0
+    stage.say(write("w.2", 2), "client")
+    stage.now += 0.05
+    stage.store()
+    stage.acknowledge(B, C)
+    assert commit_seconds() == 0.095
+    stage.now += 2.0
+    assert commit_seconds() == 0.0
 
 
 def test_tombstones_are_collected_up_to_what_every_replica_has() -> None:

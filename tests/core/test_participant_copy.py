@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from limosa.core.effects import ApplySlice, ReadSlice
-from limosa.core.events import SliceRead
+from limosa.core.events import Measured, SliceRead
 from limosa.core.machines.catalogue import ALLOW, CLEANUP_TARGET, READ_NEW, STREAMING, WRITE_BOTH
-from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed
+from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Look
 from limosa.core.model.topology import Partition
 from limosa.core.producers import Applied
 from tests.core.samples import D, P, moving, stable
@@ -117,6 +117,59 @@ def test_the_copy_is_done_when_every_slice_has_landed() -> None:
         stage.say(end(number, slices=2), "mover")
         stage.store()
     assert stage.copied("t9") == SESSION
+
+
+def test_slices_of_different_numbers_do_not_make_a_whole() -> None:
+    """S25, F102: a coordinator's successor may cut the range into another number of slices, under
+    the same session; slice 1 of 2 is another range than slice 1 of 3."""
+    stage = target()
+    for number, slices in ((0, 2), (1, 3), (2, 3)):
+        stage.say(chunk(number), "mover")
+        stage.say(end(number, slices=slices), "mover")
+        stage.store()
+        assert stage.copied("t9") is None
+    assert stage.status().replicas[P][0].copying == (2, 3)
+    stage.say(chunk(0, "two"), "mover")
+    assert done(stage.say(end(0, 3, "two"), "mover"), ApplySlice)
+    stage.store()
+    assert stage.copied("t9") == SESSION
+    assert stage.status().replicas[P][0].copying == (3, 3)
+
+
+def test_the_coordinator_hears_what_is_free_and_what_replicas_take() -> None:
+    """With whatever it hears of next; it is not told because of it."""
+    stage = target()
+    stage.say(Look(0), "coordinator")
+    stage.now += 1.0
+    assert stage.tell(Measured({"": 500}, {(P, "t9"): (3, 400), (P, "gone"): (1, 1)})) == []
+    status = stage.status()
+    assert status.free_bytes == {"": 500}
+    assert [(each.rows, each.bytes) for each in status.replicas[P]] == [(3, 400)]
+    stage = owner_on_stage()
+    stage.tell(Measured({}, {(P, "first"): (3, 400)}))
+    assert [(each.rows, each.bytes) for each in stage.status().replicas[P]] == [(3, 400)]
+
+
+def test_what_comes_after_the_copy_is_whole_is_not_applied() -> None:
+    """F102: a slice of a later moment would bring floors of producers that the position of the
+    digests does not have."""
+    stage = target()
+    assert stage.status().replicas[P][0].copying is None
+    stage.say(chunk(), "mover")
+    stage.say(end(), "mover")
+    stage.store()
+    stage.say(chunk(1, "two"), "mover")
+    effects = stage.say(end(1, 2, "two"), "mover")
+    assert sent(effects, Landed) == [Landed(P, SESSION, 1)]
+    assert not done(effects, ApplySlice)
+
+
+@pytest.mark.parametrize(("slice", "slices"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_slice_that_there_can_not_be_does_not_land(slice: int, slices: int) -> None:
+    stage = target()
+    stage.say(chunk(slice), "mover")
+    (denied,) = sent(stage.say(end(slice, slices), "mover"), Denied)
+    assert denied.why == f"there is no slice {slice} of {slices}"
 
 
 def test_a_slice_that_landed_already_is_not_applied_again() -> None:

@@ -219,9 +219,22 @@ def test_a_digest_is_taken_for_a_session_whose_copy_is_here() -> None:
     (stores,) = done(stage.tell(DigestTaken(P, "t9", 1, 5)), StoreEpoch)
     assert stage.brain.held[P, "t9"].digest is None
     stage.store(stores.ticket)
-    assert held.digest == ("t9@3", 1, 5)
+    both = 5 << 64 | held.producers.digest(1)
+    assert held.digest == ("t9@3", 1, both)
     stage.tell(DigestTaken(P, "t9", 1, 6))
-    assert held.digest == ("t9@3", 1, 5)
+    assert held.digest == ("t9@3", 1, both)
+
+
+def test_a_digest_that_comes_late_is_not_taken_for_another_one() -> None:
+    """F102: rows and producers are those of one and the same position."""
+    stage = follower_on_stage(moving(STREAMING), D)
+    held = stage.brain.held[P, "t9"]
+    stage.say(replicate(D, 0, how="begin"), "a")
+    held.copied = "t9@3"
+    stage.say(replicate(D, 0, LOG[:2], watermark=1, check=("t9@3", 1)), "a")
+    stage.say(replicate(D, 2, watermark=2, check=("t9@3", 2)), "a")
+    held.check = ("t9@3", 1)  # a doubled message of before
+    assert not done(stage.tell(DigestTaken(P, "t9", 1, 5)), StoreEpoch)
 
 
 def test_a_digest_that_is_stored_after_its_session_was_closed_does_not_count() -> None:

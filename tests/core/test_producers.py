@@ -16,10 +16,10 @@ def entry(
     return Entry(at, at - 1, None, producer, sequence, floor, held)
 
 
-def known(*entries: Entry) -> Producers:
+def known(*entries: Entry, committed: bool = True) -> Producers:
     producers = Producers()
     for each in entries:
-        producers.record(each)
+        producers.record(each, committed)
     return producers
 
 
@@ -125,3 +125,78 @@ def test_what_came_out_of_order_is_past_and_is_forgotten_a_little_later() -> Non
     assert producers.is_past("x", 3)
     producers.record(entry(4, 7, floor=6))
     assert producers.applied("x", 3) == ()
+
+
+def test_a_floor_may_wait_for_its_entry_to_be_committed() -> None:
+    """What is past is past at once, and is forgotten later."""
+    producers = known(entry(1, 3), entry(2, 4), entry(3, 5, floor=4), committed=False)
+    assert producers.is_past("x", 3)
+    producers.commit(2)
+    assert producers.applied("x", 3)
+    producers.commit(3)
+    assert producers.applied("x", 3) == ()
+
+
+# --- digests
+
+
+def copied(entries: list[Entry], base: int, through: list[int]) -> Producers:
+    """A replica whose log begins behind `base`, filled in slices read at these positions.
+
+    At each of them the source knew the entries up to there, and may have had more in its log.
+    """
+    target = Producers()
+    for each in entries:
+        if each.at > base:
+            target.record(each, committed=False)
+    for at in through:
+        then = known(*(each for each in entries if each.at <= at + 2), committed=False)
+        then.commit(at)
+        target.unite(then.value(at))
+    return target
+
+
+@given(ENTRIES, st.integers(0, 12), st.lists(st.integers(0, 6), min_size=1, max_size=3))
+def test_a_copy_that_is_equal_has_an_equal_digest(
+    entries: list[Entry], base: int, later: list[int]
+) -> None:
+    """F102: whatever came by the log, by a copy or by both, in whatever order, and whatever comes
+    behind the position at which the two are compared."""
+    through = [base + each for each in later]
+    at = max(through) + 2
+    source = known(*entries, committed=False)
+    target = copied([each for each in entries if each.at <= at + 1], base, through)
+    source.commit(at)
+    target.commit(at)
+    assert target.digest(at) == source.digest(at)
+
+
+def test_a_digest_tells_a_lost_sequence_and_a_lost_floor() -> None:
+    """F102: rows may be equal though what producers have achieved is not."""
+    whole = known(entry(1, 3), entry(2, 4))
+    digests = {whole.digest(2), known(entry(1, 3)).digest(2), Producers().digest(2)}
+    whole.record(entry(3, 5, floor=4))
+    whole.commit(3)
+    lower = known(entry(1, 3), entry(2, 4), entry(3, 5))
+    assert len(digests | {whole.digest(3), lower.digest(3)}) == 5
+
+
+def test_what_was_cut_off_has_no_part_in_a_digest_but_its_floor_stays() -> None:
+    cut = known(entry(1, 3), entry(2, 4), entry(3, 5, floor=4), committed=False)
+    copy = Producers()
+    cut.forget_after(2)
+    cut.commit(2)
+    copy.unite(cut.value(2))
+    assert copy.digest(2) == cut.digest(2)
+    assert cut.is_past("x", 3)
+    assert copy.is_past("x", 3)
+
+
+def test_what_a_copy_brought_before_the_log_did_is_known_once() -> None:
+    producers = Producers()
+    producers.unite(known(entry(1, 5, LEFT), entry(2, 5, RIGHT)).value(2))
+    producers.record(entry(2, 5, RIGHT))
+    assert producers.applied("x", 5) == (Applied(LEFT, 1), Applied(RIGHT, 2))
+    other = known(entry(2, 5, RIGHT))
+    other.unite(known(entry(1, 5, LEFT)).value(1))
+    assert other.value(1) == (("x", 0, ((5, (Applied(LEFT, 1),)),)),)

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from limosa.core.coordinator import requests
+from limosa.core.coordinator.settings import Settings
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -14,6 +15,7 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
     WRITE_BOTH,
 )
+from limosa.core.messages import Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     Agreed,
@@ -26,7 +28,7 @@ from limosa.core.model.changes import (
     partition_key,
     request_key,
 )
-from limosa.core.model.intent import Assignment, Intent, Placement, Request
+from limosa.core.model.intent import Assignment, Intent, Placement, Request, RequestKind
 from limosa.core.model.topology import Node, Partition
 from tests.core.samples import (
     LEASES,
@@ -43,8 +45,10 @@ from tests.core.samples import (
     cluster,
     intends,
     moving,
+    of,
     placed,
     put,
+    says,
     seen,
     stable,
 )
@@ -61,10 +65,12 @@ def asked(
     live: tuple[str, ...] = NODES,
     nodes: tuple[Node, ...] = MEMBERS,
     replica_count: int = 3,
+    statuses: tuple[Status, ...] = (),
+    settings: Settings | None = None,
 ) -> tuple[Agreed, Commit]:
     record = stable() if record is None else record
     agreed = cluster(record, intent, live, nodes, (request,), replica_count)
-    return agreed, requests.answer(seen(agreed), request)
+    return agreed, requests.answer(seen(agreed, *statuses, settings=settings), request)
 
 
 def refused(commit: Commit, request: Request, words: str, advice: str) -> None:
@@ -119,6 +125,9 @@ def test_applying_an_answer_ends_the_request() -> None:
 
 NO_TOKENS = tuple(Node(name, tokens=name != "d") for name in NODES)
 LEFT = tuple(Node(name, state="left" if name == "d" else "normal") for name in NODES)
+MIB = 1 << 20
+LARGE = says("a", of(A, bytes=1000 * MIB))
+"""The owner, and what its replica takes."""
 TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
 
 
@@ -152,7 +161,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         (
             Request("r", "rebuild", P, renewed=("d",)),
             {},
-            "d holds no replica of it",
+            "d holds no replica of p",
             "name a node that does",
         ),
         (
@@ -211,6 +220,77 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
                 (moving(USE_NEW), USE_NEW),
             )
         ),
+        *(
+            (
+                replace(MOVE, placements=placed(A, C, D)),
+                {"record": record, "intent": intent},
+                f"p is being {done} already ({where})",
+                "wait for its end, cancel it, or ask for the move after it",
+            )
+            for record, intent, done, where in (
+                (moving(STREAMING), intends(), "moved", STREAMING),
+                (stable(), intends(), "moved", "it has not begun"),
+                (moving(STREAMING), intends(cancel=9), "moved", STREAMING),
+                (moving(ALLOW, kind="rebuild"), intends("rebuild"), "rebuilt", ALLOW),
+            )
+        ),
+        (
+            replace(MOVE, hold_seconds=60.0),
+            {"record": moving(STREAMING), "intent": intends()},
+            "p is being moved already",
+            "cancel it",
+        ),
+        (
+            Request("r", "move", P, source="d", target=Placement("c")),
+            {},
+            "d holds no replica of p",
+            "name one of a, b, c",
+        ),
+        (
+            Request("r", "move", P, target=Placement("d")),
+            {},
+            "no node holds no replica of p",
+            "name one of a, b, c",
+        ),
+        (
+            Request("r", "move", P, source="a", target=Placement("c")),
+            {},
+            "c holds a replica of p already",
+            "choose another node",
+        ),
+        (
+            Request("r", "move", P, source="a", target=Placement("x")),
+            {},
+            "x is no member",
+            "list the nodes",
+        ),
+        (
+            MOVE,
+            {"settings": Settings(moves_refused="Spark is off here", moves_advice="install it")},
+            "Spark is off here",
+            "install it",
+        ),
+        (
+            MOVE,
+            {"statuses": (LARGE, says("d", free_bytes={"": 1400 * MIB}))},
+            "d has 1,400 MiB free, and p needs 1,456 MiB: it takes 1,000 MiB, and some must stay",
+            "make room",
+        ),
+        (
+            Request("r", "rebuild", P, renewed=("c",)),
+            {"statuses": (LARGE, says("c", free_bytes={"": 10 * MIB}))},
+            "c has 10 MiB free, and p needs 1,456 MiB",
+            "choose another node or volume",
+        ),
+        (
+            Request("r", "volume_move", P, (Placement("c", "v2"), *placed(A, B))),
+            {
+                "statuses": (LARGE, says("c", free_bytes={"": 9000 * MIB, "v2": 10 * MIB})),
+                "nodes": TWO_VOLUMES,
+            },
+            "c has 10 MiB free on its volume v2, and p needs 1,456 MiB",
+            "choose another node or volume",
+        ),
         (
             Request("r", "reverse", P),
             {"record": moving(READ_NEW, kind="volume_move")},
@@ -222,6 +302,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
 def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
     request_: Request, cluster_of: dict[str, object], words: str, advice: str
 ) -> None:
+    """F109: what can't be done, and a second move of one partition."""
     agreed, commit = asked(request_, **cluster_of)  # type: ignore[arg-type]
     refused(commit, request_, words, advice)
     after = apply(agreed, commit.changes, 60)
@@ -230,13 +311,58 @@ def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
 
 
 def test_a_second_move_does_not_start_a_second_transition() -> None:
-    """F109: it is queued behind the one that runs."""
-    second = replace(MOVE, placements=placed(A, C, D))
+    """F109: one who knows of the first has it queued behind the one that runs."""
+    second = replace(MOVE, placements=placed(A, C, D), after_pending=True)
     agreed, commit = asked(second, moving(STREAMING), intends())
     after = apply(agreed, commit.changes, 60)
     assert after.topology == agreed.topology
     assert after.intents[P].pending == intends().pending
     assert after.intents[P].planned == Assignment("move", placed(A, C, D), trigger=TRIGGER)
+
+
+def test_to_ask_for_the_same_move_again_is_no_harm() -> None:
+    """F109: it is under way, and stays so; a plan behind it is dropped, as always."""
+    planned = Assignment("move", placed(A, C, D), trigger=12)
+    _, commit = asked(MOVE, moving(STREAMING), intends(planned=planned))
+    assert put(commit.changes, Intent) == [replace(intends(), change=TRIGGER)]
+    assert put(commit.changes, Request) == [replace(MOVE, state="done", answer="under way already")]
+
+
+def test_one_may_say_which_replica_goes_and_where_to() -> None:
+    """What the others are is read when it is decided, not when it is asked for."""
+    request = Request("r", "move", P, source="a", target=Placement("d"), max_pause_seconds=0.05)
+    _, commit = asked(request)
+    (intent,) = put(commit.changes, Intent)
+    assert isinstance(intent, Intent)
+    places = (Placement("d"), *placed(B, C))
+    assert intent.pending == Assignment("move", places, trigger=TRIGGER, max_pause_seconds=0.05)
+    assert commit.guards[lease_key("d")] == LEASES["d"]
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        (LARGE,),
+        (LARGE, says("d")),
+        (LARGE, says("d", free_bytes={"v2": 1})),
+        (LARGE, says("d", free_bytes={"": 1456 * MIB})),
+        (says("a", of(A)), says("d", free_bytes={"": 1})),
+        (LARGE, says("b", free_bytes={"": 1}), says("d", free_bytes={"": 9000 * MIB})),
+    ],
+    ids=["silent", "no word", "another volume", "enough", "size unknown", "it stays there"],
+)
+def test_room_is_asked_for_only_where_something_comes_and_as_far_as_it_is_known(
+    statuses: tuple[Status, ...],
+) -> None:
+    _, commit = asked(MOVE, statuses=statuses)
+    assert put(commit.changes, Request) == [replace(MOVE, state="done", answer="accepted")]
+
+
+@pytest.mark.parametrize("kind", ["rebuild", "repair"])
+def test_where_moves_are_refused_replicas_are_still_mended(kind: RequestKind) -> None:
+    request = Request("r", kind, P, renewed=("c",) if kind == "rebuild" else ())
+    _, commit = asked(request, settings=Settings(moves_refused="Spark is off here"))
+    assert put(commit.changes, Request) == [replace(request, state="done", answer="accepted")]
 
 
 def test_a_request_that_is_older_than_the_last_one_served_is_told_so() -> None:
@@ -290,3 +416,4 @@ def test_a_rebuild_names_whom_it_renews() -> None:
 def test_a_move_to_where_it_is_is_done_at_once() -> None:
     _, commit = asked(replace(MOVE, placements=placed(C, A, B)))
     assert put(commit.changes, Intent) == [Intent(P, placed(*OLD), change=TRIGGER)]
+    assert "it is so already" in commit.why

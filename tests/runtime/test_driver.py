@@ -38,10 +38,10 @@ from limosa.core.participant.node import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
 from limosa.metastore.memory import MemoryMetastore
 from limosa.metastore.sqlite import SqliteMetastore
+from limosa.pipeline.assembly import PipelineConfig, mover_for
 from limosa.runtime import service as service_module
 from limosa.runtime.clock import BootClock
 from limosa.runtime.journal import Journal
-from limosa.runtime.mover import SLICES
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.peers import Dialer, Peers
 from limosa.runtime.processes import (
@@ -60,6 +60,7 @@ from limosa.transport.tokens import Identity
 
 PATIENCE_SECONDS = 8.0
 OPEN = Security(insecure=True)
+SLICES = 64
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
@@ -300,7 +301,9 @@ class House:
         config = CoordinatorConfig(
             name="c", cluster="birds", metastore=self.metastore, security=OPEN
         )
-        self.coordinator = CoordinatorProcess(config, self.journal)
+        carrying = PipelineConfig(kind="threads", scratch=str(directory / "spark"))
+        mover = mover_for(carrying, OPEN, "birds", "c", self.journal)
+        self.coordinator = CoordinatorProcess(config, mover, self.journal)
         ending.callback(self.coordinator.stop)
 
     @property

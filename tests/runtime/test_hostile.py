@@ -482,6 +482,8 @@ def test_a_frame_that_is_too_large_is_refused(victim: Victim) -> None:
         lambda peer, options: peer.act("x" * 100_000),
         lambda peer, options: peer.act("request", b"[" * 100_000),
         lambda peer, options: peer.act("request", b"\xff\x00"),
+        lambda peer, options: peer.act("state", b"\xff\x00"),
+        lambda peer, options: peer.act("facts", b"\xff\x00"),
         lambda peer, options: peer.act("topology", bytes(9 * MEGABYTE)),
         lambda peer, options: peer.scan(b""),
         lambda peer, options: peer.scan(b"../../etc/passwd"),

@@ -241,16 +241,37 @@ class Scenario(World):
         assert made
         return request.id
 
-    def move(self, *nodes: str, partition: str = "p0", hold_seconds: float = 0.0) -> str:
-        placements = tuple(Placement(node) for node in nodes)
-        return self.request("move", partition, placements=placements, hold_seconds=hold_seconds)
+    def move(
+        self,
+        *nodes: str,
+        partition: str = "p0",
+        hold_seconds: float = 0.0,
+        max_pause_seconds: float = 0.0,
+        after_pending: bool = True,
+    ) -> str:
+        return self.request(
+            "move",
+            partition,
+            placements=tuple(Placement(node) for node in nodes),
+            hold_seconds=hold_seconds,
+            max_pause_seconds=max_pause_seconds,
+            after_pending=after_pending,
+        )
 
-    def move_owner(self, partition: str = "p0", hold_seconds: float = 0.0) -> tuple[str, str]:
+    def move_owner(
+        self, partition: str = "p0", hold_seconds: float = 0.0, max_pause_seconds: float = 0.0
+    ) -> tuple[str, str]:
         """Ask that the owner's replica moves to a node that has none: (source, target)."""
         source = self.owner(partition).name
         target = next(name for name in self.nodes if name not in self.replicas(partition))
         others = sorted(self.replicas(partition) - {source})
-        self.move(target, *others, partition=partition, hold_seconds=hold_seconds)
+        self.move(
+            target,
+            *others,
+            partition=partition,
+            hold_seconds=hold_seconds,
+            max_pause_seconds=max_pause_seconds,
+        )
         return source, target
 
     def cancel(self, partition: str = "p0") -> str:

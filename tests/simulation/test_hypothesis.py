@@ -70,7 +70,13 @@ def wish(world: Scenario, asked: Wish, partitions: int) -> None:
     if asked.kind == "move":
         free = [node for node in world.nodes if node not in world.replicas(name)]
         here[chosen] = Placement(free[asked.choice % len(free)])
-        world.request("move", name, placements=tuple(here), hold_seconds=asked.hold_seconds)
+        world.request(
+            "move",
+            name,
+            placements=tuple(here),
+            hold_seconds=asked.hold_seconds,
+            after_pending=True,
+        )
     elif asked.kind == "volume_move":
         here[chosen] = Placement(here[chosen].node, "" if here[chosen].volume else "v2")
         world.request("volume_move", name, placements=tuple(here))

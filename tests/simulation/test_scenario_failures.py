@@ -360,7 +360,7 @@ def test_a_row_that_rots_on_the_target_is_found_and_the_move_goes_back(
     rows = world.put_many(30)
     workloads = world.keep_busy(3.0) if busy else []
     _, target = world.move_owner()
-    slices = world.mover.SLICES
+    slices = world.mover.slices
     world.until(lambda: len(said(world, Landed, sender=target)) == slices)
     assert world.stage_name("p0") == STREAMING
     (stored,) = world.stored(target)

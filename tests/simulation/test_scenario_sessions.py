@@ -526,7 +526,7 @@ def test_a_landed_slice_is_applied_once() -> None:
 
     world.wire.twist = again
     world.until_ended()
-    assert len(stored) == world.mover.SLICES
+    assert len(stored) == world.mover.slices
     world.conclude()
 
 

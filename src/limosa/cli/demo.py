@@ -1,9 +1,8 @@
-"""Does it really lose nothing? `limosa demo`: a cluster, load, a kill -9, and a verdict."""
+"""Does it really lose nothing? `limosa demo`: a cluster under load, moves, a kill -9, a verdict."""
 
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from limosa.cli.acts import Acts
 from limosa.cli.connecting import AsJson
 from limosa.cli.demonstration import (
     KEY,
@@ -25,18 +25,20 @@ from limosa.cli.demonstration import (
     Worker,
     WriterThread,
     await_equal_replicas,
+    fill,
     final_values,
 )
+from limosa.cli.serve import Pipeline
 from limosa.cli.showing import print_json, tell
 from limosa.client.connection import Connection, connect
-from limosa.errors import LimosaError, Refused
+from limosa.errors import BadInput, Refused
+from limosa.pipeline import java
 from limosa.runtime.local import LocalCluster
 
 WRITERS, READERS = 4, 2
-KEYS_PER_WRITER = 50_000
-ROWS_PER_WRITE, ROWS_PER_READ = 5_000, 1_000
-PARTITIONS, REPLICAS = 12, 3
-KILL_AT, RESTART_AT = 0.35, 0.65
+KEYS_PER_WRITER = 150_000
+ROWS_PER_FILL, ROWS_PER_WRITE, ROWS_PER_READ = 50_000, 5_000, 1_000
+PARTITIONS, REPLICAS, MOVES = 12, 3, 4
 JOIN_SECONDS, CATCH_UP_SECONDS = 45.0, 60.0
 SHOW_SECONDS = 0.5
 
@@ -50,6 +52,14 @@ class Verdict(Struct):
     lost: int = 0
     wrong: int = 0
     reads: int = 0
+    joined: str = ""
+    pipeline: str = ""
+    moves: int = 0
+    moved_megabytes: float = 0.0
+    megabytes_per_second: float = 0.0
+    longest_hand_over_seconds: float = 0.0
+    longest_pause_without_move_seconds: float = 0.0
+    longest_pause_with_move_seconds: float = 0.0
     longest_pause_seconds: float = 0.0
     replicas_equal: bool = False
     killed: str = ""
@@ -60,33 +70,50 @@ class Verdict(Struct):
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=4.0, help="How long the load lasts.")] = 20.0,
-    nodes: Annotated[int, typer.Option(min=3, max=10, help="How many.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(min=4.0, help="How long the load lasts, besides the moves.")
+    ] = 16.0,
+    nodes: Annotated[int, typer.Option(min=3, max=10, help="How many, at first.")] = 3,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
+    pipeline: Annotated[
+        Pipeline, typer.Option("--pipeline", help="What carries the rows of partitions that move.")
+    ] = Pipeline.AUTO,
     as_json: AsJson = False,
 ) -> None:
-    """Start a cluster, load it, kill a node in the middle, and check that nothing was lost.
+    """Start a cluster, load it, add a node, move partitions, kill a node: is anything lost?
 
-    Writers give their keys increasing numbers; readers check every value that they see. The node
-    that owns most partitions is killed with kill -9, and started again later. In the end every
-    acknowledged row must be there, no wrong value may have been read, and all replicas must be
-    equal. Exit code: 0 so it was, 1 it was not.
+    Writers give their keys increasing numbers; readers check every value that they see. Meanwhile
+    another node joins, and partitions move to it on Spark; then the node that owns most partitions
+    is killed with kill -9, and started again. In the end every acknowledged row must be there, no
+    wrong value may have been read, and all replicas must be equal. Exit code: 0 so it was, 1 it was
+    not.
 
     \b
     Examples:
       limosa demo
       limosa demo --seconds 60 --nodes 5 --json
     """
+    missing = "" if pipeline is Pipeline.THREADS else java.missing()
+    if missing:
+        raise BadInput(
+            f"partitions move on Spark, and {missing}",
+            f"run {java.INSTALL} from the checkout, or add --pipeline threads",
+        )
     directory = tempfile.mkdtemp(prefix="limosa-demo-")
     lease_seconds = max(1.0, min(3.0, seconds / 7))
     local = LocalCluster(
-        directory, nodes, "demo", arguments=["--lease-seconds", f"{lease_seconds:.1f}"]
+        directory,
+        nodes,
+        "demo",
+        arguments=["--lease-seconds", f"{lease_seconds:.1f}"],
+        of_coordinators=["--pipeline", pipeline.value],
     )
     try:
         with _terminated_as_interrupted(), _cleaned_up(local, keep):
             tell(f"Starting {nodes} nodes in {directory} …")
             local.start()
             verdict = _run(local, seconds)
+            verdict.pipeline = "threads" if pipeline is Pipeline.THREADS else "Spark"
     finally:
         if keep:
             tell(f"The directory is kept: limosa up --data {directory}")
@@ -137,6 +164,7 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
             "numbers", SCHEMA, KEY, partitions=PARTITIONS, replicas=REPLICAS
         )
         ledger = Ledger(WRITERS * KEYS_PER_WRITER)
+        fill(table, ledger, ROWS_PER_FILL)
         writers: list[Worker] = [
             WriterThread(
                 table,
@@ -180,41 +208,50 @@ def _load(
     for worker in workers:
         worker.start()
     began = time.monotonic()
-    kill_at, restart_at = KILL_AT * seconds, RESTART_AT * seconds
-    restarting: threading.Thread | None = None
     with _screen() as show:
+        acts = Acts(
+            local,
+            connection,
+            seconds,
+            MOVES,
+            lambda what: show(f"{time.monotonic() - began:5.1f} s  {what}", True),
+        )
+        acts.start()
         before = (0.0, 0, 0)
-        while (passed := time.monotonic() - began) < seconds:
-            if not verdict.killed and passed >= kill_at:
-                verdict.killed = busiest(connection)
-                local.kill(verdict.killed)
-                show(
-                    f"{passed:5.1f} s  kill -9 {verdict.killed}, the owner of most partitions", True
-                )
-            if restarting is None and passed >= restart_at:
-                restarting = threading.Thread(
-                    target=_restart, args=(local, verdict.killed), daemon=True
-                )
-                restarting.start()
-                show(f"{passed:5.1f} s  {verdict.killed} is started again", True)
+        while not acts.are_over:
             time.sleep(SHOW_SECONDS)
-            before = _show_rates(show, (writers, readers), time.monotonic() - began, before)
+            passed = time.monotonic() - began
+            before = _show_rates(show, acts.doing, (writers, readers), passed, before)
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.join(JOIN_SECONDS)]
-    if restarting is not None:
-        restarting.join(JOIN_SECONDS)
-    if hanging or not verdict.killed or not local.is_running(verdict.killed):
-        raise Refused("a worker hangs, or the node did not come back", "keep the logs with --keep")
+    if acts.failure is not None:
+        raise acts.failure
+    if hanging:
+        raise Refused("a worker hangs", "keep the logs with --keep")
+    _judge_acts(verdict, acts, writers)
 
 
-def _restart(local: LocalCluster, name: str) -> None:
-    with suppress(LimosaError):  # whether it runs is looked at later
-        local.start_one(name)
+def _judge_acts(verdict: Verdict, acts: Acts, writers: list[Worker]) -> None:
+    """What happened to the cluster, and what the writers noticed of it."""
+
+    def longest(window: tuple[float, float]) -> float:
+        return round(max(worker.counts.longest_pause(*window) for worker in writers), 3)
+
+    moves = acts.moves
+    verdict.joined, verdict.killed = acts.joined, acts.killed
+    verdict.moves = moves.count
+    verdict.moved_megabytes = round(moves.bytes / 1e6, 1)
+    verdict.megabytes_per_second = round(moves.bytes / 1e6 / max(0.001, moves.seconds), 1)
+    verdict.longest_hand_over_seconds = round(moves.longest_pause_seconds, 3)
+    verdict.longest_pause_without_move_seconds = longest(acts.quiet)
+    verdict.longest_pause_with_move_seconds = longest(acts.moving)
+    verdict.examples += moves.failed
 
 
 def _show_rates(
     show: Callable[[str, bool], None],
+    doing: str,
     sides: tuple[list[Worker], list[Worker]],
     passed: float,
     before: tuple[float, int, int],
@@ -223,7 +260,7 @@ def _show_rates(
     period = max(0.001, passed - before[0])
     show(
         f"{passed:5.1f} s  {(written - before[1]) / period:>9,.0f} rows/s acknowledged  "
-        f"{(seen - before[2]) / period:>9,.0f} rows/s read",
+        f"{(seen - before[2]) / period:>9,.0f} rows/s read   {doing}",
         False,
     )
     return (passed, written, seen)
@@ -254,21 +291,13 @@ def _screen() -> Iterator[Callable[[str, bool], None]]:
     yield say
 
 
-def busiest(connection: Connection) -> str:
-    """The node that owns most partitions."""
-    owners = [
-        each.owner.replica.node for each in connection.refresh().partitions.values() if each.owner
-    ]
-    return Counter(sorted(owners)).most_common(1)[0][0]
-
-
 def judge(verdict: Verdict, writers: list[Worker], readers: list[Worker]) -> None:
     """What the threads saw."""
     verdict.rows_acked = sum(worker.counts.rows for worker in writers)
     verdict.reads = sum(worker.counts.rows for worker in readers)
     verdict.wrong = sum(worker.counts.wrong for worker in readers)
     verdict.longest_pause_seconds = round(
-        max(worker.counts.longest_pause_seconds for worker in writers), 2
+        max(worker.counts.longest_pause() for worker in writers), 2
     )
     for worker in (*writers, *readers):
         verdict.examples += worker.counts.examples
@@ -279,13 +308,23 @@ def judge(verdict: Verdict, writers: list[Worker], readers: list[Worker]) -> Non
     verdict.rows_read_per_second = round(verdict.reads / seconds)
 
 
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms"
+
+
 def in_words(verdict: Verdict) -> str:
     lines = [
         f"acknowledged   {verdict.rows_acked:,} rows ({verdict.rows_written_per_second:,} a second)"
         f" of {verdict.keys:,} keys",
         f"read           {verdict.reads:,} rows ({verdict.rows_read_per_second:,} a second)",
+        f"joined         {verdict.joined}",
+        f"moved          {verdict.moves} partitions on {verdict.pipeline}, verified: "
+        f"{verdict.moved_megabytes:,.0f} MB at {verdict.megabytes_per_second:,.0f} MB/s",
+        f"hand-over      {verdict.longest_hand_over_seconds * 1e3:,.0f} ms at most",
         f"killed         {verdict.killed}, with kill -9; it came back",
-        f"longest pause  {verdict.longest_pause_seconds:.2f} s of any writer",
+        f"longest pause  of any writer: {_ms(verdict.longest_pause_without_move_seconds)} before, "
+        f"{_ms(verdict.longest_pause_with_move_seconds)} during the moves, "
+        f"{_ms(verdict.longest_pause_seconds)} with the kill",
         f"lost           {verdict.lost}",
         f"wrong          {verdict.wrong}",
         f"replicas       {'all equal' if verdict.replicas_equal else 'DIFFERENT'}",

@@ -21,8 +21,14 @@ from limosa.client.connection import Connection
 from limosa.client.table import TableHandle
 from limosa.errors import LimosaError
 
-SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
+FIELDS: list[Any] = [
+    pa.field("key", pa.int64(), nullable=False),
+    pa.field("value", pa.int64()),
+    pa.field("note", pa.string()),
+]
+SCHEMA = pa.schema(FIELDS)
 KEY = "key"
+NOTE = "A row of a table has more to say than its number, so that there is something to move."
 
 Numbers = NDArray[np.int64]
 
@@ -81,14 +87,40 @@ def unequal_replicas(
     )
 
 
+def rows_of(keys: Numbers, value: int) -> pa.RecordBatch:
+    """These keys, all with the same value."""
+    columns: list[Any] = [
+        pa.array(keys),
+        pa.array(np.full(len(keys), value, np.int64)),
+        pa.array([NOTE] * len(keys)),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def fill(table: TableHandle, ledger: Ledger, rows_at_once: int) -> None:
+    """Every key gets its first number."""
+    for first in range(0, len(ledger.acked), rows_at_once):
+        keys = np.arange(first, min(first + rows_at_once, len(ledger.acked)), dtype=np.int64)
+        ledger.attempted[keys] = 1
+        table.write(rows_of(keys, 1))
+        ledger.acked[keys] = 1
+
+
 class Counts(Struct):
     """What one thread has done."""
 
     rows: int = 0
     wrong: int = 0
     examples: list[str] = []
-    longest_pause_seconds: float = 0.0
+    pauses: list[tuple[float, float]] = []
+    """When each write was acknowledged, and how long after the one before."""
     failure: str = ""
+
+    def longest_pause(self, start: float = -np.inf, end: float = np.inf) -> float:
+        """In seconds, of those of which some lies between these two moments."""
+        return max(
+            (pause for at, pause in self.pauses if at > start and at - pause < end), default=0.0
+        )
 
 
 class Worker(ABC):
@@ -134,15 +166,14 @@ class WriterThread(Worker):
         super().__init__(table, ledger, seed)
         self._keys = keys
         self._rows_at_once = rows_at_once
-        self._value = 0
+        self._value = int(ledger.attempted[keys.start])
         self._acked_at: float | None = None
 
     def _step(self) -> None:
         some = self._dice.choice(len(self._keys), self._rows_at_once, replace=False)
         keys = (some + self._keys.start).astype(np.int64)
         self._value += 1
-        values = np.full(len(keys), self._value, np.int64)
-        batch = pa.record_batch([pa.array(keys), pa.array(values)], schema=SCHEMA)
+        batch = rows_of(keys, self._value)
         self._ledger.attempted[keys] = self._value
         while True:
             try:
@@ -158,8 +189,7 @@ class WriterThread(Worker):
     def _note_pause(self) -> None:
         now = time.monotonic()
         if self._acked_at is not None:
-            pause = now - self._acked_at
-            self.counts.longest_pause_seconds = max(self.counts.longest_pause_seconds, pause)
+            self.counts.pauses.append((now, now - self._acked_at))
         self._acked_at = now
 
 

@@ -22,7 +22,9 @@ COMMANDS = {
     "status":     "limosa.cli.inspecting:status",
     "nodes":      "limosa.cli.inspecting:nodes",
     "partitions": "limosa.cli.inspecting:partitions",
+    "explain":    "limosa.cli.explain:explain",
     "doctor":     "limosa.cli.doctor:doctor",
+    "verify":     "limosa.cli.verify:verify",
     "tables":     "limosa.cli.tables:tables",
     "write":      "limosa.cli.write:write",
     "read":       "limosa.cli.read:read",
@@ -31,6 +33,7 @@ COMMANDS = {
     "simulate":   "limosa.cli.simulate:simulate",
     "mutants":    "limosa.cli.mutants:mutants",
     "table":      "limosa.cli.tables:table",
+    "partition":  "limosa.cli.partition:partition",
     "node":       "limosa.cli.members:node",
     "serve":      "limosa.cli.serve:serve",
 }

@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from limosa.cli.sizes import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
 from limosa.transport.security import Security
@@ -44,6 +46,12 @@ WithParent = Annotated[
     bool, typer.Option("--with-parent", help="Stop when standard input ends.", hidden=True)
 ]
 JsonLog = Annotated[bool, typer.Option("--json", help="Log in JSON.")]
+
+
+class Pipeline(StrEnum):
+    AUTO = "auto"
+    SPARK = "spark"
+    THREADS = "threads"
 
 
 @serve.command()
@@ -128,6 +136,28 @@ def coordinator(
     certificate: Certificate = None,
     key: Key = None,
     authority: Authority = None,
+    pipeline: Annotated[
+        Pipeline,
+        typer.Option(
+            "--pipeline",
+            help="What carries rows to new replicas. Without Spark partitions are not moved, "
+            "only lost replicas rebuilt, unless you ask for threads.",
+        ),
+    ] = Pipeline.AUTO,
+    spark_master: Annotated[
+        str,
+        typer.Option("--spark-master", help="Spark's master.", show_default="this machine's cores"),
+    ] = "",
+    spark_conf: Annotated[
+        list[str] | None,
+        typer.Option("--spark-conf", help="NAME=VALUE, a setting of Spark's; again for more."),
+    ] = None,
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            "--bandwidth", help="Bytes a second of all copies together; 0: as fast as it goes."
+        ),
+    ] = "100MiB",
     with_parent: WithParent = False,
     json_log: JsonLog = False,
 ) -> None:
@@ -138,8 +168,19 @@ def coordinator(
     \b
     Examples:
       limosa serve coordinator --metastore /srv/limosa/metastore.db
+      limosa serve coordinator --metastore … --spark-master spark://10.0.0.7:7077 --bandwidth 1GiB
     """
+    from limosa.core.coordinator.settings import Settings
+    from limosa.pipeline.assembly import PipelineConfig, mover_for, settings_for
     from limosa.runtime.processes import CoordinatorConfig, CoordinatorProcess
+
+    carrying = PipelineConfig(
+        kind=pipeline.value,
+        scratch=str(Path(metastore).absolute().parent / f"spark-{name}"),
+        master=spark_master,
+        conf=dict(_pair(each) for each in spark_conf or []),
+        bytes_per_second=bytes_of(bandwidth),
+    )
 
     def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
         config = CoordinatorConfig(
@@ -154,10 +195,19 @@ def coordinator(
                 cluster=cluster,
                 verify_clients=certificate is not None,
             ),
+            settings=settings_for(carrying, Settings()),
         )
-        return CoordinatorProcess(config, journal), {"coordinator": name}
+        mover = mover_for(carrying, config.security, cluster, name, journal)
+        return CoordinatorProcess(config, mover, journal), {"coordinator": name}
 
     _run(name, build, with_parent, json_log)
+
+
+def _pair(given: str) -> tuple[str, str]:
+    name, equals, value = given.partition("=")
+    if not equals or not name:
+        raise BadInput(f"{given!r} is no setting", "write NAME=VALUE")
+    return name, value
 
 
 def _volumes(given: list[str]) -> dict[str, str]:

@@ -15,12 +15,14 @@ from limosa.client.discovery import LOCAL, VARIABLE, find_local
 from limosa.client.session import Session
 from limosa.client.table import TableHandle
 from limosa.core.client import Settings
-from limosa.core.model.changes import Topology
+from limosa.core.messages import Status
+from limosa.core.model.changes import Agreed, Topology
 from limosa.core.model.codec import decode, encode
-from limosa.core.model.intent import Request
+from limosa.core.model.intent import Placement, Request, RequestKind
 from limosa.core.model.topology import NamedTable
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.runtime.peers import Dialer
+from limosa.runtime.wire import Decoder
 from limosa.storage.schema import Table
 from limosa.transport.security import Security, scheme
 from limosa.transport.tokens import issue, read_secret
@@ -30,6 +32,8 @@ REQUEST_SECONDS = 30.0
 OPEN_SECONDS = 30.0
 PATIENCE_SECONDS = 5.0
 PARTITIONS = 16
+
+_states = msgspec.msgpack.Decoder(Agreed)
 
 
 class Description(Struct, frozen=True):
@@ -247,12 +251,55 @@ class Connection:
         )
         return status
 
+    def state(self, partition: str) -> Agreed:
+        """All that is agreed about one partition."""
+        state: Agreed = _states.decode(self._session.call("state", partition.encode()))
+        return state
+
+    def node_facts(self, node: str, partition: str) -> Status | None:
+        """What a node tells the coordinator about one partition; None: it is not a member yet."""
+        body = self._session.call_node(node, "facts", partition.encode(), seconds=5.0)
+        said = Decoder(lambda _: None, trusted=True)(pa.py_buffer(body)) if body else []
+        return next((each for each in said if isinstance(each, Status)), None)
+
+    def change_partition(
+        self,
+        kind: RequestKind,
+        partition: str,
+        *,
+        source: str = "",
+        target: Placement | None = None,
+        hold_seconds: float = 0.0,
+        max_pause_seconds: float = 0.0,
+        cancels: int = 0,
+    ) -> Request:
+        """Ask for a move from `source` to `target`, or for the end of one.
+
+        Returns when it is agreed upon; raises `IllegalRequest` if it can't be.
+        """
+        return self._request(
+            Request(
+                _request_id(kind),
+                kind,
+                partition,
+                source=source,
+                target=target,
+                hold_seconds=hold_seconds,
+                max_pause_seconds=max_pause_seconds,
+                cancels=cancels,
+            )
+        )
+
     def node_digests(self, node: str) -> list[dict[str, Any]]:
         """Position, rows and digest of every replica on a node; reads all of its rows."""
         digests: list[dict[str, Any]] = msgspec.json.decode(
             self._session.call_node(node, "digests")
         )
         return digests
+
+    def token(self) -> str | None:
+        """A fresh proof of who we are, for whoever calls the nodes in our name."""
+        return self._session.token()
 
     def remove_node(self, node: str) -> None:
         """A node that is gone for good, and holds nothing, leaves the cluster."""

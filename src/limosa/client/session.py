@@ -86,8 +86,7 @@ class Session:
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
         """Hand an operation to the brain; waits while too much is under way."""
         future = Answer()
-        future.set_running_or_notify_cancel()  # what is under way can't be taken back
-        with self._room:
+        with self._lock:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
                 self._room.wait(1.0)
                 self._check_open()
@@ -99,9 +98,15 @@ class Session:
             # Alone and small it fits into the connection's window, and this thread can't block.
             at_once = len(self._futures) == 1 and size <= SMALL_BYTES
             links = self._handle(Asked(id, zone, **what))
-            self._busy.set()
+            if not self._busy.is_set():
+                self._busy.set()
+            future.link = next(iter(links)) if at_once and len(links) == 1 else None
         self._settle(links, at_once)
         return future
+
+    def _is_idle(self) -> bool:
+        """No link has anything to bring, but to a caller who reads it."""
+        return all(answer.reader is not None for answer in list(self._futures.values()))
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -121,7 +126,7 @@ class Session:
                 link.wake()
         while self._ended:
             future, finished = self._ended.popleft()
-            future.set_result(finished)
+            future.end(finished)
 
     def _handle(self, event: ClientEvent) -> set[Outbound]:
         """Under the lock. Which links have something to send now."""
@@ -142,8 +147,6 @@ class Session:
             case Finished():
                 future = self._futures.pop(effect.id, None)
                 self._bytes -= self._sizes.pop(effect.id, 0)
-                if not self._futures:
-                    self._busy.clear()
                 self._room.notify_all()
                 if future is not None:
                     self._ended.append((future, effect))
@@ -167,6 +170,7 @@ class Session:
             lambda: self._dialer.open(node, address),
             lambda frame: self._hear(node, decoder, frame),
             lambda error: self._deliver(Disconnected(node)),
+            self._is_idle,
         )
         self._links[node] = (address, link)
         return link
@@ -233,6 +237,8 @@ class Session:
                 self._deliver(Ticked())
                 with self._lock:
                     links = [link for _, link in self._links.values()]
+                    if not self._futures:
+                        self._busy.clear()
                 for link in links:
                     link.cut_if_silent(SILENT_SECONDS)
                 self._closed.wait(TICK_SECONDS)
@@ -287,6 +293,9 @@ class Session:
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
 
+    def token(self) -> str | None:
+        return self._dialer.token()
+
     # --- the end
 
     def close(self) -> None:
@@ -311,6 +320,33 @@ class Session:
 
 class Answer(Future[Finished]):
     """What an operation comes to."""
+
+    link: Outbound | None = None
+    """What brings it, if it is the only one: whoever waits for it reads there."""
+    reader: int | None = None
+    """The thread that does."""
+
+    def cancel(self) -> bool:
+        """What is under way can't be taken back."""
+        return False
+
+    def result(self, timeout: float | None = None) -> Finished:
+        link = self.link
+        if link is not None and timeout is None and not self.done():
+            self.reader = threading.get_ident()
+            try:
+                link.read_here(self.done)
+            finally:
+                self.reader = None
+                if not self.done():
+                    link.resume()
+        return super().result(timeout)
+
+    def end(self, finished: Finished) -> None:
+        self.set_result(finished)
+        reader = self.reader
+        if reader is not None and reader != threading.get_ident() and self.link is not None:
+            self.link.release(reader)  # it came another way, or will not come
 
     def add_done_callback(self, fn: Callable[[Future[Finished]], object]) -> None:
         """On a thread of its own: it may wait for another answer, and the thread which brings

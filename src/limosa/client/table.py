@@ -71,7 +71,9 @@ class TableHandle:
         """
         single = plain_row(self.definition, rows)
         if single is not None:
-            settle(self.submit(Batch.of(self.definition, single)))
+            row = Batch.of(self.definition, single)
+            row.note_bytes(single.get_total_buffer_size())
+            settle(self.submit(row))
             return 1
         written = 0
         under_way: list[tuple[int, Future[Finished]]] = []

@@ -150,6 +150,15 @@ class StartCopy(Effect, frozen=True, gc=False):
     targets: tuple[Replica, ...]
 
 
+class Compare(Effect, frozen=True, gc=False):
+    """Which rows of these replicas differ from their owner's? Asking twice changes nothing."""
+
+    partition: PartitionId
+    session: SessionId
+    source: Replica
+    targets: tuple[Replica, ...]
+
+
 class Explain(Effect, frozen=True, gc=False):
     """What a partition waits for, in words."""
 

@@ -6,7 +6,15 @@ from msgspec import Struct
 
 from limosa.core.messages import Message
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId, Position, Revision
+from limosa.core.model.keys import (
+    Incarnation,
+    LeaseId,
+    NodeId,
+    PartitionId,
+    Position,
+    Revision,
+    SessionId,
+)
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
 from limosa.core.producers import ProducersValue
@@ -117,6 +125,13 @@ class CollectionDue(Struct, frozen=True, gc=False):
     partition: PartitionId
 
 
+class Measured(Struct, frozen=True):
+    """How much is free on the volumes, and about what the replicas there take: (rows, bytes)."""
+
+    free_bytes: dict[str, int]
+    sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
+
+
 class Disconnected(Struct, frozen=True, gc=False):
     """The connection to this node broke (for a client): what is under way may not arrive."""
 
@@ -133,6 +148,15 @@ class CommitAnswered(Struct, frozen=True, gc=False):
     """A commit was made, or its guard was stale."""
 
     made: bool
+
+
+class Compared(Struct, frozen=True, gc=False):
+    """The rows that were compared differ in this: some of them in words, and how many more."""
+
+    partition: PartitionId
+    session: SessionId
+    differences: tuple[str, ...]
+    more: int = 0
 
 
 class Elected(Struct, frozen=True, gc=False):
@@ -159,5 +183,8 @@ NodeEvent: TypeAlias = (
     | SliceRead
     | DigestTaken
     | CollectionDue
+    | Measured
 )
-CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | CommitAnswered | Elected | Deposed
+CoordinatorEvent: TypeAlias = (
+    Received | Ticked | AgreedRead | CommitAnswered | Compared | Elected | Deposed
+)

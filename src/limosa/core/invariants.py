@@ -135,6 +135,18 @@ def a_cancelled_change_does_not_switch(before: Agreed, after: Agreed) -> Iterato
             yield f"{new.id} switched although it was cancelled"
 
 
+def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
+    """A copy that once differed from its source is never read, whatever is seen of it later."""
+    for old, new in _changed(before, after):
+        was = None if old is None else routing.stage_of(old)
+        now = routing.stage_of(new)
+        if was is None or now is None or was.reads is now.reads or now.reads is not Side.NEW:
+            continue
+        assert old is not None and old.transition is not None
+        if old.transition.giving_up:
+            yield f"{new.id} switched although it was given up: {old.transition.giving_up}"
+
+
 def intent_matches_the_replicas(before: Agreed, after: Agreed) -> Iterator[str]:
     """Outside a transition the replicas are where `stable` says."""
     for name, intent in after.intents.items():
@@ -196,6 +208,7 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     sessions_are_open_where_the_table_says,
     transitions_come_from_intent,
     a_cancelled_change_does_not_switch,
+    what_is_given_up_does_not_switch,
     intent_matches_the_replicas,
     tables_and_partitions_have_a_zone,
     nodes_follow_their_life,

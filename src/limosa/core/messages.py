@@ -293,6 +293,15 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     caught_up: tuple[tuple[Replica, Revision], ...] = ()
     unreachable: tuple[Replica, ...] = ()
     """Replicas that this owner's log no longer reaches back to."""
+    copying: tuple[int, int] | None = None
+    """At a target: how many slices have landed, and of how many."""
+    commit_seconds: float = 0.0
+    """At an owner: how long it lately took from a write to its commit, at the longest."""
+    rows: int = 0
+    """About what it holds, as its node last measured it; 0: it is not known."""
+    bytes: int = 0
+    checking: Position | None = None
+    """Where a digest is being taken."""
 
 
 class Status(Message, frozen=True, gc=False):
@@ -305,3 +314,5 @@ class Status(Message, frozen=True, gc=False):
     busy: dict[PartitionId, Revision]
     """The oldest revision under which something of this partition still runs here."""
     replicas: dict[PartitionId, tuple[ReplicaStatus, ...]]
+    free_bytes: dict[str, int] = {}
+    """By volume, as the node last measured it."""

@@ -4,10 +4,12 @@ An exact set of (producer, sequence, token range), not a maximum: a maximum woul
 duplicate, and would forget which half of a batch arrived before a merge.
 """
 
+from collections import deque
+from hashlib import blake2b
 from itertools import takewhile
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.model.rows import Entry
@@ -21,6 +23,14 @@ class Applied(Struct, frozen=True, gc=False):
     found: Position | None = None
 
 
+class _Raise(NamedTuple):
+    """A floor that an entry brought."""
+
+    at: Position
+    producer: str
+    floor: int
+
+
 ProducersValue: TypeAlias = tuple[tuple[str, int, tuple[tuple[int, tuple[Applied, ...]], ...]], ...]
 """(producer, floor, ((sequence, parts), …)) for each: what is sent along with a copy."""
 
@@ -28,10 +38,14 @@ ProducersValue: TypeAlias = tuple[tuple[str, int, tuple[tuple[int, tuple[Applied
 class Producers:
     """The producers of one replica's log."""
 
-    __slots__ = ("_floors", "_parts")
+    __slots__ = ("_committed", "_floors", "_parts", "_raises")
 
     def __init__(self) -> None:
         self._floors: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
+        """Floors as of the watermark: two replicas that know the same entries up to there agree."""
+        self._raises: deque[_Raise] = deque()
+        """... and those that entries behind the watermark brought."""
         self._parts: dict[str, dict[int, tuple[Applied, ...]]] = {}
 
     def applied(self, producer: str, sequence: int) -> tuple[Applied, ...]:
@@ -42,24 +56,41 @@ class Producers:
         """The producer has said that it no longer waits for this one."""
         return sequence < self._floors.get(producer, 0)
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: Entry, committed: bool = True) -> None:
+        """What lies below its floor goes, at once or once it is committed."""
         if not entry.producer:
             return
         part = Applied(entry.range or WHOLE, entry.at, entry.found)
         parts = self._parts.setdefault(entry.producer, {})
-        parts[entry.sequence] = (*parts.get(entry.sequence, ()), part)
-        self._raise_floor(entry.producer, entry.floor)
+        known = parts.get(entry.sequence, ())
+        if part not in known:  # a copy may have brought it already
+            parts[entry.sequence] = (*known, part)
+        if entry.floor > self._floors.get(entry.producer, 0):
+            self._floors[entry.producer] = entry.floor
+            if committed:
+                self._drop_below(entry.producer, entry.floor)
+            else:
+                self._raises.append(_Raise(entry.at, entry.producer, entry.floor))
 
-    def _raise_floor(self, producer: str, floor: int) -> None:
-        if floor > self._floors.get(producer, 0):
-            self._floors[producer] = floor
+    def commit(self, up_to: Position) -> None:
+        """Entries up to here are committed."""
+        while self._raises and self._raises[0].at <= up_to:
+            raised = self._raises.popleft()
+            self._drop_below(raised.producer, raised.floor)
+
+    def _drop_below(self, producer: str, floor: int) -> None:
+        if floor > self._committed.get(producer, 0):
+            self._committed[producer] = floor
             parts = self._parts.get(producer, {})
             # They come nearly in order: one behind a later one goes when that goes.
             for sequence in list(takewhile(lambda sequence: sequence < floor, parts)):
                 del parts[sequence]
 
     def forget_after(self, position: Position) -> None:
-        """Its entries were cut off the log."""
+        """Its entries were cut off the log; what a producer no longer waits for stays so."""
+        while self._raises and self._raises[-1].at > position:
+            raised = self._raises.pop()
+            self._drop_below(raised.producer, raised.floor)
         for parts in self._parts.values():
             for sequence, applied in list(parts.items()):
                 kept = tuple(part for part in applied if part.at <= position)
@@ -89,5 +120,29 @@ class Producers:
             mine = self._parts.setdefault(producer, {})
             for sequence, parts in all_parts:
                 known = mine.get(sequence, ())
-                mine[sequence] = known + tuple(part for part in parts if part not in known)
-            self._raise_floor(producer, floor)
+                new = tuple(part for part in parts if part not in known)
+                mine[sequence] = tuple(sorted(known + new, key=lambda part: part.at))
+            self._floors[producer] = max(floor, self._floors.get(producer, 0))
+            self._drop_below(producer, floor)
+
+    def digest(self, up_to: Position) -> int:
+        """Of what is known as of the watermark, which is `up_to`; however it came to be known."""
+        known = [
+            (producer, floor, self._known(producer, floor, up_to))
+            for producer, floor in sorted(self._committed_floors())
+        ]
+        encoded = msgpack.encode([each for each in known if each[1] or each[2]])
+        return int.from_bytes(blake2b(encoded, digest_size=8).digest())
+
+    def _committed_floors(self) -> list[tuple[str, int]]:
+        return [(producer, self._committed.get(producer, 0)) for producer in self._parts]
+
+    def _known(
+        self, producer: str, floor: int, up_to: Position
+    ) -> list[tuple[int, tuple[Applied, ...]]]:
+        found = [
+            (sequence, tuple(part for part in applied if part.at <= up_to))
+            for sequence, applied in sorted(self._parts[producer].items())
+            if sequence >= floor
+        ]
+        return [each for each in found if each[1]]

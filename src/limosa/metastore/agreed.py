@@ -44,6 +44,12 @@ class AgreedStore:
                 raise
         return self._agreed
 
+    def nudge(self) -> None:
+        """From any thread: there is probably something new."""
+        watch = self._watch
+        if watch is not None:
+            watch.nudge()
+
     def _read_all(self) -> Agreed:
         revision, entries = self.store.read("")
         found = sorted(entries.values(), key=lambda entry: entry.revision)

@@ -268,6 +268,10 @@ class MemoryWatch:
                     return changes
                 store._changed.wait(min(left, POLL_SECONDS))
 
+    def nudge(self) -> None:
+        with self._store._changed:
+            self._store._changed.notify_all()
+
     def close(self) -> None:
         with self._store._changed:
             self._closed = True

@@ -333,6 +333,10 @@ class SqliteWatch:
                     return changes
                 store._changed.wait(min(left, store._poll_seconds))
 
+    def nudge(self) -> None:
+        with self._store._changed:
+            self._store._changed.notify_all()
+
     def close(self) -> None:
         with self._store._changed:
             self._closed = True

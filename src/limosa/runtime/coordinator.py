@@ -7,34 +7,60 @@ from.
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Literal, Protocol, TypeAlias
 
-from limosa.core.coordinator.brain import Coordinator, Settings
-from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartCopy
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.settings import Settings
+from limosa.core.effects import Compare, Effect, Explain, MakeCommit, Send, StartCopy
 from limosa.core.events import (
     AgreedRead,
     CommitAnswered,
+    Compared,
     CoordinatorEvent,
     Deposed,
     Elected,
     Received,
     Ticked,
 )
-from limosa.core.messages import Denied, Fetched, Landed, Message
+from limosa.core.messages import Look, Message
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, merged, united
+from limosa.core.model.keys import NodeId
+from limosa.core.model.reports import Pipeline
 from limosa.core.model.topology import CoordinatorLease
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
-from limosa.runtime.mover import PlainMover
 from limosa.runtime.peers import Peers
 
-TICK_SECONDS = 0.05
+PipelineState: TypeAlias = Literal["off", "starting", "ready", "failed"]
+
+TICK_SECONDS = 0.02
 LEASE_SECONDS = 3.0
 RENEW_SECONDS = 0.5
 TRIM_SECONDS = 30.0
 REVISIONS_KEPT = 5_000
+
+
+class Mover(Protocol):
+    """Carries rows to new replicas, as long as it is asked to. Never blocks."""
+
+    def follow(self, addresses: Mapping[NodeId, str]) -> None: ...
+
+    def begin(self, job: StartCopy, size: int) -> None: ...
+
+    def compare(self, job: Compare, then: Callable[[tuple[str, ...], int], None]) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+MakeMover: TypeAlias = Callable[[Callable[[PipelineState, str], None]], Mover]
+"""Given whom to tell of its state."""
 
 
 class CoordinatorDriver:
@@ -47,6 +73,7 @@ class CoordinatorDriver:
         clock: Clock,
         peers: Peers,
         settings: Settings,
+        mover: MakeMover,
         log: Log,
     ) -> None:
         self.name = name
@@ -54,7 +81,7 @@ class CoordinatorDriver:
         self.peers = peers
         self.log = log
         self.now = clock.now
-        self._mover = PlainMover(peers.send, log)
+        self._mover = mover(self._tell_of_pipeline)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._lease: int | None = None
@@ -75,14 +102,11 @@ class CoordinatorDriver:
         return self.brain.office is not None
 
     def received(self, sender: str, message: Message) -> None:
-        if isinstance(message, Fetched | Landed | Denied):
-            self._mover.received(sender, message)
-        else:
-            self.deliver(Received(sender, message))
+        self.deliver(Received(sender, message))
 
     def deliver(self, event: CoordinatorEvent) -> None:
         with self._lock:
-            self._carry_out(self.brain.handle(self.now(), event))
+            self._carry_out(self.brain.handle(self.now(), event, time.time()))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -92,7 +116,9 @@ class CoordinatorDriver:
                 case MakeCommit(commit=commit):
                     self._commits.put(commit)
                 case StartCopy():
-                    self._mover.begin(effect)
+                    self._mover.begin(effect, self._size_of(effect))
+                case Compare():
+                    self._compare(effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.log("waits", partition=partition, stage=stage, why=why)
                 case _:
@@ -100,6 +126,18 @@ class CoordinatorDriver:
         if not self._commits.empty() and not self._committing:
             self._committing = True
             self._watcher.do(self._commit_all)
+
+    def _compare(self, job: Compare) -> None:
+        def then(differences: tuple[str, ...], more: int) -> None:
+            self.deliver(Compared(job.partition, job.session, differences, more))
+
+        self._mover.compare(job, then)
+
+    def _size_of(self, job: StartCopy) -> int:
+        """About how many bytes there are to carry; 0: nobody has said yet."""
+        status = self.brain.statuses.get(job.source.node)
+        known = () if status is None else status.replicas.get(job.partition, ())
+        return max((each.bytes for each in known if each.replica == job.source), default=0)
 
     # --- commits
 
@@ -114,8 +152,15 @@ class CoordinatorDriver:
             together, asked = merged(asked)
             self._commit(store, together)
         agreed = store.read()
+        self._tell_nodes(agreed)
         self.deliver(AgreedRead(agreed))
         self.deliver(CommitAnswered(True))
+
+    def _tell_nodes(self, agreed: Agreed) -> None:
+        """They would see it by themselves, a little later; a hand-over is as long as that."""
+        look = Look(agreed.topology.generation)
+        for node in agreed.leases:
+            self.peers.send(node, look)
 
     def _commit(self, store: AgreedStore, together: list[Commit]) -> None:
         """All at once; if one of them is stale, each for itself."""
@@ -186,7 +231,21 @@ class CoordinatorDriver:
 
     def _followed(self, agreed: Agreed, asked: bool) -> None:
         self.peers.follow(agreed.topology)
+        nodes = agreed.topology.nodes.values()
+        self._mover.follow({node.id: node.address for node in nodes})
         self.deliver(AgreedRead(agreed))
+
+    def _tell_of_pipeline(self, state: PipelineState, detail: str) -> None:
+        """For people who ask what a move waits for; it goes with our lease."""
+        record = Pipeline(self.name, state, detail, time.time())
+
+        def tell(store: AgreedStore) -> None:
+            lease = self._lease
+            if lease is not None:
+                with suppress(LimosaError):
+                    store.commit(Commit({}, (Put(record),), "the pipeline"), lease)
+
+        self._watcher.do(tell)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -194,5 +253,6 @@ class CoordinatorDriver:
         if self._lease is not None:
             self._heartbeat.revoke(self._lease)
         self._heartbeat.close()
+        self._mover.close()  # after that: a successor need not wait until Java has ended
         self._watcher.close()
         self.peers.close()

@@ -52,10 +52,12 @@ class LocalCluster:
         secret: bool = True,
         coordinators: int = 1,
         arguments: Sequence[str] = (),
+        of_coordinators: Sequence[str] = (),
     ) -> None:
         self.directory = Path(directory).absolute()
         self.arguments = list(arguments)
         """Further options of every node."""
+        self.of_coordinators = list(of_coordinators)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.addresses: dict[str, str] = {}
         self._lock: int | None = None
@@ -190,6 +192,18 @@ class LocalCluster:
         if wait:
             self.wait_until_ready([name])
 
+    def add_node(self) -> str:
+        """One more, which joins; its name."""
+        name = f"n{len(self.nodes) + 1}"
+        self.nodes.append(name)
+        try:
+            self.start_one(name)
+        except BaseException:
+            self.nodes.remove(name)
+            raise
+        self._remember()
+        return name
+
     def _command(self, name: str, port: int | None) -> list[str]:
         kind = "coordinator" if name in self.coordinators else "node"
         command = [sys.executable, "-m", "limosa", "serve", kind, "--name", name]
@@ -200,6 +214,8 @@ class LocalCluster:
             wanted = port if port is not None else self._free_port(name)
             command += ["--data", str(self.directory / name), "--port", str(wanted)]
             command += self.arguments
+        else:
+            command += self.of_coordinators
         return command
 
     def _free_port(self, name: str) -> int:

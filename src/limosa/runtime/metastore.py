@@ -98,6 +98,7 @@ class Watcher:
         self._wanted = False
         self._stopping = False
         self._store: Metastore | None = None
+        self._agreed_store: AgreedStore | None = None
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._writer = threading.Thread(target=self._write, name="commits", daemon=True)
         self._commits: queue.SimpleQueue[Callable[[AgreedStore], None] | None] = queue.SimpleQueue()
@@ -109,6 +110,9 @@ class Watcher:
     def look(self) -> None:
         """Somebody wants the newest state, changed or not."""
         self._wanted = True
+        agreed_store = self._agreed_store
+        if agreed_store is not None:
+            agreed_store.nudge()
 
     def commit(self, commit: Commit) -> None:
         """What comes of it shows in the state; one that is stale is wanted no more."""
@@ -130,7 +134,7 @@ class Watcher:
             try:
                 if agreed_store is None:
                     self._store = self._open()
-                    agreed_store = AgreedStore(self._store)
+                    self._agreed_store = agreed_store = AgreedStore(self._store)
                 wanted, self._wanted = self._wanted, False
                 agreed = agreed_store.read(0.0 if wanted or last is None else self.WAIT_SECONDS)
                 if wanted or agreed.revision != last:

@@ -33,6 +33,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    Measured,
     NodeEvent,
     Received,
     SliceRead,
@@ -42,7 +43,7 @@ from limosa.core.events import (
     Ticked,
     TopologyRead,
 )
-from limosa.core.messages import Write
+from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.topology import Node
@@ -52,15 +53,15 @@ from limosa.errors import LimosaError, Refused
 from limosa.ports import Clock, Metastore
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
-from limosa.runtime.mover import slice_of
 from limosa.runtime.peers import Peers
 from limosa.runtime.reading import Reading
+from limosa.runtime.slices import slice_of
 from limosa.runtime.tables import Tables
 from limosa.runtime.work import Worker
 from limosa.storage.rows import Bundle
 from limosa.storage.store import Store
 
-TICK_SECONDS = 0.05
+TICK_SECONDS = 0.02
 SYNC_SECONDS = 0.02
 """At the latest; whoever writes wakes the thread that syncs, or syncs itself."""
 COLLECT_SECONDS = 60.0
@@ -147,24 +148,23 @@ class NodeDriver:
                 if not self.is_over:
                     self._carry_out_all(self.brain.handle(self.now(), event))
 
-    def write(self, sender: str, message: Write, at_once: bool = False) -> None:
-        """One part of a client's batch; it was checked before.
+    def write(self, sender: str, messages: Sequence[Write], at_once: bool = False) -> None:
+        """What a client wants written, in its order; it was checked before.
 
         `at_once`: nothing else will come from this caller before the answer, so that the calling
         thread may as well sync itself, and spare two changes of threads.
         """
-        found = 0
         at_once = at_once and self._syncing.acquire(blocking=False)
         try:
             with self._lock, self._fatal():
-                if self.is_over:
-                    return
-                if message.expected is not None:
-                    found = self._newest(message)
                 self._here = at_once
                 try:
-                    event = Received(sender, message, found)
-                    self._carry_out_all(self.brain.handle(self.now(), event))
+                    for message in messages:
+                        if self.is_over:
+                            return
+                        found = 0 if message.expected is None else self._newest(message)
+                        event = Received(sender, message, found)
+                        self._carry_out_all(self.brain.handle(self.now(), event))
                 finally:
                     self._here = False
             if at_once:
@@ -183,6 +183,11 @@ class NodeDriver:
         (batch,) = rows.batches
         incarnation = owner.held.replica.incarnation
         return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
+
+    def status(self) -> Status | None:
+        """What the coordinator is told; nothing while there is no lease."""
+        with self._lock:
+            return None if self.brain.lease is None else self.brain.status(self.now())
 
     def wait_for_room(self) -> str:
         """Why clients' writes can't be taken now; empty: they can."""
@@ -345,6 +350,8 @@ class NodeDriver:
             if free_bytes < self.settings.free_bytes_min
         ]
         self._no_room = "; ".join(short)
+        sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
+        self.deliver(Measured(free, sizes))
 
     def _followed(self, agreed: Agreed, asked: bool) -> None:
         self.agreed = agreed

@@ -36,7 +36,7 @@ class Dialer:
         self.kind = kind
         self.name = name
         self._security = security
-        self._token = token
+        self.token = token
         self.alone: Callable[[], bool] = lambda: False
         """Does whoever uses it wait for one answer only?"""
 
@@ -46,7 +46,7 @@ class Dialer:
         return flight.FlightClient(address, generic_options=CHANNEL, **arguments)
 
     def options(self, timeout_seconds: float | None = None) -> flight.FlightCallOptions:
-        return call_options(self._token(), timeout_seconds)
+        return call_options(self.token(), timeout_seconds)
 
     def open(self, node: str, address: str) -> Stream:
         hello = Hello(self.cluster, self.kind, self.name, node)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.core.coordinator import brain
+from limosa.core.coordinator.settings import Settings
 from limosa.core.model.topology import Node
 from limosa.errors import BadInput, UnusableFile
 from limosa.metastore.agreed import AgreedStore
@@ -20,7 +20,7 @@ from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
 from limosa.runtime import membership
 from limosa.runtime.clock import BootClock
-from limosa.runtime.coordinator import CoordinatorDriver
+from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.peers import Dialer, Peers, Token
@@ -73,7 +73,7 @@ class CoordinatorConfig(Struct, frozen=True, kw_only=True):
     cluster: str
     metastore: str
     security: Security = Security()
-    settings: brain.Settings = brain.Settings()
+    settings: Settings = Settings()
 
 
 def machine_id() -> str:
@@ -213,7 +213,7 @@ def _say_goodbye(inbound: Inbound) -> None:
 class CoordinatorProcess:
     """A coordinator, in office or standing by."""
 
-    def __init__(self, config: CoordinatorConfig, journal: Journal) -> None:
+    def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
         clock = BootClock()
         open_store = opener(config.metastore, clock)
         metastore = open_store()
@@ -235,6 +235,7 @@ class CoordinatorProcess:
             clock,
             Peers(dialer, lambda node, message: self.driver.received(node, message)),
             config.settings,
+            mover,
             journal,
         )
         self.driver.start()

@@ -17,8 +17,9 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
+from limosa.core.coordinator.explaining import about, status_about
 from limosa.core.events import Received, Ticked
-from limosa.core.messages import Answer, Message, Read, Refuse, Wait, Write
+from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Request
@@ -38,6 +39,7 @@ from limosa.errors import (
 from limosa.metastore.agreed import AgreedStore
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.reading import Scan
+from limosa.runtime.replicas import holding, is_replica_scan, read_replica
 from limosa.runtime.wire import Decoder, Encoder, Unreadable, size_of
 from limosa.storage.rows import Batch, Bundle, hash_together
 from limosa.storage.schema import Table
@@ -49,6 +51,8 @@ NAME_LENGTH_MAX = 200
 PRODUCER_LENGTH_MAX = 100
 SEQUENCE_MAX = 2**62
 TICKET_BYTES_MAX = 8 << 20
+TOGETHER_MAX = 64
+"""So many writes are ordered before others have their turn."""
 NEVER_YET, NO_MORE = 2**62, -1
 """Versions that no layout has."""
 
@@ -73,7 +77,10 @@ class NodeService:
             "topology": (("client", "admin", "node", "coordinator"), self._topology),
             "status": (("client", "admin"), self._status),
             "agreed": (("client", "admin"), self._agreed),
+            "state": (("client", "admin"), self._state),
+            "facts": (("client", "admin"), self._facts),
             "digests": (("admin",), self._digests),
+            "replica": (("admin", "mover"), self._replica),
             "request": (("admin",), self._request),
         }
 
@@ -99,15 +106,16 @@ class NodeService:
     def received(self, inbound: Inbound, frame: pa.Buffer) -> None:
         if self.driver.store.is_behind:
             self._wait_for_room()
-        said = self._decoders[id(inbound)](frame)
+        decoder = self._decoders[id(inbound)]
+        said = decoder(frame)
         if inbound.hello.kind == "client":
-            hash_together(batch for request in said for batch in _batches(request))
-            for request in said:
-                self._serve(inbound, request)
+            self._serve(inbound, said, decoder.alone)
         else:
             for each in said:
                 if isinstance(each, Unreadable | Write | Read):
                     raise Forbidden("writes and reads are for clients", "speak Limosa's protocol")
+                if isinstance(each, Chunk):
+                    each.rows.digest()  # here, where only the mover waits for it
             self.driver.peers.heard(inbound.name)
             self.driver.deliver_all(
                 [Received(inbound.name, each) for each in said if isinstance(each, Message)]
@@ -118,18 +126,22 @@ class NodeService:
         with suppress(VolumeFailed):  # whoever writes is told
             self.driver.store.wait_for_room()
 
-    def _serve(self, inbound: Inbound, request: Message | Unreadable) -> None:
-        match request:
-            case Write():
-                self._write(inbound, request)
-            case Read():
-                inbound.link.reply(self._read(request))
-            case Unreadable(id=id, error=error):
-                inbound.link.reply(refusal(id, error))
-            case _:
-                raise Forbidden(
-                    f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
-                )
+    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], alone: bool) -> None:
+        writes: list[Write] = []
+        for request in said:
+            match request:
+                case Write():
+                    writes.append(request)
+                case Read():
+                    inbound.link.reply(self._read(request))
+                case Unreadable(id=id, error=error):
+                    inbound.link.reply(refusal(id, error))
+                case _:
+                    raise Forbidden(
+                        f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
+                    )
+        if writes:
+            self._write(inbound, writes, alone)
 
     def _read(self, request: Read) -> Answer:
         try:
@@ -140,18 +152,24 @@ class NodeService:
             self.driver.deliver(Ticked())
         return answer
 
-    def _write(self, inbound: Inbound, request: Write) -> None:
-        assert isinstance(request.rows, Bundle)
-        inbound.take_up(request.id, request.rows.bytes)  # first, since it may wait
-        try:
-            request = self._checked(inbound.identity, request)
-        except LimosaError as error:
-            inbound.settle(request.id)
-            inbound.link.reply(refusal(request.id, error))
-            return
-        if any(batch.deleted is not None for batch in _batches(request)):
-            self.driver.note_deletes(request.partition)
-        self.driver.write(inbound.name, request, at_once=self._decoders[id(inbound)].alone)
+    def _write(self, inbound: Inbound, requests: list[Write], alone: bool) -> None:
+        """Those of a frame together: they share the wait for their turn, and mostly a sync."""
+        sizes = {each.id: sum(batch.bytes for batch in _batches(each)) for each in requests}
+        inbound.take_up(sizes)  # first, since it may wait
+        hash_together(batch for each in requests for batch in _batches(each))
+        checked: list[Write] = []
+        for request in requests:
+            try:
+                checked.append(self._checked(inbound.identity, request))
+            except LimosaError as error:
+                inbound.settle(request.id)
+                inbound.link.reply(refusal(request.id, error))
+            else:
+                if any(batch.deleted is not None for batch in _batches(request)):
+                    self.driver.note_deletes(request.partition)
+        for first in range(0, len(checked), TOGETHER_MAX):
+            some = checked[first : first + TOGETHER_MAX]
+            self.driver.write(inbound.name, some, at_once=alone)
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write as the brain may have it."""
@@ -187,7 +205,7 @@ class NodeService:
                 raise BadInput(
                     "rows of a table that is not in the partition's zone", "refresh the topology"
                 )
-            if not batch.in_range(record.range).all():
+            if not batch.lies_in(record.range):
                 raise BadInput(
                     "rows whose key belongs to another partition",
                     "hash keys as the client library does, and route them by that",
@@ -203,6 +221,9 @@ class NodeService:
     # --- scans
 
     def scan(self, identity: Identity, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        if is_replica_scan(ticket):
+            identity.must_be("admin", "mover")
+            return read_replica(self.driver.store, ticket)
         identity.must_be("client", "admin")
         if len(ticket) > TICKET_BYTES_MAX:
             raise BadInput(
@@ -318,6 +339,17 @@ class NodeService:
             }
         ).encode()
 
+    def _state(self, body: bytes) -> bytes:
+        """All that is agreed about one partition."""
+        return _topologies.encode(about(self.driver.agreed, _name_in(body)))
+
+    def _facts(self, body: bytes) -> bytes:
+        """What the coordinator is told about one partition; nothing while there is no lease."""
+        status = self.driver.status()
+        if status is None:
+            return b""
+        return Encoder(define=False)([status_about(status, _name_in(body))])
+
     def _digests(self, body: bytes) -> bytes:
         """Of every replica here: where it is, how many rows, and their digest."""
         out = []
@@ -335,6 +367,10 @@ class NodeService:
                 }
             )
         return json.dumps(out).encode()
+
+    def _replica(self, body: bytes) -> bytes:
+        """What one replica is made of; its rows come by a scan of their own kind."""
+        return holding(self.driver.store, self.driver.brain.topology, body)
 
     def _request(self, body: bytes) -> bytes:
         """Put it where the coordinator finds it, and wait for the answer."""
@@ -408,13 +444,21 @@ def _check_names(request: Request) -> None:
     """A name that can be no key of the metastore would be tried by the coordinator for ever."""
     table = request.table or NamedTable("", "", "", b"")
     names = [request.partition, request.zone, request.name, request.table_id, request.cluster]
-    names += [table.name, table.zone, table.id, *request.renewed]
-    names += [name for place in request.placements for name in (place.node, place.volume)]
+    names += [table.name, table.zone, table.id, *request.renewed, request.source]
+    places = [*request.placements, *((request.target,) if request.target is not None else ())]
+    names += [name for place in places for name in (place.node, place.volume)]
     for name in names:
         if len(name) > NAME_LENGTH_MAX or not name.isprintable():
             raise BadInput(
                 f"{name[:40]!r} is no name", f"use at most {NAME_LENGTH_MAX} printable characters"
             )
+
+
+def _name_in(body: bytes) -> str:
+    try:
+        return body[: 4 * NAME_LENGTH_MAX].decode()
+    except UnicodeDecodeError:
+        raise BadInput("a name that is no text", "speak Limosa's protocol") from None
 
 
 def _check_definition(named: NamedTable | None) -> None:
@@ -423,9 +467,9 @@ def _check_definition(named: NamedTable | None) -> None:
         raise InvalidSchema("the definition of another table", "encode the table as it is named")
 
 
-def _batches(request: Message | Unreadable) -> tuple[Batch, ...]:
-    rows = request.rows if isinstance(request, Write) else None
-    return rows.batches if isinstance(rows, Bundle) else ()
+def _batches(request: Write) -> tuple[Batch, ...]:
+    assert isinstance(request.rows, Bundle)
+    return request.rows.batches
 
 
 def refusal(request: str, error: LimosaError) -> Refuse:

@@ -193,6 +193,7 @@ class _Status(_Wire, frozen=True, tag="Status"):
     generation: Revision
     busy: dict[str, Revision]
     replicas: dict[str, tuple[ReplicaStatus, ...]]
+    free_bytes: dict[str, int]
     digests: tuple[_Digest, ...]
 
 
@@ -247,16 +248,24 @@ _Copying: TypeAlias = messages.Fetch | _Chunk | _End
 
 
 class _CoordinatorHead(Struct, frozen=True, array_like=True):
-    """All that a coordinator, and the mover in it, can say to a node."""
+    """All that a coordinator can say to a node."""
+
+    definitions: Annotated[tuple[bytes, ...], Meta(max_length=0)]
+    messages: tuple[_Order, ...]
+
+
+class _MoverHead(Struct, frozen=True, array_like=True):
+    """All that a mover can say to a node."""
 
     definitions: tuple[bytes, ...]
-    messages: tuple[_Order | _Copying, ...]
+    messages: tuple[_Copying, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _heads: dict[str, Any] = {
     "client": msgspec.msgpack.Decoder(_ClientHead),
     "coordinator": msgspec.msgpack.Decoder(_CoordinatorHead),
+    "mover": msgspec.msgpack.Decoder(_MoverHead),
     "node": msgspec.msgpack.Decoder(_Head),
 }
 
@@ -393,6 +402,7 @@ def _pack_status(status: Status) -> _Status:
         status.generation,
         status.busy,
         replicas,
+        status.free_bytes,
         tuple(digests),
     )
 
@@ -405,7 +415,13 @@ def _unpack_status(status: _Status) -> Status:
         known[each.place] = structs.replace(known[each.place], digest=digest)
         replicas[each.partition] = tuple(known)
     return Status(
-        status.node, status.lease, status.sequence, status.generation, status.busy, replicas
+        status.node,
+        status.lease,
+        status.sequence,
+        status.generation,
+        status.busy,
+        replicas,
+        status.free_bytes,
     )
 
 

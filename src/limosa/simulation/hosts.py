@@ -13,6 +13,8 @@ from limosa.core.client import Asked, Finished
 from limosa.core.effects import (
     AcquireLease,
     AdvanceWatermark,
+    ApplySlice,
+    Compare,
     Effect,
     Explain,
     LookUp,
@@ -29,6 +31,7 @@ from limosa.core.effects import (
 from limosa.core.events import (
     AgreedRead,
     CommitAnswered,
+    Compared,
     Deposed,
     DigestTaken,
     Elected,
@@ -257,6 +260,8 @@ class NodeProcess(Process):
                 raise AssertionError(effect)
 
     def _store(self, change: VolumeEffect) -> None:
+        if isinstance(change, ApplySlice):
+            change = self.world.spoilt(self.brain.topology, change)
         self.disk.write(change, self.name)
         if isinstance(change, AdvanceWatermark) and change.digest:
             stored = self.disk.live.get((change.partition, change.incarnation))
@@ -340,7 +345,7 @@ class CoordinatorProcess(Process):
         self._handle(event)
 
     def _handle(self, event: Any) -> None:
-        for effect in self.brain.handle(self.now, event):
+        for effect in self.brain.handle(self.now, event, self.world.now):
             match effect:
                 case Send(to=to, message=message):
                     self.send(to, message)
@@ -348,9 +353,32 @@ class CoordinatorProcess(Process):
                     self._make(commit)
                 case StartCopy():
                     self.world.mover.begin(effect)
+                case Compare():
+                    self.world.schedule(0.05, self._compare, self.run, effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
                     self.world.on_wait(partition, why)
+
+    def _compare(self, run: int, asked: Compare) -> None:
+        """Rows that both have had the time to commit; now and then nothing comes of it."""
+        named = (asked.source, *asked.targets)
+        disks = [self.world.nodes[replica.node].disk for replica in named]
+        held = [
+            disk.live.get((asked.partition, replica.incarnation))
+            for disk, replica in zip(disks, named, strict=True)
+        ]
+        if None in held or self.world.dice.random() < 0.2:
+            return
+        through = min(stored.watermark for stored in held if stored is not None)
+        rows = [
+            {key: row for key, row in stored.contents().items() if row.version <= through}
+            for stored in held
+            if stored is not None
+        ]
+        keys = sorted({key for each in rows for key in each})
+        differ = [key for key in keys if any(each.get(key) != rows[0].get(key) for each in rows)]
+        words = tuple(f"the row {key} differs" for key in differ)
+        self.deliver(run, Compared(asked.partition, asked.session, words[:2], len(words[2:])))
 
     def _make(self, commit: Commit) -> None:
         self.call(lambda: self.world.commit(commit, self.name), self._committed)
@@ -416,23 +444,27 @@ class ClientProcess(Process):
 class _Task:
     """One slice of a copy to one target: fetch, send, end; again until it is landed or denied."""
 
-    __slots__ = ("attempt", "job", "slice", "target")
+    __slots__ = ("attempt", "job", "slice", "slices", "target")
 
-    def __init__(self, job: StartCopy, target: Replica, slice: int) -> None:
+    def __init__(self, job: StartCopy, target: Replica, slice: int, slices: int) -> None:
         self.job = job
         self.target = target
         self.slice = slice
+        self.slices = slices
         self.attempt = 0
 
 
 class Mover(Process):
     """Carries rows from sources to targets, as Spark's tasks will: at least once, in no order."""
 
-    SLICES = 2
-
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
         self.tasks: dict[tuple[str, Replica, int], _Task] = {}
+
+    @property
+    def slices(self) -> int:
+        """Another mover may cut the same copy into another number of slices."""
+        return 3 if self.world.shape.live_moves and self.starts % 2 else 2
 
     def boot(self) -> None:
         self.tasks.clear()
@@ -445,10 +477,10 @@ class Mover(Process):
         if not self.run:
             return
         for target in job.targets:
-            for number in range(self.SLICES):
+            for number in range(self.slices):
                 key = (job.session, target, number)
                 if key not in self.tasks:
-                    self.tasks[key] = _Task(job, target, number)
+                    self.tasks[key] = _Task(job, target, number, self.slices)
                     self._attempt(key, self.run, self.tasks[key])
 
     def _attempt(self, key: tuple[str, Replica, int], run: int, task: _Task) -> None:
@@ -467,7 +499,7 @@ class Mover(Process):
                 job.session,
                 job.epoch,
                 task.slice,
-                self.SLICES,
+                task.slices,
             ),
         )
         self.world.schedule(0.5, self._attempt, key, run, task)
@@ -499,7 +531,7 @@ class Mover(Process):
             self.send(target.node, Chunk(*head, attempt, number, part))
         digest = sum(part.digest() for part in parts)
         end = End(
-            *head, self.SLICES, attempt, len(rows), digest, fetched.through, fetched.producers
+            *head, task.slices, attempt, len(rows), digest, fetched.through, fetched.producers
         )
         # The end goes a little later: chunks and end may still overtake each other.
         self.world.schedule(0.004, self._end, self.run, target.node, end)

@@ -49,7 +49,7 @@ class Mutant(Struct, frozen=True):
 # The first seed that finds each, as `limosa mutants --search` prints it.
 SEEDS: dict[str, int] = {
     "ack_without_a_silent_replica": 21,
-    "ack_without_the_new_side": 3,
+    "ack_without_the_new_side": 13,
     "chunk_without_its_end": 5,
     "commit_without_revisions": 0,
     "copy_ahead_of_the_replica": 1634,
@@ -70,7 +70,7 @@ SEEDS: dict[str, int] = {
     "leftover_reused": 56,
     "log_not_cut": 8,
     "lost_replica_made_anew": 901,
-    "mismatch_answered_at_once": 1,
+    "mismatch_answered_at_once": 4,
     "new_side_taken_out_and_put_back": 4,
     "no_barrier_before_cleanup": 28,
     "no_barrier_before_cleanup_target": 4,
@@ -79,11 +79,11 @@ SEEDS: dict[str, int] = {
     "opens_without_equalising": 2691,
     "permit_not_checked": 16,
     "producers_not_moved": 29,
-    "reads_above_the_watermark": 21,
+    "reads_above_the_watermark": 50,
     "redirect_retried_on_the_same_partition": 20,
     "restart_keeps_its_epoch": 5,
     "retries_applied_again": 1,
-    "retry_acked_at_once": 1,
+    "retry_acked_at_once": 5,
     "seal_lifted_by_time": 171,
     "seal_never_lifted": 37,
     "serves_after_its_lease": 75,
@@ -319,7 +319,7 @@ def copy_kept_over_failover(change: Any) -> None:
     begin = Held.begin
 
     def keeping(self: Held, base: int, epoch: int) -> None:
-        copied, landed, session = self.copied, set(self.landed), self.session
+        copied, landed, session = self.copied, dict(self.landed), self.session
         begin(self, base, epoch)
         self.copied, self.landed, self.session = copied, landed, session
 
@@ -450,14 +450,34 @@ def chunk_without_its_end(change: Any) -> None:
         held = self.held.get((message.partition, message.to))
         if held is None or not self._permit(message.partition, message.session, message.epoch):
             return
-        held.landed.add((message.session, message.slice))
-        if all((message.session, number) in held.landed for number in range(2)):
+        landed = held.landed.setdefault((message.session, 2), set())
+        landed.add(message.slice)
+        if all(number in landed for number in range(2)):
             held.copied = message.session
             self._changed = True
         ticket = next(self._tickets)
         self.out.append(ApplySlice(message.partition, message.to, ticket, (message.rows,), ()))
 
     change(Participant, "_chunk", chunk)
+
+
+@mutant("a copy is whole when all slices of one and the same number have landed")
+def slices_of_any_number(change: Any) -> None:
+    def landed_of(self: Participant, held: Held, message: Any) -> set[int]:
+        return held.landed.setdefault((message.session, 1), set())
+
+    change(Participant, "_landed_of", landed_of)
+
+
+@mutant("a copy that differs from its source is never read")
+def switch_despite_a_mismatch(change: Any) -> None:
+    verify = transitions.verify
+
+    def trusting(view: View, record: Any, targets: Any) -> Any:
+        progress = verify(view, record, targets)
+        return None if isinstance(progress, transitions.Differs) else progress
+
+    change(transitions, "verify", trusting)
 
 
 @mutant("a copied row counts only if its version is newer")

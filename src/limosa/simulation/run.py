@@ -9,8 +9,10 @@ from random import Random
 
 from msgspec import Struct, structs
 
+from limosa.core import routing
 from limosa.core.client import Finished
 from limosa.core.events import CollectionDue
+from limosa.core.machines.catalogue import STREAMING
 from limosa.core.model.changes import Commit, Put, layout_key, request_key
 from limosa.core.model.intent import Placement, Request
 from limosa.core.model.topology import Layout, Partition
@@ -24,6 +26,8 @@ from limosa.simulation.world import ZONE, Shape, World
 
 HEALING_SECONDS = 45.0
 LATEST_MESSAGE_SECONDS = 7.0
+LIVE_MOVES = 6
+"""One seed of so many is about what can go wrong with a copy, and about moves with conditions."""
 
 
 class Result(Struct, frozen=True):
@@ -62,7 +66,9 @@ def run_seed(
 ) -> Result:
     dice = Random(f"shape {seed}")
     theme = dice.choice(THEMES)
-    shape = structs.replace(shape_of(theme, dice), real_storage=real_storage)
+    shape = structs.replace(
+        shape_of(theme, dice), real_storage=real_storage, live_moves=seed % LIVE_MOVES == 5
+    )
     world = world_type(seed, shape, telling)
     world.mix = theme.clients
     history = History(world)
@@ -95,6 +101,7 @@ class Drama:
         self.seconds = dice.choice((6.0, 10.0, 14.0))
         self.pace = dice.choice((0.03, 0.06, 0.12))
         self.aimed = dice.choice(theme.aimed)
+        self.more_dice = Random(f"live moves {world.seed}")
         self.requests = 0
         self.workloads: list[Workload] = []
         reader, *others = world.clients
@@ -138,11 +145,22 @@ class Drama:
 
     def _stage_entered(self, record: Partition) -> None:
         stage = self.world.stage_name(record.id)
+        self._spoil(record.id, stage)
         if self.theme.stages and stage not in self.theme.stages:
             return
         if not self.world.healed and self.dice.random() < self.aimed:
             delay = self.dice.choice(self.theme.delays)
             self.world.schedule(delay, inject, self.world, record.id, self._fault())
+
+    def _spoil(self, partition: str, stage: str) -> None:
+        """What is copied next is not what was read: a bad disk, a bad wire, a bug."""
+        live = self.world.shape.live_moves and not self.world.healed
+        if live and stage == STREAMING and self.more_dice.random() < 0.3:
+            self.world.spoils.add(partition)
+            if self.more_dice.random() < 0.5:
+                fault = self.more_dice.choice(("kill_mover", "replace_coordinator"))
+                delay = self.more_dice.uniform(0.0, 0.6)
+                self.world.schedule(delay, inject, self.world, partition, fault)
 
     def _waited(self, partition: str, why: str = "") -> None:
         """Whatever the coordinator waits for is a moment at which something may fail."""
@@ -162,8 +180,8 @@ class Drama:
         what = dice.choices(tuple(operator), tuple(operator.values()))[0]
         match what:
             case "move":
-                hold = dice.choice(self.theme.hold_seconds)
-                self._ask(what, partition, placements=self._elsewhere(record), hold_seconds=hold)
+                conditions = self._conditions()
+                self._ask(what, partition, placements=self._elsewhere(record), **conditions)
             case "volume_move":
                 self._ask(what, partition, placements=self._other_volume(record))
             case "rebuild":
@@ -178,6 +196,17 @@ class Drama:
                     node.deliver(node.run, CollectionDue(partition))
             case _:
                 self._ask(what, partition)
+
+    def _conditions(self) -> dict[str, object]:
+        """Of a move: how long it is held and may pause writes, and may it wait for another one?"""
+        hold = self.dice.choice(self.theme.hold_seconds)
+        if not self.world.shape.live_moves:
+            return {"hold_seconds": hold, "after_pending": True}
+        return {
+            "hold_seconds": hold,
+            "max_pause_seconds": self.more_dice.choice((0.0, 0.0, 0.0, 0.05)),
+            "after_pending": self.more_dice.random() < 0.7,
+        }
 
     def _ask(self, kind: str, partition: str, **what: object) -> None:
         self.requests += 1
@@ -235,10 +264,23 @@ class Drama:
             world.violate(f"never ended: {problem}", partition)
 
     def _unfinished(self) -> list[tuple[str, str]]:
+        self._cancel_what_waits()
         waiting = unfinished(self.world)
         if self.history.outstanding:
             waiting.append((f"{self.history.outstanding} operations", ""))
         return waiting
+
+    def _cancel_what_waits(self) -> None:
+        """A move whose pause would be too long may wait for ever, until somebody cancels it."""
+        agreed = self.world.agreed
+        asked = [each.partition for each in agreed.requests.values() if each.state == "waiting"]
+        for name, intent in agreed.intents.items():
+            pending = intent.pending
+            limited = pending is not None and pending.max_pause_seconds and intent.cancel is None
+            stage = routing.stage_of(agreed.topology.partitions[name])
+            too_late = stage is not None and not stage.session
+            if pending is not None and limited and name not in asked and not too_late:
+                self._ask("cancel", name, cancels=pending.trigger)
 
     # --- act three
 

@@ -7,15 +7,17 @@ from random import Random
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.client import Asked, Client, Finished
 from limosa.core.client import Settings as ClientSettings
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.brain import Settings as CoordinatorSettings
+from limosa.core.coordinator.settings import Settings as CoordinatorSettings
+from limosa.core.effects import ApplySlice
 from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
-from limosa.core.model.changes import Agreed, Commit, Put
+from limosa.core.model.changes import Agreed, Commit, Put, Topology
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
@@ -52,6 +54,8 @@ class Shape(Struct, frozen=True):
     patience_seconds: float = 1.0
     """How long the client that only reads waits for an answer."""
     weather: Weather = Weather()
+    live_moves: bool = False
+    """Movers differ in how they cut a copy, copies are spoilt, and moves have limits."""
     real_storage: bool = False
     """Nodes keep what they hold in the real log and segments, on a file system in memory."""
 
@@ -78,6 +82,10 @@ class World:
         self.moves = 0
         self.mismatches = 0
         """Moves that were given up because digests differed, though nobody touched the data."""
+        self.spoils: set[PartitionId] = set()
+        """Partitions of which the next slice that is copied arrives as something else."""
+        self.spoiled: set[tuple[PartitionId, str]] = set()
+        """New replicas that got one: (partition, incarnation)."""
         self.faults = 0
         self.cells: set[tuple[str, str]] = set()
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -135,7 +143,13 @@ class World:
         return Participant(name, settings)
 
     def make_coordinator(self, name: str) -> Coordinator:
-        return Coordinator(name, CoordinatorSettings())
+        return Coordinator(
+            name,
+            CoordinatorSettings(
+                compare_seconds=2.0,
+                copy_silence_seconds=4.0 if self.shape.live_moves else 300.0,
+            ),
+        )
 
     def make_disk(self, node: str) -> Disk:
         if not self.shape.real_storage:
@@ -177,12 +191,37 @@ class World:
     # --- the agreed state
 
     def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
+        differs = "verification:" in commit.why and not self._was_spoiled(commit)
         made = self.metastore.commit(commit)
-        self.mismatches += made and "verification:" in commit.why
+        self.mismatches += made and differs
         if self.telling:
             partition = commit.why.split(":", 1)[0]
             self.tell(f"{by} {'commits' if made else 'fails to commit'}: {commit.why}", partition)
         return made, self.agreed
+
+    def _was_spoiled(self, commit: Commit) -> bool:
+        record = self.agreed.topology.partitions[commit.why.split(":", 1)[0]]
+        return any((record.id, r.incarnation) in self.spoiled for r in routing.new_only(record))
+
+    def spoilt(self, topology: Topology, change: ApplySlice) -> ApplySlice:
+        """A copy that is not what was read: a row is missing, or another one."""
+        record = topology.partitions.get(change.partition)
+        made = () if record is None else routing.new_only(record)
+        wanted = change.partition in self.spoils and not self.healed
+        if not wanted or change.incarnation not in [replica.incarnation for replica in made]:
+            return change
+        rows = [each.rows for each in change.rows if isinstance(each, SimulatedRows) and each.rows]
+        if not rows:
+            return change
+        first, *others = rows[0]
+        # Which of two rows of one version counts, a real store need not know: there is only one.
+        altered = self.dice.random() < 0.5 and not self.shape.real_storage
+        kept = (replace(first, value="spoilt"),) if altered else ()
+        self.spoils.discard(change.partition)
+        self.spoiled.add((change.partition, change.incarnation))
+        self.tell(f"the copy of {first.key} is spoilt", change.partition)
+        spoilt = SimulatedRows((*kept, *others, *(row for each in rows[1:] for row in each)))
+        return replace(change, rows=(spoilt,))
 
     def _changed(self) -> None:
         before, after = self.agreed, self.metastore.read()

@@ -5,6 +5,7 @@ look-up has few places to look at; a run is sorted when somebody first looks for
 tiny batches are copied together.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import chain
 from threading import Lock
@@ -31,7 +32,7 @@ NOTHING: list[tuple[Batch, int]] = []
 class Index:
     """The rows of a run in the order of their tokens; equal tokens in the order of their rows."""
 
-    __slots__ = ("batches", "rows", "tokens")
+    __slots__ = ("batches", "one_by_one", "rows", "tokens")
 
     def __init__(self, members: tuple[Batch, ...]) -> None:
         tokens = np.concatenate([batch.tokens for batch in members])
@@ -40,6 +41,8 @@ class Index:
         rows = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
         order = np.argsort(tokens, kind="stable")
         self.tokens: Tokens = tokens[order]
+        self.one_by_one = self.tokens.data
+        """The same, for look-ups of a single one: quicker than by NumPy."""
         self.batches: NDArray[np.int32] = numbers[order]
         self.rows: NDArray[np.int32] = rows[order]
 
@@ -132,9 +135,14 @@ class Run:
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
         """Rows with this token, later ones last."""
-        index = self.index
-        at, end = span_of(index.tokens, token)
-        return [(self.batches[index.batches[i]], index.rows.item(i)) for i in range(at, end)]
+        index = self._index or self.index
+        tokens, count = index.one_by_one, self.length
+        at = bisect_left(tokens, token)
+        found = NOTHING
+        while at < count and tokens[at] == token:
+            found = [*found, (self.batches[index.batches.item(at)], index.rows.item(at))]
+            at += 1
+        return found
 
     def spans(self, held: TokenRange) -> list[Span]:
         tokens = self.index.tokens

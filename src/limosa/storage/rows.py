@@ -100,11 +100,12 @@ class Batch:
         """Of so few rows that NumPy does not pay off yet; None: Python can't hold the keys."""
         if not self.table.has_plain_key:
             return None
+        columns = [self.columns.column(place) for place in self.table.key_places]
         try:
-            keys = [self.key(row) for row in range(len(self))]
-        except BadInput:
+            keys = zip(*(column.to_pylist() for column in columns), strict=True)
+            return np.array([self.table.token_of(key) for key in keys], np.int64)
+        except (ValueError, OverflowError):
             return None
-        return np.array([self.table.token_of(key) for key in keys], np.int64)
 
     @property
     def given_tokens(self) -> Tokens | None:
@@ -167,6 +168,13 @@ class Batch:
         # The last token is 2**63 - 1, so that the end of the space is no int64.
         return (self.tokens >= held.start) & (self.tokens <= held.end - 1)
 
+    def lies_in(self, held: TokenRange) -> bool:
+        """Do all rows?"""
+        tokens = self.tokens
+        if len(tokens) == 1:
+            return held.start <= tokens.item(0) < held.end
+        return bool(tokens.min() >= held.start and tokens.max() <= held.end - 1)
+
     def split(self, lookup: Lookup) -> "list[tuple[int, Batch]]":
         """What each partition gets, in the order of partitions; rows keep their order."""
         if len(self) == 1:
@@ -174,19 +182,18 @@ class Batch:
         shares = lookup.split(self.columns, self.tokens)
         if len(shares) == 1:
             return [(shares[0].partition, self)]
-        return [
-            (
-                share.partition,
-                Batch(
-                    self.table,
-                    share.batch,
-                    self.tokens[share.rows],
-                    None if self.versions is None else self.versions[share.rows],
-                    None if self.deleted is None else self.deleted[share.rows],
-                ),
+        parts = []
+        for share in shares:
+            part = Batch(
+                self.table,
+                share.batch,
+                self.tokens[share.rows],
+                None if self.versions is None else self.versions[share.rows],
+                None if self.deleted is None else self.deleted[share.rows],
             )
-            for share in shares
-        ]
+            part.note_bytes(self.bytes * len(part) // len(self))  # about
+            parts.append((share.partition, part))
+        return parts
 
     def hashes(self) -> NDArray[np.uint64]:
         versions = np.zeros(len(self), np.int64) if self.versions is None else self.versions
@@ -313,10 +320,11 @@ def additive_digest(hashes: NDArray[np.uint64]) -> int:
 class Bundle:
     """Batches that become visible together: what the core calls rows."""
 
-    __slots__ = ("batches",)
+    __slots__ = ("_digest", "batches")
 
     def __init__(self, batches: Iterable[Batch] = ()) -> None:
         self.batches = tuple(batch for batch in batches if len(batch))
+        self._digest: int | None = None
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -328,7 +336,9 @@ class Bundle:
 
     def digest(self) -> int:
         """Count and exact sum in one number, so that digests of disjoint rows add up."""
-        return sum(additive_digest(batch.hashes()) for batch in self.batches)
+        if self._digest is None:
+            self._digest = sum(additive_digest(batch.hashes()) for batch in self.batches)
+        return self._digest
 
     def outside(self, ranges: Iterable[TokenRange]) -> "Bundle":
         ranges = list(ranges)

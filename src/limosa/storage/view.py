@@ -174,8 +174,8 @@ class TableView(Struct, frozen=True, dict=True):
         if self._in_memory:
             mask, may_have = self._learned.probe
             for run in self._in_memory if may_have(token & mask) else ():
-                if run.max_version > highest:
-                    best, highest = _newest_of(run.find(token), key, best, highest)
+                if run.max_version > highest and (found := run.find(token)):
+                    best, highest = _newest_of(found, key, best, highest)
         for ranged in self._unsettled:
             if ranged.max_version > highest:
                 best, highest = _newest_of(ranged.find(token), key, best, highest)

@@ -15,7 +15,7 @@ from limosa.errors import BadInput
 ROWS_MAX = 1_000_000
 
 _ADVICE = "send an uncompressed Arrow record batch of the table's own columns"
-_HEADER, _COMPRESSION, _LENGTH = 2, 3, 0
+_HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
 """Places of fields in Arrow's flat-buffer tables `Message` and `RecordBatch`."""
 
 
@@ -24,19 +24,18 @@ def sound_batch(
 ) -> pa.RecordBatch:
     """The batch, or `BadInput`; `trusted` if it was checked by the node that sends it."""
     try:
-        if not trusted:
-            _check_header(body, rows_max)
-        batch = pa.ipc.read_record_batch(body, schema)
-        if not trusted:
-            batch.validate(full=True)
-            _check_buffers(batch, schema)
+        if trusted:
+            return pa.ipc.read_record_batch(body, schema)
+        message = pa.ipc.read_message(body)
+        _check_header(message, schema, rows_max)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
         raise BadInput(f"rows that are no sound Arrow batch: {brief(error)}", _ADVICE) from None
     return batch
 
 
-def _check_header(body: pa.Buffer, rows_max: int) -> None:
-    message = pa.ipc.read_message(body)
+def _check_header(message: pa.Message, schema: pa.Schema, rows_max: int) -> None:
     if message.type != "record batch":
         raise BadInput(f"a body that is a {message.type}, no record batch", _ADVICE)
     header = _Table.root(message.metadata).table(_HEADER)
@@ -45,15 +44,11 @@ def _check_header(body: pa.Buffer, rows_max: int) -> None:
     rows = header.int64(_LENGTH)
     if not 0 <= rows <= rows_max:
         raise BadInput(f"a batch of {rows} rows", f"send at most {rows_max} at once")
-
-
-def _check_buffers(batch: pa.RecordBatch, schema: pa.Schema) -> None:
-    """Arrow lets a buffer be longer than it need be, even by half a number; NumPy does not."""
-    widths = _widths(schema)
-    buffers = [buffer for column in batch.columns for buffer in column.buffers()]
-    for width, buffer in zip(widths, buffers, strict=True):
-        if width > 1 and buffer is not None and buffer.size % width:
-            raise BadInput(f"a buffer of {buffer.size} bytes for numbers of {width}", _ADVICE)
+    # Arrow lets a buffer be longer than it need be, even by half a number; NumPy does not.
+    numbers = header.vector(_BUFFERS, 2)
+    for width, size in zip(_widths(schema), numbers[1::2], strict=True):
+        if size % width:
+            raise BadInput(f"a buffer of {size} bytes for numbers of {width}", _ADVICE)
 
 
 _known: dict[int, tuple[pa.Schema, list[int]]] = {}
@@ -122,6 +117,15 @@ class _Table:
         at = self._at + self._place(number)
         (forward,) = struct.unpack_from("<I", self._data, at)
         return _Table(self._data, at + forward)
+
+    def vector(self, number: int, width: int) -> tuple[int, ...]:
+        """The numbers of a list of structs that have so many each."""
+        if not self.has(number):
+            return ()
+        at = self._at + self._place(number)
+        (forward,) = struct.unpack_from("<I", self._data, at)
+        (count,) = struct.unpack_from("<I", self._data, at + forward)
+        return struct.unpack_from(f"<{width * count}q", self._data, at + forward + 4)
 
     def int64(self, number: int) -> int:
         if not self.has(number):

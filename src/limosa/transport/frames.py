@@ -12,6 +12,7 @@ the bodies so that they fall on the next one, and the receiver can use them wher
 guess is wrong one day they are copied, as small ones are.
 """
 
+import struct
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ FRAME_BYTES_MAX = 80 << 20
 HEAD_BYTES_MAX = 64 << 20
 _ZEROS = bytes(2 * ALIGNMENT)
 _SIZE_BITS = 27
+_FIRST = struct.Struct("<I")
 
 
 def padded(size: int) -> int:
@@ -55,17 +57,19 @@ def _shift(size: int) -> int:
 
 def unpack(frame: pa.Buffer, head_bytes_max: int = HEAD_BYTES_MAX) -> tuple[bytes, pa.Buffer]:
     """The head, and the bodies where Arrow can use them: what the network gives has any address."""
-    if frame.size < 4 or frame.size > FRAME_BYTES_MAX:
-        raise BadInput(f"a frame of {frame.size} bytes", "send frames of 4 bytes to 80 MiB")
-    first = int.from_bytes(frame[:4], "little")
+    data = memoryview(frame)
+    length = len(data)
+    if length < 4 or length > FRAME_BYTES_MAX:
+        raise BadInput(f"a frame of {length} bytes", "send frames of 4 bytes to 80 MiB")
+    (first,) = _FIRST.unpack_from(data)
     size, shift = first & ((1 << _SIZE_BITS) - 1), first >> _SIZE_BITS
     if size > head_bytes_max:
         raise BadInput(f"a head of {size} bytes", f"send at most {head_bytes_max}")
-    if 4 + size > frame.size:
+    if 4 + size > length:
         raise BadInput("a frame that is shorter than its head", "send the whole head")
-    head = frame[4 : 4 + size].to_pybytes()
+    head = bytes(data[4 : 4 + size])
     start = padded(4 + size) + shift
-    if start >= frame.size:
+    if start >= length:
         return head, _NOTHING
     return head, aligned(frame.slice(start))
 

@@ -5,7 +5,9 @@ never block it; a thread of its own packs what has piled up into one frame and s
 does not take what it is sent loses messages, as on any network, and the core sends them again.
 
 An `Outbound` keeps a link to one address open: it connects, connects again when it broke, and
-passes on what the other side says on the same stream.
+passes on what the other side says on the same stream. A thread of its own reads; but a caller that
+waits for one answer, and for nothing else, had better read it itself, and spare a change of
+threads. While such callers come, the link's thread leaves the stream to them.
 """
 
 import sys
@@ -64,9 +66,12 @@ class Link:
         self._size_of = size_of
         self._outbox: deque[Any] = deque()
         self._bytes = 0
-        self._filled = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._woken = False
+        """That thread is about to look into the outbox."""
         self._reads = threading.get_ident() if reader_pumps else None
         """The thread that reads the stream, and pumps after each frame that it has read."""
         self.closed = False
@@ -77,7 +82,7 @@ class Link:
         `quiet`: there is more to come; the caller pumps or wakes afterwards.
         """
         size = self._size_of(message)
-        with self._filled:
+        with self._lock:
             full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
             if self.closed or full:
                 return
@@ -88,7 +93,10 @@ class Link:
 
     def wake(self) -> None:
         """Let a thread of its own send what is in the outbox."""
+        if self._woken:
+            return  # and has not looked yet
         with self._filled:
+            self._woken = True
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"to-{self.name}", daemon=True)
                 try:
@@ -96,6 +104,7 @@ class Link:
                 except RuntimeError:  # there are too many; whoever sends must not suffer from it
                     self._outbox.clear()
                     self._bytes = 0
+                    self._woken = False
                     return
                 self._thread = thread
             self._filled.notify()
@@ -115,7 +124,7 @@ class Link:
         """Send what is in the outbox, on the caller's time, unless somebody is at it already."""
         while self._outbox and self._writing.acquire(blocking=False):
             try:
-                with self._filled:
+                with self._lock:
                     messages = self._take()
                 if messages:
                     self._write(messages)
@@ -127,8 +136,10 @@ class Link:
     def _run(self) -> None:
         while True:
             with self._filled:
+                self._woken = False
                 while not self._outbox and not self.closed:
                     self._filled.wait()
+                    self._woken = False
                 if self.closed:
                     return
                 messages = self._take()
@@ -214,6 +225,8 @@ class Outbound:
     """
 
     RETRY_SECONDS = 0.1
+    LEFT_SECONDS = 0.01
+    """So long after a caller has read, the stream is left to the next one."""
 
     def __init__(
         self,
@@ -221,8 +234,11 @@ class Outbound:
         connect: Callable[[], Stream],
         received: Callable[[pa.Buffer], None],
         disconnected: Callable[[BaseException], None] = lambda error: None,
+        is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
+        self._is_idle = is_idle
+        """Is nothing expected of the other side, but by a caller who reads?"""
         self._connect = connect
         self._received = received
         self._disconnected = disconnected
@@ -233,6 +249,14 @@ class Outbound:
         self._wanted = threading.Event()
         self._waiting_since: float | None = None
         """When something was said that nothing was heard after."""
+        self._turn = threading.Lock()
+        """Of whoever reads."""
+        self._reader: int | None = None
+        """The caller's thread, if that is who."""
+        self._needed = threading.Event()
+        """There are answers to come that no caller reads."""
+        self._visits = 0
+        """How often callers came to read."""
         self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
         self._thread.start()
 
@@ -263,13 +287,56 @@ class Outbound:
                         stream.link.send(message)
                     self._waiting.clear()
                 while True:
-                    frame = stream.read()
-                    self.heard()
-                    self._received(frame)
+                    visits = self._visits
+                    with self._turn:
+                        self._read(stream)
+                    if self._visits != visits:
+                        self._leave_to_callers()
             except StopIteration:
                 self._broke(stream, ConnectionError("the other side ended the stream"))
             except Exception as error:
                 self._broke(stream, error)
+
+    def _read(self, stream: Stream) -> None:
+        frame = stream.read()
+        self.heard()
+        self._received(frame)
+
+    def _leave_to_callers(self) -> None:
+        """As long as they come, and nothing else is asked for."""
+        self._needed.clear()
+        visits = -1
+        while self._visits != visits and self._is_idle():
+            visits = self._visits
+            if self._needed.wait(self.LEFT_SECONDS):
+                return
+
+    def read_here(self, is_done: Callable[[], bool]) -> None:
+        """Pass on the next frame, on the caller's time, unless somebody is at it already.
+
+        What goes wrong is found again by the link's thread.
+        """
+        self._visits += 1
+        stream = self._stream
+        if stream is not None and self._turn.acquire(blocking=False):
+            self._reader = threading.get_ident()
+            try:
+                if not is_done():
+                    self._read(stream)
+            except Exception:
+                stream.cancel()
+            finally:
+                self._reader = None
+                self._turn.release()
+
+    def release(self, caller: int) -> None:
+        """That thread waits for nothing any more: if it reads, there is no other way to tell it."""
+        if self._reader == caller:
+            self.cut()
+
+    def resume(self) -> None:
+        """Let the link's thread read: there is something to come that no caller reads."""
+        self._needed.set()
 
     def _broke(self, stream: Stream | None, error: BaseException) -> None:
         with self._lock:
@@ -287,6 +354,7 @@ class Outbound:
             stream.link.pump()
 
     def wake(self) -> None:
+        self.resume()
         stream = self._stream
         if stream is not None:
             stream.link.wake()
@@ -313,5 +381,6 @@ class Outbound:
         self._stopping.set()
         self._wanted.set()
         self.cut()
+        self.resume()
         if self._thread is not threading.current_thread():
             self._thread.join(2.0)

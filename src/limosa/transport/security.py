@@ -151,7 +151,7 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
     def start_call(self, info: flight.CallInfo, headers: Headers) -> Authentication:
         try:
             identity = self._identity(headers)
-            if identity.role in ("node", "coordinator"):
+            if identity.role in ("node", "coordinator", "mover"):
                 return Authentication(identity, self._needs_certificate, lambda: None)
             self._begin()
             return Authentication(identity, self._needs_certificate, self._end)

@@ -8,7 +8,7 @@ from faster than it is answered.
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
@@ -66,7 +66,7 @@ class Inbound:
     def name(self) -> str:
         return self.link.name
 
-    def take_up(self, request: str, size: int) -> None:
+    def take_up(self, sizes: Mapping[str, int]) -> None:
         """Work for this caller begins; while too much of it is under way, nothing more is read."""
         with self._changed:
             deadline = time.monotonic() + STALL_SECONDS
@@ -74,8 +74,9 @@ class Inbound:
                 if not self._changed.wait(deadline - time.monotonic()):
                     self._under_way.clear()  # their answers were lost on the way
                     self._bytes = 0
-            self._bytes += size - self._under_way.get(request, 0)
-            self._under_way[request] = size
+            for request, size in sizes.items():
+                self._bytes += size - self._under_way.get(request, 0)
+                self._under_way[request] = size
 
     def settle(self, request: str) -> None:
         """It is answered."""
@@ -189,7 +190,7 @@ class Server(flight.FlightServerBase):
             raise BadInput(
                 f"this is {self._service.node}, not {hello.to[:200]}", "refresh the topology"
             )
-        if hello.kind not in ("client", "node", "coordinator"):
+        if hello.kind not in ("client", "node", "coordinator", "mover"):
             raise BadInput(f"a stream of kind {hello.kind[:20]!r}", "speak Limosa's protocol")
         if hello.kind == "node" and not identity.is_node(hello.name):
             raise Forbidden(
@@ -198,6 +199,8 @@ class Server(flight.FlightServerBase):
             )
         if hello.kind == "coordinator" and identity.has_role:
             identity.must_be("coordinator")
+        if hello.kind == "mover" and identity.has_role:
+            identity.must_be("mover")
 
     def _check_expiry(self, identity: Identity) -> None:
         if identity.expires_at is not None and time.time() > identity.expires_at:

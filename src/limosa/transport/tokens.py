@@ -30,7 +30,7 @@ NAME_LENGTH_MAX = 256
 # How far ahead the clock of the machine that issued a token may be.
 CLOCK_SKEW_SECONDS_MAX = 30.0
 
-Role: TypeAlias = Literal["client", "admin", "node", "coordinator"]
+Role: TypeAlias = Literal["client", "admin", "node", "coordinator", "mover"]
 Proof: TypeAlias = Literal["nothing", "token", "certificate", "token and certificate"]
 
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -70,7 +70,9 @@ class Attention:
             self._new.update(dict.fromkeys(self._changing(agreed)))
         for partition, said in after.replicas.items():
             known = before.replicas.get(partition, ())
-            if known != said and (self._is_unsettled(partition) or differ(known, said)):
+            if known == said:
+                continue
+            if differ(known, said) or (self._is_unsettled(partition) and grew(known, said)):
                 self._new[partition] = None
         self._new.update((name, None) for name in before.replicas if name not in after.replicas)
 
@@ -84,6 +86,14 @@ class Attention:
             record = records.get(partition)
             if record is not None and (record.transition is not None or record.owner is None):
                 yield partition
+
+
+def grew(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) -> bool:
+    """Did a log, or what is committed of it? What is only measured can wait for the next look."""
+    return any(
+        old.last != new.last or old.watermark != new.watermark
+        for old, new in zip(known, said, strict=True)
+    )
 
 
 def differ(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) -> bool:

@@ -5,15 +5,16 @@ else. Its successor computes the same. Every commit is guarded by its lease key 
 of all that it was computed from, so a stale coordinator changes nothing.
 """
 
-from msgspec import Struct
-
 from limosa.core import routing
-from limosa.core.coordinator import ownership, requests, transitions
+from limosa.core.coordinator import ownership, reports, requests, transitions
 from limosa.core.coordinator.attention import Attention
+from limosa.core.coordinator.memory import Memory
+from limosa.core.coordinator.settings import Settings as Settings
 from limosa.core.coordinator.view import View
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
     AgreedRead,
+    Compared,
     CoordinatorEvent,
     Deposed,
     Elected,
@@ -29,19 +30,9 @@ from limosa.core.model.changes import (
     intent_key,
     request_key,
 )
-from limosa.core.model.intent import Request
+from limosa.core.model.intent import Placement, Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision
 from limosa.core.model.topology import Partition, Replica
-
-
-class Settings(Struct, frozen=True):
-    look_seconds: float = 1.0
-    """How often nodes are asked, though they also speak by themselves, and all is looked at."""
-    ask_again_seconds: float = 0.4
-    requests_kept: int = 1_000
-    """Answered requests; older ones are forgotten."""
-    rebuilds: bool = True
-    """Ask for the rebuild of replicas that can't come back by themselves."""
 
 
 class Coordinator:
@@ -61,11 +52,12 @@ class Coordinator:
         self._answered_at = (self.agreed, -1e9)
         """For which state they were last answered, and when."""
         self._asked: dict[PartitionId, tuple[dict[str, Revision], float]] = {}
-        self._effects_at: dict[PartitionId, tuple[str, float]] = {}
-        self._held_since: dict[PartitionId, tuple[str, float]] = {}
+        self._effects_at: dict[PartitionId, tuple[transitions.Waiting | None, float]] = {}
+        self._memory = Memory(settings)
         self._looked_at = -1e9
 
-    def handle(self, now: float, event: CoordinatorEvent) -> list[Effect]:
+    def handle(self, now: float, event: CoordinatorEvent, wall: float = 0.0) -> list[Effect]:
+        """`wall` is what people's clocks show; it is only written down for them."""
         match event:
             case Received(message=Status() as status):
                 self._hear(status)
@@ -81,11 +73,14 @@ class Coordinator:
                 self._looked_at = -1e9
             case Deposed():
                 self.office = None
+            case Compared(partition=partition, session=session):
+                self._memory.compared(partition, session, event.differences, event.more)
+                self._attention.draw_to(partition)
             case _:
                 pass  # time went by, or a commit was answered: look again
         if not self._in_office():
             return []
-        return [*self._look(now), *self._decide(now)]
+        return [*self._look(now), *self._decide(now, wall)]
 
     def _in_office(self) -> bool:
         """As far as it can know: what it does not know yet, the guard of every commit does."""
@@ -112,9 +107,9 @@ class Coordinator:
         look = Look(self.agreed.topology.generation)
         return [Send(node, look) for node in sorted(self.agreed.leases)]
 
-    def _decide(self, now: float) -> list[Effect]:
+    def _decide(self, now: float, wall: float) -> list[Effect]:
         assert self.office is not None
-        view = View(self.agreed, self.statuses, self.office, now)
+        view = View(self.agreed, self.statuses, self.office, now, wall, self.settings, self._memory)
         out: list[Effect] = []
         self._answer(view, out)
         asked = {request.partition for request in self._waiting}
@@ -134,9 +129,9 @@ class Coordinator:
         if state is self.agreed and view.now - answered_at < self.settings.ask_again_seconds:
             return
         self._answered_at = (self.agreed, view.now)
-        forgotten = requests.forget_answered(view, self.settings.requests_kept)
-        if forgotten is not None:
-            out.append(MakeCommit(forgotten))
+        for forgotten in (requests.forget_answered(view), reports.forget_old(view)):
+            if forgotten is not None:
+                out.append(MakeCommit(forgotten))
         answered: set[PartitionId] = set()
         for request in self._waiting:
             if request.partition not in answered:
@@ -147,7 +142,8 @@ class Coordinator:
         """It was dropped."""
         self._attention.let_go(partition)
         self.waits.pop(partition, None)
-        for known in (self._asked, self._effects_at, self._held_since):
+        self._memory.forget(partition)
+        for known in (self._asked, self._effects_at):
             known.pop(partition, None)
 
     def _step(self, view: View, record: Partition, out: list[Effect]) -> None:
@@ -162,8 +158,13 @@ class Coordinator:
             self._propose(view.now, record.id, decision, out)
             self._attention.keep(record.id, self._asked[record.id][1])
 
-    def next_step(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
-        """Ownership first, in any stage; then who is in sync; then the transition; then intent."""
+    def next_step(
+        self, view: View, record: Partition, held_since: float | None = None
+    ) -> Commit | transitions.Waiting | None:
+        """Ownership first, in any stage; then who is in sync; then the transition; then intent.
+
+        Whoever asks in place of a coordinator says when that one saw a hold begin.
+        """
         if record.owner is None:
             elected = ownership.elect(view, record)
             return transitions.Waiting(elected) if isinstance(elected, str) else elected
@@ -173,7 +174,8 @@ class Coordinator:
         if in_sync is not None:
             return in_sync
         if record.transition is not None:
-            return transitions.advance(view, record, self._since(view.now, record))
+            since = self._since(view.now, record) if held_since is None else held_since
+            return transitions.advance(view, record, since)
         intent = view.agreed.intents.get(record.id)
         if intent is not None and intent.pending is not None:
             return transitions.start(view, record, intent)
@@ -184,11 +186,7 @@ class Coordinator:
         assert record.transition is not None
         if record.transition.stage != READ_NEW:
             return now
-        held, since = self._held_since.get(record.id, ("", now))
-        if held != record.transition.id:
-            since = now
-            self._held_since[record.id] = (record.transition.id, since)
-        return since
+        return self._memory.held_since(record.id, record.transition.id, now)
 
     def _rebuild(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
         """A replica that can't catch up is made anew: as a request, like everything else."""
@@ -220,6 +218,9 @@ class Coordinator:
         asked = view.agreed.requests.get(name)
         if asked is not None:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {asked.answer}")
+        no_room = requests.no_room(view, record, Placement(replica.node, replica.volume))
+        if no_room:
+            return transitions.Waiting(f"{replica.node} is not rebuilt: {no_room}")
         request = Request(name, "rebuild", record.id, renewed=(replica.node,))
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
@@ -238,11 +239,11 @@ class Coordinator:
         self, view: View, record: Partition, waiting: transitions.Waiting, out: list[Effect]
     ) -> None:
         stage = routing.stage_of(record)
-        why, asked_at = self._effects_at.get(record.id, ("", -1e9))
+        before, asked_at = self._effects_at.get(record.id, (None, -1e9))
         if self.waits.get(record.id) != waiting.why:
             self.waits[record.id] = waiting.why
             out.append(Explain(record.id, "stable" if stage is None else stage.name, waiting.why))
-        if why != waiting.why or view.now - asked_at >= self.settings.ask_again_seconds:
-            self._effects_at[record.id] = (waiting.why, view.now)
+        if before != waiting or view.now - asked_at >= self.settings.ask_again_seconds:
+            self._effects_at[record.id] = (waiting, view.now)
             out.extend(waiting.effects)
         self._attention.keep(record.id, self._effects_at[record.id][1])

@@ -43,6 +43,17 @@ from limosa.core.planning.placement import data_nodes, place
 from limosa.core.planning.spread import on_volumes
 from limosa.errors import IllegalRequest, IllegalTransition
 
+ROOM = 1.2
+"""What a copy may take of what its source takes."""
+
+
+CHANGING: dict[TransitionKind, str] = {
+    "move": "is being moved",
+    "rebuild": "is being rebuilt",
+    "volume_move": "is being moved to another volume",
+    "repair": "is being repaired",
+}
+
 
 class Service(NamedTuple):
     """How one kind of request is answered, and which keys the answer depends on, whatever it is."""
@@ -66,14 +77,14 @@ def answer(view: View, request: Request) -> Commit:
     return Commit(guards, (*changes, answered), why)
 
 
-def forget_answered(view: View, kept: int) -> Commit | None:
+def forget_answered(view: View) -> Commit | None:
     """Answers are kept for those who wait for them, and for those who look back; not for ever."""
     answered = sorted(
         (view.agreed.revision_of(request_key(request.id)), request.id)
         for request in view.agreed.requests.values()
         if request.state != "waiting"
     )
-    old = answered[: max(0, len(answered) - kept)]
+    old = answered[: max(0, len(answered) - view.settings.requests_kept)]
     if not old:
         return None
     guards = {request_key(name): revision for revision, name in old}
@@ -90,7 +101,7 @@ def about(request: Request) -> str:
 
 def partition_reads(view: View, request: Request) -> list[str]:
     keys = [partition_key(request.partition), intent_key(request.partition)]
-    for each in request.placements:
+    for each in (*request.placements, *([] if request.target is None else [request.target])):
         keys += [node_key(each.node), lease_key(each.node)]
     return keys
 
@@ -142,19 +153,68 @@ def serve(view: View, request: Request, trigger: Revision) -> Answer:
         return cancel(record, intent, request)
     if request.kind == "reverse" or request.kind == "complete":
         return end_hold(record, request)
-    kind = cast(TransitionKind, request.kind)
-    new = Assignment(kind, request.placements, request.renewed, request.hold_seconds, trigger)
-    check(view, record, new, request.placements or intent.stable)
+    if request.kind == "move" and view.settings.moves_refused:
+        raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
+    new = Assignment(
+        cast(TransitionKind, request.kind),
+        placements(record, intent, request),
+        request.renewed,
+        request.hold_seconds,
+        trigger,
+        request.max_pause_seconds,
+    )
+    check(view, record, new, new.placements or intent.stable)
+    if request.kind == "move" and intent.pending is not None and not request.after_pending:
+        check_same(record, intent, intent.pending, new)
     after = assign(intent, new)
-    served = after.change == trigger
-    return Answer((Put(after),), "accepted" if served else "a newer request was served")
+    return Answer((Put(after),), served(intent, after, new))
+
+
+def served(before: Intent, after: Intent, new: Assignment) -> str:
+    """What became of it, in words."""
+    if after.change != new.trigger:
+        return "a newer request was served"
+    if new in (after.pending, after.planned):
+        return "accepted"
+    return "it is so already" if before.pending is None else "under way already"
+
+
+def placements(record: Partition, intent: Intent, request: Request) -> tuple[Placement, ...]:
+    """All places, also if somebody says only which replica goes and where to."""
+    if request.target is None:
+        return request.placements
+    nodes = [each.node for each in intent.stable]
+    if request.source not in nodes:
+        raise IllegalRequest(
+            f"{request.source or 'no node'} holds no replica of {record.id}",
+            f"name one of {', '.join(nodes)}",
+        )
+    kept = [each for each in intent.stable if each.node != request.source]
+    if request.target.node in [each.node for each in kept]:
+        raise IllegalRequest(
+            f"{request.target.node} holds a replica of {record.id} already", "choose another node"
+        )
+    return tuple(request.target if p.node == request.source else p for p in intent.stable)
+
+
+def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assignment) -> None:
+    """One who asks for a second move has not seen the first; to ask for the same one is no harm."""
+    if pending.same_goal(new) and intent.cancel is None:
+        return
+    stage = routing.stage_of(record)
+    where = "it has not begun" if stage is None else stage.name
+    raise IllegalRequest(
+        f"{record.id} {CHANGING[pending.kind]} already ({where})",
+        "wait for its end, cancel it, or ask for the move after it",
+    )
 
 
 def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
     zone = view.agreed.topology.zones[record.zone]
     nodes = [each.node for each in places]
-    if len(set(nodes)) != len(nodes):
-        raise IllegalRequest("two replicas on one node", "name distinct nodes")
+    twice = [node for node in nodes if nodes.count(node) > 1]
+    if twice:
+        raise IllegalRequest(f"two replicas on one node, {twice[0]}", "name distinct nodes")
     if len(nodes) != zone.replica_count:
         raise IllegalRequest(
             f"{len(nodes)} replicas, but the zone {zone.id} asks for {zone.replica_count}",
@@ -164,12 +224,18 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
         check_place(view, each)
     for node in new.renewed:
         if node not in nodes:
-            raise IllegalRequest(f"{node} holds no replica of it", "name a node that does")
+            raise IllegalRequest(f"{node} holds no replica of {record.id}", "name a node that does")
         kept = [r for r in record.in_sync if r.node != node]
         if not kept:
             raise IllegalRequest(
                 f"{node} holds the only good replica", "it can't be rebuilt from others"
             )
+    here = [Placement(replica.node, replica.volume) for replica in record.replicas]
+    for each in places:
+        if each not in here or each.node in new.renewed:
+            problem = no_room(view, record, each)
+            if problem:
+                raise IllegalRequest(problem, "choose another node or volume, or make room")
     if new.kind == "volume_move":
         before = {replica.node for replica in record.replicas}
         if before != set(nodes):
@@ -189,6 +255,25 @@ def check_place(view: View, place: Placement) -> None:
         )
     if not view.is_live(place.node):
         raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
+
+
+def no_room(view: View, record: Partition, place: Placement) -> str:
+    """Why it does not fit there, as far as it is known what is free and what a replica takes."""
+    status, owner = view.status(place.node), view.owner_status(record)
+    free = None if status is None else status.free_bytes.get(place.volume)
+    size = 0 if owner is None else owner.bytes
+    needed = int(size * ROOM) + view.settings.free_bytes_kept
+    if free is None or not size or free >= needed:
+        return ""
+    volume = f" on its volume {place.volume}" if place.volume else ""
+    return (
+        f"{place.node} has {mebibytes(free)} free{volume}, and {record.id} needs "
+        f"{mebibytes(needed)}: it takes {mebibytes(size)}, and some must stay free"
+    )
+
+
+def mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def cancel(record: Partition, intent: Intent, request: Request) -> Answer:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from limosa.core import routing
+from limosa.core.coordinator.memory import SealAsked
 from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
+from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.requests import check
-from limosa.core.coordinator.view import View
-from limosa.core.effects import Effect, Send, StartCopy
+from limosa.core.coordinator.view import View, with_stage
+from limosa.core.effects import Compare, Effect, Send, StartCopy
 from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import DropReplica, Seal, Verify
@@ -37,7 +39,13 @@ class GivenUp(NamedTuple):
     why: str
 
 
-Progress = Waiting | GivenUp | None
+class Differs(NamedTuple):
+    """A copy is not what its source is. Written down at once: nothing goes forward after it."""
+
+    why: str
+
+
+Progress = Waiting | GivenUp | Differs | None
 
 
 def start(view: View, record: Partition, intent: Intent) -> Commit | Waiting:
@@ -51,9 +59,19 @@ def start(view: View, record: Partition, intent: Intent) -> Commit | Waiting:
         return view.commit(record, record, "already so", settle(view, record, True))
     problem = no_longer_possible(view, record, pending, places, targets)
     if problem:
-        return view.commit(record, record, f"given up: {problem}", settle(view, record, False))
+        never = Transition(transition, pending.kind, "", targets, begun=view.wall)
+        report = Put(report_of(view, record, never, "reverted", problem))
+        settled = settle(view, record, False)
+        return view.commit(record, record, f"given up: {problem}", (*settled, report))
     stage = MACHINES[pending.kind].first.name
-    change = Transition(transition, pending.kind, stage, targets, None, pending.hold_seconds)
+    change = Transition(
+        transition,
+        pending.kind,
+        stage,
+        targets,
+        hold_seconds=pending.hold_seconds,
+        max_pause_seconds=pending.max_pause_seconds,
+    )
     after = enter(replace(record, transition=change), stage)
     return view.commit(record, after, f"{pending.kind} {transition} begins")
 
@@ -90,25 +108,29 @@ def advance(view: View, record: Partition, held_since: float) -> Commit | Waitin
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
     intent = view.agreed.intents.get(record.id)
+    if change.giving_up and stage.given_up:
+        return fall_back(view, record) if stage.name == READ_NEW else compare(view, record)
     if stage.given_up and stage.name != READ_NEW and intent is not None and intent.cancel:
         return give_up(view, record, "cancelled")
-    if change.giving_up and stage.name == READ_NEW:
-        return fall_back(view, record)
     for work in stage.work:
         progress = DO[work](view, record, held_since)
         if isinstance(progress, GivenUp):
             return give_up(view, record, progress.why)
+        if isinstance(progress, Differs):
+            after = with_stage(record, stage.name, giving_up=progress.why)
+            return view.commit(record, after, progress.why)
         if progress is not None:
             return progress
     return leave(view, record, stage)
 
 
 def leave(view: View, record: Partition, stage: Stage) -> Commit | Waiting:
-    after = record
+    assert record.transition is not None
+    after = with_pause(view, record) if Work.OPEN in stage.work else record
     if Work.BARRIER in stage.work:
         after = replace(after, fence=fence_after(view, record))
     if stage.next in (END, REVERT):
-        return finish(view, record, after, stage.next == END)
+        return finish(view, record, after, stage.next == END, record.transition.giving_up)
     if must_hand_over(record, stage):
         new = [r for r in in_sync_side(record, Side.NEW) if view.of(record, r) is not None]
         made = [r for r in new if r in routing.new_only(record)] or new
@@ -116,8 +138,18 @@ def leave(view: View, record: Partition, stage: Stage) -> Commit | Waiting:
             return Waiting("hand-over: no in-sync replica of the new side lives")
         grant = Grant(made[0], view.lease_of(made[0].node))
         after = enter(next_epoch(after, grant), stage.next)
+        view.memory.handing_over(record.id, fence_after(view, record), after.epoch)
         return view.commit(record, after, f"{grant.replica.node} takes over in {stage.next}")
     return view.commit(record, enter(after, stage.next), f"→ {stage.next}")
+
+
+def with_pause(view: View, record: Partition) -> Partition:
+    """With what its last hand-over took, as far as this coordinator saw it."""
+    assert record.transition is not None
+    open_(view, record, view.now)
+    measured = view.memory.pause_seconds(record.id, record.epoch)
+    longest = max(measured, record.transition.pause_seconds)
+    return with_stage(record, record.transition.stage, pause_seconds=longest)
 
 
 def fence_after(view: View, record: Partition) -> int:
@@ -132,8 +164,8 @@ def must_hand_over(record: Partition, stage: Stage) -> bool:
     return leaves and record.owner.replica not in routing.side(record, Side.NEW)
 
 
-def finish(view: View, record: Partition, after: Partition, done: bool) -> Commit:
-    """The transition ceases to exist, and intent says so in the same commit."""
+def finish(view: View, record: Partition, after: Partition, done: bool, why: str) -> Commit:
+    """The transition ceases to exist, and intent and a report say so in the same commit."""
     change = record.transition
     assert change is not None
     targets = change.targets if done else record.replicas
@@ -143,12 +175,9 @@ def finish(view: View, record: Partition, after: Partition, done: bool) -> Commi
         in_sync=tuple(r for r in record.in_sync if r in targets),
         transition=None,
     )
-    return view.commit(
-        record,
-        after,
-        "done" if done else f"reverted: {change.giving_up}",
-        settle(view, record, done),
-    )
+    report = Put(report_of(view, record, change, "done" if done else "reverted", why))
+    settled = settle(view, record, done)
+    return view.commit(record, after, "done" if done else f"reverted: {why}", (*settled, report))
 
 
 def settle(view: View, record: Partition, done: bool) -> tuple[Change, ...]:
@@ -163,7 +192,7 @@ def give_up(view: View, record: Partition, why: str) -> Commit | Waiting:
     stage = routing.stage_of(record)
     assert stage is not None
     if stage.given_up[0] == END:
-        return finish(view, record, record, False)
+        return finish(view, record, record, False, why)
     return view.commit(record, given_up(record, why), f"given up: {why}")
 
 
@@ -175,14 +204,17 @@ def fall_back(view: View, record: Partition) -> Commit | Waiting:
         forward = replace(record, transition=replace(record.transition, giving_up=""))
         return view.commit(record, enter(forward, USE_NEW), "no in-sync old replica lives: on")
     why = f"fall back: {record.transition.giving_up}"
+    after = with_pause(view, record)
     if record.owner.replica in record.replicas:
-        return view.commit(record, enter(record, FALLBACK), why)
+        return view.commit(record, enter(after, FALLBACK), why)
     progress = seal(view, record, 0.0)
     if progress is not None:
         assert isinstance(progress, Waiting)
         return progress
     grant = Grant(old[0], view.lease_of(old[0].node))
-    return view.commit(record, enter(next_epoch(record, grant), FALLBACK), why)
+    after = enter(next_epoch(after, grant), FALLBACK)
+    view.memory.handing_over(record.id, fence_after(view, record), after.epoch)
+    return view.commit(record, after, why)
 
 
 def fallback_candidates(view: View, record: Partition) -> tuple[Replica, ...]:
@@ -223,13 +255,25 @@ def carry(view: View, record: Partition, targets: tuple[Replica, ...], verified:
     assert change is not None and change.session is not None and record.owner is not None
     source = view.owner_status(record)
     if source is None or source.open_epoch != record.epoch:
+        view.memory.silent_since(record.id, "not open", view.now)
         return Waiting("copy: its owner is not open yet")
     missing = tuple(r for r in targets if not copied(view, record, r))
     if missing:
+        if is_silent(view, record, targets):
+            return GivenUp(f"nothing was copied for {view.settings.copy_silence_seconds:.0f} s")
         names = ", ".join(r.node for r in missing)
         job = StartCopy(record.id, change.session, record.epoch, record.owner.replica, missing)
         return Waiting(f"copy to {names} under session {change.session}", (job,))
     return verify(view, record, targets) if verified else None
+
+
+def is_silent(view: View, record: Partition, targets: tuple[Replica, ...]) -> bool:
+    """Whoever copies may be dead, and can't say so: what arrives at the targets does."""
+    assert record.transition is not None
+    known = [view.of(record, replica) for replica in targets]
+    arrived = [None if each is None else (each.copying, each.copied) for each in known]
+    since = view.memory.silent_since(record.id, (record.transition.session, arrived), view.now)
+    return view.now - since >= view.settings.copy_silence_seconds
 
 
 def copied(view: View, record: Partition, replica: Replica) -> bool:
@@ -249,10 +293,33 @@ def verify(view: View, record: Partition, targets: tuple[Replica, ...]) -> Progr
         ours = source.digest
         if ours is None or theirs is None or ours[:2] != theirs[:2] or ours[0] != session:
             ask = Send(record.owner.replica.node, Verify(record.id, session))
-            return Waiting(f"verification: digests of {replica.node} and the owner", (ask,))
+            theirs_comes = known is not None and ours is not None and known.checking == ours[1]
+            under_way = source.checking is not None or theirs_comes
+            why = f"verification: digests of {replica.node} and the owner"
+            return Waiting(why, () if under_way else (ask,))
         if ours[2] != theirs[2]:
-            return GivenUp(f"verification: {replica.node} differs from the owner")
+            return Differs(f"verification: {replica.node} differs from the owner")
     return None
+
+
+def compare(view: View, record: Partition) -> Commit | Waiting:
+    """Before a copy that differs is dropped, people want to know which of its rows do."""
+    change = record.transition
+    assert change is not None and change.session is not None and record.owner is not None
+    targets = routing.new_only(record)
+    known = [view.of(record, replica) for replica in targets]
+    if any(each is not None and each.copied != change.session for each in known):
+        return give_up(view, record, change.giving_up)  # that copy is gone
+    found = view.memory.comparing(record.id, change.session, view.now)
+    if not found.ended and view.now - found.since < view.settings.compare_seconds:
+        ask = Compare(record.id, change.session, record.owner.replica, targets)
+        return Waiting(f"{change.giving_up}; their rows are compared", (ask,))
+    if not found.differences:
+        return give_up(view, record, change.giving_up)
+    after = given_up(record, change.giving_up)
+    about = (change.giving_up, found.differences, found.more)
+    report = Put(report_of(view, record, change, "reverted", *about))
+    return view.commit(record, after, f"given up: {change.giving_up}", (report,))
 
 
 def seal(view: View, record: Partition, held_since: float) -> Progress:
@@ -264,8 +331,27 @@ def seal(view: View, record: Partition, held_since: float) -> Progress:
     source = view.owner_status(record)
     if source is not None and source.sealed is not None and source.sealed[0] == revision:
         return None
+    in_flight = 0.0 if source is None else source.commit_seconds
+    if not view.memory.is_sealing(record.id, revision):
+        too_long = would_pause_too_long(view, record, in_flight)
+        if too_long:
+            return Waiting(too_long)
+        view.memory.sealing(record.id, SealAsked(revision, view.now, in_flight))
     ask = Send(record.owner.replica.node, Seal(record.id, revision))
     return Waiting(f"hand-over: {record.owner.replica.node} finishes what is in flight", (ask,))
+
+
+def would_pause_too_long(view: View, record: Partition, in_flight: float) -> str:
+    """Only the way forward can wait for a better moment."""
+    assert record.transition is not None
+    limit = record.transition.max_pause_seconds
+    pause = in_flight + view.memory.hand_over_seconds(view.now)
+    if not limit or pause <= limit or record.transition.stage == READ_NEW:
+        return ""
+    return (
+        f"hand-over: it would pause writes for about {pause * 1000:.0f} ms, "
+        f"and at most {limit * 1000:.0f} ms are allowed"
+    )
 
 
 def _side_after(record: Partition) -> Side:
@@ -279,6 +365,7 @@ def open_(view: View, record: Partition, held_since: float) -> Progress:
     if owner is None or owner.open_epoch != record.epoch:
         assert record.owner is not None
         return Waiting(f"{record.owner.replica.node} makes all replicas equal before it serves")
+    view.memory.opened(record.id, record.epoch, view.now)
     return None
 
 

@@ -6,6 +6,8 @@ Nothing here is needed by a successor: the agreed state is read again, and nodes
 from msgspec.structs import replace
 
 from limosa.core import routing
+from limosa.core.coordinator.memory import Memory
+from limosa.core.coordinator.settings import Settings
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -25,12 +27,23 @@ class View:
     """One look at everything."""
 
     def __init__(
-        self, agreed: Agreed, statuses: dict[NodeId, Status], coordinator: Revision, now: float
+        self,
+        agreed: Agreed,
+        statuses: dict[NodeId, Status],
+        coordinator: Revision,
+        now: float,
+        wall: float = 0.0,
+        settings: Settings | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.agreed = agreed
         self.statuses = statuses
         self.coordinator = coordinator
         self.now = now
+        self.wall = wall
+        """What people's clocks show; nothing is decided by it."""
+        self.settings = settings or Settings()
+        self.memory = memory or Memory(self.settings)
 
     def is_live(self, node: NodeId) -> bool:
         return node in self.agreed.leases
@@ -92,7 +105,16 @@ class View:
     ) -> Commit:
         """A change of one partition's record, guarded by all that it was computed from."""
         guards = self.guards(before) | self.guards(after)
-        return Commit(guards, (Put(after), *more), f"{before.id}: {why}")
+        changes = (Put(self.stamped(before, after)), *more)
+        return Commit(guards, changes, f"{before.id}: {why}")
+
+    def stamped(self, before: Partition, after: Partition) -> Partition:
+        """People see since when a transition is where it is."""
+        old, new = before.transition, after.transition
+        if new is None or (old is not None and old.stage == new.stage):
+            return after
+        begun = self.wall if old is None else new.begun
+        return replace(after, transition=replace(new, begun=begun, since=self.wall))
 
     def guards(self, record: Partition) -> dict[str, Revision]:
         keys = [partition_key(record.id), intent_key(record.id)]

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
+from limosa.core.model.reports import Pipeline, Report
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -27,6 +28,7 @@ MARK_KEY = "topology/mark"
 CLUSTER_KEY = "topology/cluster"
 FEATURES_KEY = "topology/features"
 COORDINATOR_KEY = "lease/coordinator"
+PIPELINE_KEY = "pipeline"
 
 
 def node_key(node: NodeId) -> str:
@@ -57,6 +59,10 @@ def request_key(request: str) -> str:
     return f"request/{request}"
 
 
+def report_key(partition: PartitionId, transition: str) -> str:
+    return f"report/{partition}/{transition}"
+
+
 def lease_key(node: NodeId) -> str:
     return f"lease/node/{node}"
 
@@ -77,6 +83,10 @@ def key_of(record: Record) -> str:
             return intent_key(name)
         case Request(id=name):
             return request_key(name)
+        case Report(partition=name, transition=transition):
+            return report_key(name, transition)
+        case Pipeline():
+            return PIPELINE_KEY
         case NodeLease(node=name):
             return lease_key(name)
         case CoordinatorLease():
@@ -149,6 +159,9 @@ class Agreed(Struct, frozen=True):
     requests: dict[str, Request] = {}
     leases: dict[NodeId, NodeLease] = {}
     coordinator: CoordinatorLease | None = None
+    reports: dict[str, Report] = {}
+    """How transitions ended lately, by key."""
+    pipeline: Pipeline | None = None
     revisions: dict[str, Revision] = {}
     """Of the keys outside the topology."""
 
@@ -236,12 +249,15 @@ def _change_singleton(draft: _Draft, key: str, change: Change) -> None:
 
 def _change_other(draft: _Draft, key: str, change: Change, revision: Revision) -> None:
     draft.date(key, change, revision)
-    if key == COORDINATOR_KEY:
-        holder = change.record if isinstance(change, Put) else None
-        assert holder is None or isinstance(holder, CoordinatorLease)
-        draft.fields["coordinator"] = holder
+    if key in (COORDINATOR_KEY, PIPELINE_KEY):
+        record = change.record if isinstance(change, Put) else None
+        assert record is None or isinstance(record, CoordinatorLease | Pipeline)
+        draft.fields["coordinator" if key == COORDINATOR_KEY else "pipeline"] = record
         return
     kind, name = key.split("/", 1)
+    if kind == "report":
+        draft.change("reports", key, change)
+        return
     field = {"intent": "intents", "request": "requests", "lease": "leases"}[kind]
     draft.change(field, name.removeprefix("node/"), change)
 

@@ -5,6 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 from limosa.core.model.intent import Intent, Request
+from limosa.core.model.reports import Pipeline, Report
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -32,6 +33,8 @@ AnyRecord: TypeAlias = (
     | Request
     | NodeLease
     | CoordinatorLease
+    | Report
+    | Pipeline
     | Mark
 )
 

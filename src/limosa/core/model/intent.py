@@ -50,6 +50,8 @@ class Assignment(Struct, frozen=True):
     """Nodes whose replica is made anew although its place stays."""
     hold_seconds: float = 0.0
     trigger: Revision = 0
+    max_pause_seconds: float = 0.0
+    """0: there is no limit."""
 
     def same_goal(self, other: "Assignment") -> bool:
         return replace(self, trigger=0) == replace(other, trigger=0)
@@ -97,6 +99,14 @@ class Request(Record, frozen=True):
     """For `join`."""
     cluster: str = ""
     """For `join`: the name of the cluster that the node takes this for."""
+    max_pause_seconds: float = 0.0
+    """For a transition: for how long its hand-over may pause writes; 0: there is no limit."""
+    after_pending: bool = False
+    """For `move`: if another change of the partition is under way, plan this one behind it."""
+    source: NodeId = ""
+    """For `move`, in place of all `placements`: the node that a replica leaves ..."""
+    target: Placement | None = None
+    """... and where it goes."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

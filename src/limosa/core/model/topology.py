@@ -157,6 +157,13 @@ class Transition(Struct, frozen=True):
     released: bool = False
     giving_up: str = ""
     """Why it is being given up, in words; empty while it goes forward."""
+    max_pause_seconds: float = 0.0
+    """Its hand-over waits while it would pause writes for longer; 0: for as long as it takes."""
+    begun: float = 0.0
+    """When it began, and since when it is in this stage: wall-clock seconds, for people only."""
+    since: float = 0.0
+    pause_seconds: float = 0.0
+    """How long its hand-over took; 0: there was none so far, or nobody knows."""
 
 
 class Partition(Record, frozen=True):

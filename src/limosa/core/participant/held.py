@@ -27,6 +27,7 @@ class Held:
         "begun",
         "bytes",
         "check",
+        "checked",
         "chunks",
         "copied",
         "digest",
@@ -49,6 +50,7 @@ class Held:
         "revision",
         "session",
         "sizes",
+        "taken",
         "watermark",
     )
 
@@ -85,10 +87,16 @@ class Held:
         """What is being looked up, by ticket: since which revision, what, and for whom."""
         self.permits: dict[int, SessionId] = {}
         self.chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
-        self.landed: set[tuple[SessionId, int]] = set()
+        self.landed: dict[tuple[SessionId, int], set[int]] = {}
+        """Which slices of how many, for each number into which a session's copy was cut."""
         self.session: SessionId | None = None
         self.copied: SessionId | None = None
         self.check: tuple[SessionId, Position] | None = None
+        """Where a digest is wanted."""
+        self.taken: tuple[SessionId, Position] | None = None
+        """Of where one was last begun: reading all rows once is enough, however often one asks."""
+        self.checked = (ORIGIN, 0)
+        """The producers' digest where one was last wanted."""
         self.digest: tuple[SessionId, Position, int] | None = None
 
     @classmethod
@@ -113,7 +121,7 @@ class Held:
         self.recent_bytes += size
         while self.recent_bytes > self.recent_bytes_max and len(self.recent) > 1:
             self.recent_bytes -= self.recent.popleft().bytes
-        self.producers.record(entry)
+        self.producers.record(entry, committed=False)
 
     def _lengthen(self, at: Position, size: int) -> None:
         self.positions.append(at)
@@ -205,26 +213,47 @@ class Held:
 
     # --- what is committed
 
+    def wish(self, check: tuple[SessionId, Position]) -> None:
+        """A digest at exactly this position, unless it was asked for before, or is past by now."""
+        if check != self.taken and check[1] >= self.watermark:
+            self.check = check
+
+    @property
+    def checking(self) -> Position | None:
+        return None if self.check is None else self.check[1]
+
     def advance(self, to: Position) -> list[AdvanceWatermark]:
         """Move the watermark, but stop where a digest is wanted: of exactly the rows there."""
         steps: list[AdvanceWatermark] = []
-        if self.check is not None and self.watermark <= self.check[1] <= to:
+        if self.check not in (None, self.taken) and self.watermark <= self.check[1] <= to:
+            self.taken = self.check
             steps.append(self._to(self.check[1], True))
+            self.checked = (self.watermark, self.producers.digest(self.watermark))
         if to > self.watermark:
             steps.append(self._to(to, False))
         return steps
 
     def _to(self, position: Position, digest: bool) -> AdvanceWatermark:
         self.watermark = position
+        self.producers.commit(position)
         return AdvanceWatermark(self.partition, self.replica.incarnation, 0, position, digest)
 
     # --- copying
+
+    def copying(self) -> tuple[int, int] | None:
+        """How far the copy is that is ahead: (slices landed, slices in all)."""
+        return max(
+            ((len(landed), slices) for (_, slices), landed in self.landed.items()),
+            key=lambda each: each[0] / each[1],
+            default=None,
+        )
 
     def forget_copy(self) -> None:
         self.chunks.clear()
         self.landed.clear()
         self.copied = None
         self.check = None
+        self.taken = None
         self.digest = None
 
     # --- what still runs

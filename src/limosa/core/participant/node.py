@@ -32,6 +32,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    Measured,
     NodeEvent,
     Received,
     RowsRead,
@@ -93,6 +94,7 @@ AHEAD_MAX = 255
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
 """However many replicas there are, each keeps so much of its log."""
+STATUS_SECONDS_EACH = 0.0001
 _STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
 
 
@@ -130,6 +132,7 @@ class Participant:
         self._told_at = -1e9
         self._is_outdated = False
         """Somebody knows a newer topology."""
+        self._size = Measured({}, {})
         self._on_event: dict[type, Callable[..., None]] = {
             Received: self._received,
             Ticked: self._tick,
@@ -143,6 +146,7 @@ class Participant:
             SliceRead: self._slice_read,
             DigestTaken: self._digest_taken,
             CollectionDue: self._collection_due,
+            Measured: self._measured,
             Started: self._started,
         }
         self._on_message: dict[type, Callable[..., None]] = {
@@ -164,15 +168,19 @@ class Participant:
     def handle(self, now: float, event: NodeEvent) -> list[Effect]:
         self.out = []
         self._on_event[type(event)](now, event)
-        if self._changed and now - self._told_at >= self.settings.status_seconds:
+        if self._changed and now - self._told_at >= self._quiet_seconds():
             self._tell(now)
         return self.out
+
+    def _quiet_seconds(self) -> float:
+        """Between two reports: one of many replicas takes longer to make and to read."""
+        return self.settings.status_seconds + STATUS_SECONDS_EACH * len(self.held)
 
     def _tell(self, now: float) -> None:
         if self._coordinator is not None and self.lease is not None:
             self._changed = False
             self._told_at = now
-            self._send(self._coordinator, self._status(now))
+            self._send(self._coordinator, self.status(now))
 
     # --- the process and its lease
 
@@ -678,7 +686,7 @@ class Participant:
             self._stored.append((ticket, lambda now: self._appended(held, sender, message.epoch)))
             self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
         if message.check is not None and message.check[0] == held.copied:
-            held.check = message.check
+            held.wish(message.check)
         self.out += held.advance(max(held.watermark, min(message.watermark, held.last)))
         self.out += self._trim(held)
         if not new:
@@ -736,8 +744,10 @@ class Participant:
 
     def _digest_taken(self, now: float, event: DigestTaken) -> None:
         held = self.held.get((event.partition, event.incarnation))
-        if held is not None and held.check is not None and held.check[1] == event.at:
-            digest = (held.check[0], event.at, event.digest)
+        if held is None or held.check is None:
+            return
+        if held.check[1] == event.at == held.checked[0]:
+            digest = (held.check[0], event.at, event.digest << 64 | held.checked[1])
             held.check = None
             # The rows of there must survive a crash before anybody relies on them.
             ticket = self._when_stored(lambda now: self._digest_stored(held, digest))
@@ -755,6 +765,10 @@ class Participant:
         if owner is not None:
             owner.collect()
             self._collect_from(owner)
+
+    def _measured(self, now: float, event: Measured) -> None:
+        """The coordinator hears of it with whatever it hears of next."""
+        self._size = event
 
     # --- copying
 
@@ -815,7 +829,8 @@ class Participant:
             return
         chunks = held.chunks.pop((message.session, message.slice, message.attempt), {})
         parts = list(chunks.values())
-        if (message.session, message.slice) in held.landed:
+        landed = message.slice in held.landed.get((message.session, message.slices), ())
+        if landed or held.copied == message.session:  # what comes now would be newer than the rest
             self._send(sender, Landed(message.partition, message.session, message.slice))
             return
         problem = self._incomplete(held, message, parts)
@@ -831,6 +846,8 @@ class Participant:
         )
 
     def _incomplete(self, held: Held, message: End, parts: list[Chunk]) -> str:
+        if not 0 <= message.slice < message.slices:
+            return f"there is no slice {message.slice} of {message.slices}"
         if not parts or sum(len(part.rows) for part in parts) != message.count:
             return "rows are missing"
         if sum(part.rows.digest() for part in parts) != message.digest:
@@ -847,10 +864,15 @@ class Participant:
         self._changed = True
         if not self._permit(message.partition, message.session, message.epoch):
             return
-        held.landed.add((message.session, message.slice))
+        landed = self._landed_of(held, message)
+        landed.add(message.slice)
         self._send(sender, Landed(message.partition, message.session, message.slice))
-        if all((message.session, number) in held.landed for number in range(message.slices)):
+        if all(number in landed for number in range(message.slices)):
             held.copied = message.session
+
+    def _landed_of(self, held: Held, message: End) -> set[int]:
+        """Slices of one and the same number: a successor may cut the range into another one."""
+        return held.landed.setdefault((message.session, message.slices), set())
 
     def _deny(self, sender: str, message: Fetch | Chunk | End, why: str) -> None:
         self._send(sender, Denied(message.partition, message.session, message.slice, why))
@@ -861,7 +883,9 @@ class Participant:
         self._coordinator = sender
         if message.generation > self.topology.generation:
             self._refresh(now)
-        self._tell(now)
+            self._changed = True  # told when it is read: what is said now would be out of date
+        else:
+            self._tell(now)
 
     def _seal(self, now: float, sender: str, message: Seal) -> None:
         owner = self._serving(now, message.partition)
@@ -884,7 +908,7 @@ class Participant:
             self._dropped.append((message.partition, message.to))
             self._discard(held)
 
-    def _status(self, now: float) -> Status:
+    def status(self, now: float) -> Status:
         assert self.lease is not None
         self._sequence += 1
         replicas: dict[PartitionId, list[ReplicaStatus]] = {}
@@ -909,10 +933,12 @@ class Participant:
             self.topology.generation if self.lease.registered else 0,
             busy,
             {partition: tuple(all_of) for partition, all_of in replicas.items()},
+            self._size.free_bytes,
         )
 
     def _replica_status(self, now: float, held: Held) -> ReplicaStatus:
         owner = self.owners.get(held.partition)
+        rows, size = self._size.sizes.get((held.partition, held.replica.incarnation), (0, 0))
         if owner is None or owner.held is not held:
             return ReplicaStatus(
                 held.replica,
@@ -921,6 +947,10 @@ class Participant:
                 held.watermark,
                 copied=held.copied,
                 digest=held.digest,
+                copying=held.copying(),
+                rows=rows,
+                bytes=size,
+                checking=held.checking,
             )
         return ReplicaStatus(
             held.replica,
@@ -934,6 +964,11 @@ class Participant:
             owner.silent(now),
             tuple((replica, owner.revision) for replica in owner.proposed),
             tuple(peer.replica for peer in owner.peers.values() if not peer.reachable),
+            held.copying(),
+            owner.commit_seconds(now),
+            rows,
+            size,
+            held.checking,
         )
 
 

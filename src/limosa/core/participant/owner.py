@@ -94,6 +94,7 @@ class Pending(Struct, gc=False):
     at: Position
     client: str
     answer: Answer
+    since: float = 0.0
 
 
 class Owner:
@@ -127,6 +128,9 @@ class Owner:
         self.sealed: Revision | None = None
         self.sealed_at = 0.0
         self.verified_at = -inf
+        self.verified_for = 0.0
+        self.slowest = (0.0, -inf)
+        """The longest that a write lately took to be committed, and when that was."""
         self.proposed: dict[Replica, float] = {}
         """Replicas that the next commit may put in sync again: acks wait for them already."""
         self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
@@ -330,6 +334,7 @@ class Owner:
 
     def wait_for(self, now: float, client: str, pending: Pending) -> None:
         pending.client = client
+        pending.since = now
         self.pending.append(pending)
         self.commit(now)
 
@@ -401,9 +406,17 @@ class Owner:
             self.opened = point  # before it is open: readers do not wait for us
             self.open = True
         self.out += self.held.advance(point)
+        if self.pending and self.pending[0].at <= self.held.watermark:
+            self.slowest = (self.commit_seconds(now), now)
         while self.pending and self.pending[0].at <= self.held.watermark:
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
+
+    def commit_seconds(self, now: float) -> float:
+        """The longest that a write lately took, or that one has waited by now."""
+        seconds, at = self.slowest
+        lately = seconds * max(0.0, 1 - (now - at) / self.settings.slowest_seconds)
+        return max(lately, now - self.pending[0].since) if self.pending else lately
 
     def as_promised(self, answer: Answer) -> Answer:
         """If replicas were taken out since it was admitted, it is neither acked nor refused."""
@@ -489,13 +502,18 @@ class Owner:
     def verify(self, now: float, session: SessionId) -> None:
         """Choose the position at which digests are compared: where the log ends now.
 
-        Not too often: the slower of the two disks must have the time to report it.
+        Not too often: the slower of the two must have the time to read all of its rows, however
+        many there are. So each time it is given twice as long.
         """
         chosen = self.held.check or self.held.digest
         again = chosen is not None and chosen[0] == session
-        if not again or now - self.verified_at > self.settings.idle_seconds_max:
+        if not again:
+            self.verified_for = self.settings.idle_seconds_max
+        if not again or now - self.verified_at > self.verified_for:
             self.verified_at = now
+            self.verified_for *= 2
             self.held.check = (session, self.held.last)
+            self.held.taken = None
             for peer in self.peers.values():
                 if peer.matched:
                     self.replicate(peer, peer.sent)

@@ -16,7 +16,9 @@ class Settings(Struct, frozen=True):
     seal_seconds_max: float = 2.0
     """A sealed owner that hears nothing for so long asks to be unsealed, by a commit."""
     refresh_seconds: float = 1.0
-    status_seconds: float = 0.02
+    slowest_seconds: float = 2.0
+    """For how long a slow commit is remembered, less and less."""
+    status_seconds: float = 0.005
     """The coordinator is told of changes at most this often; of several ones together."""
     log_entries_kept: int = 16_000
     """By all replicas here together: to replay a log takes its time."""

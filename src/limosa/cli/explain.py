@@ -1,0 +1,165 @@
+"""Why is a partition where it is, and what may I do? `limosa explain`."""
+
+import time
+from datetime import datetime
+from typing import Any
+
+import typer
+from msgspec import to_builtins
+
+from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.durations import lasted
+from limosa.cli.following import copy_words, landed_bytes, look_at, stage_words
+from limosa.cli.partition import Name
+from limosa.cli.showing import count, print_json, print_table, size
+from limosa.core.coordinator.explaining import Explanation, Standing
+from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
+from limosa.core.model.reports import Report
+from limosa.core.model.topology import Replica
+
+DIFFERENCES_SHOWN = 5
+
+
+@of_cluster
+def explain(target: Target, name: Name) -> None:
+    """Say where a partition is, what it waits for, what comes next, and what you may do.
+
+    It is worked out from the agreed state and from what the live nodes say, by the rules that the
+    coordinator itself follows; so it also works while there is none.
+
+    \b
+    Examples:
+      limosa explain items-0003
+      limosa explain items-0003 --json
+    """
+    with target.connect() as connection:
+        explanation = look_at(connection, name)
+    if target.as_json:
+        print_json(as_facts(explanation))
+        return
+    for line in lines_of(explanation, time.time()):
+        typer.echo(line)
+    typer.echo("")
+    print_table(
+        ("replica", "side", "live", "in sync", "owner", "log", "committed", "rows", "bytes"),
+        [replica_row(each) for each in explanation.replicas],
+    )
+    print_may(explanation)
+    print_reports(explanation)
+
+
+def as_facts(explanation: Explanation) -> dict[str, Any]:
+    facts: dict[str, Any] = to_builtins(explanation)
+    return facts
+
+
+def lines_of(explanation: Explanation, now: float) -> list[str]:
+    kind = f"{explanation.kind}: " if explanation.kind else ""
+    told = {
+        "partition": explanation.partition,
+        "stage": f"{kind}{stage_words(explanation)}{since_words(explanation.since, now)}",
+        "": explanation.holds,
+        "given up": explanation.giving_up,
+        "waits for": explanation.waits_for,
+        "next": explanation.next,
+        "copy": copy_line(explanation, now),
+        "Spark": spark_line(explanation),
+        "pause": pause_line(explanation),
+        "owner": f"{explanation.owner or 'nobody'}, epoch {explanation.epoch}",
+        "coordinator": explanation.coordinator or "none lives",
+        "not heard of": ", ".join(explanation.unheard),
+    }
+    return [f"{name:<13} {value}" for name, value in told.items() if value]
+
+
+def since_words(since: float | None, now: float) -> str:
+    return "" if since is None else f", since {clock(since)} ({lasted(max(0.0, now - since))})"
+
+
+def clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
+
+
+def copy_line(explanation: Explanation, now: float) -> str:
+    copy, since = explanation.copy, explanation.since
+    if copy is None:
+        return ""
+    up = 0.0 if explanation.pipeline is None else explanation.pipeline.since
+    passed = 0.0 if since is None else now - max(since, up)
+    return copy_words(copy, landed_bytes(copy) / passed if passed > 0 else 0.0)
+
+
+def spark_line(explanation: Explanation) -> str:
+    pipeline = explanation.pipeline
+    if pipeline is None:
+        return ""
+    detail = f": {pipeline.detail}" if pipeline.detail else ""
+    return f"{pipeline.state}{detail}"
+
+
+def pause_line(explanation: Explanation) -> str:
+    words = []
+    if explanation.pause_seconds:
+        words.append(f"{lasted(explanation.pause_seconds)} at the hand-over")
+    if explanation.pause_seconds_max:
+        words.append(f"at most {lasted(explanation.pause_seconds_max)} allowed")
+    return ", ".join(words)
+
+
+def replica_row(each: Standing) -> tuple[object, ...]:
+    return (
+        place(each.replica),
+        each.side,
+        _yes(each.live),
+        _yes(each.in_sync),
+        _yes(each.owner),
+        _position(each.last),
+        _position(each.watermark),
+        None if each.last is None else f"{each.rows:,}",
+        None if each.last is None else size(each.bytes),
+    )
+
+
+def place(replica: Replica) -> str:
+    return f"{replica.node}:{replica.volume}" if replica.volume else replica.node
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _position(at: Position | None) -> str | None:
+    """Epoch and counter; as one number they say nothing to a person."""
+    return None if at is None else f"{epoch_of(at)}/{at & (1 << COUNTER_BITS) - 1}"
+
+
+def print_may(explanation: Explanation) -> None:
+    typer.echo("\nYou may")
+    for sentence in explanation.may:
+        typer.echo(f"  {sentence}")
+
+
+def print_reports(explanation: Explanation) -> None:
+    if not explanation.reports:
+        return
+    typer.echo("\nEarlier")
+    for report in explanation.reports:
+        typer.echo(f"  {report_line(report)}")
+        for each in report.differences[:DIFFERENCES_SHOWN]:
+            typer.echo(f"    {each}")
+        more = max(0, len(report.differences) - DIFFERENCES_SHOWN) + report.differences_more
+        if more:
+            typer.echo(f"    and {count(more, 'more difference')}")
+
+
+def report_line(report: Report) -> str:
+    """`12:03:04 move from n1 to n3: done in 3.1 s, with a pause of 12 ms`."""
+    went = [place(each) for each in report.sources if each not in report.targets]
+    came = [place(each) for each in report.targets if each not in report.sources]
+    moved = f" from {', '.join(went)}" if went else ""
+    moved += f" to {', '.join(came)}" if came else ""
+    when = datetime.fromtimestamp(report.ended).strftime("%Y-%m-%d %H:%M:%S")
+    why = f": {report.why}" if report.why else ""
+    took = f" in {lasted(max(0.0, report.ended - report.began))}" if report.began else ""
+    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
+    return f"{when}  {report.kind}{moved}: {report.outcome}{why}{took}{pause}"

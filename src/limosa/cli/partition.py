@@ -1,0 +1,278 @@
+"""How is a partition moved while it is used? `limosa partition move`, and how to end a move."""
+
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.durations import lasted, seconds_of
+from limosa.cli.following import Ended, Progress, Wanted, follow, on_errors, record_of
+from limosa.cli.showing import print_json, tell
+from limosa.client.connection import Connection
+from limosa.core.model.changes import Agreed, Topology
+from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.topology import Partition, Replica
+from limosa.errors import BadInput, IllegalRequest
+
+INTERRUPTED = 130
+ACCEPTED = "accepted"
+
+partition = typer.Typer(help="Move a partition, or end its move.", no_args_is_help=True)
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="PARTITION", help="Its name, as `limosa partitions` lists it."),
+]
+
+
+@partition.command()
+@of_cluster
+def move(
+    target: Target,
+    name: Name,
+    to: Annotated[str, typer.Option("--to", metavar="NODE", help="Who gets the replica.")],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="NODE", help="Whose replica moves.", show_default="its owner's"
+        ),
+    ] = None,
+    volume: Annotated[
+        str | None,
+        typer.Option(help="On which volume.", show_default="the one with the fewest replicas"),
+    ] = None,
+    hold: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="How long both sides are kept once the new one is read."
+        ),
+    ] = "0s",
+    max_pause: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Hand over only while it would pause writes for no longer.",
+            show_default="no limit",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool | None,
+        typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+    ] = None,
+) -> None:
+    """Move one replica of a partition to another node, while it is read and written.
+
+    With --wait the exit code is 0 if the move is done, and 1 if it was given up: then all is as it
+    was. Ctrl-C leaves the move running.
+
+    \b
+    Examples:
+      limosa partition move items-0003 --to n4
+      limosa partition move items-0003 --from n2 --to n4 --max-pause 50ms --no-wait
+      limosa partition move items-0003 --to n4 --hold 10m
+    """
+    hold_seconds = seconds_of(hold, "--hold")
+    pause_seconds = 0.0 if max_pause is None else seconds_of(max_pause, "--max-pause")
+    if max_pause is not None and not pause_seconds:
+        raise BadInput("--max-pause of 0: no hand-over is that quick", "allow some, like 50ms")
+    waits = _is_watched(target) if wait is None else wait
+    with target.connect() as connection:
+        agreed = connection.state(name)
+        record = record_of(agreed, name)
+        leaving, reason = leaving_replica(record, source)
+        place = Placement(to, volume_on(connection.refresh(), to, volume))
+        if to == leaving.node:
+            raise IllegalRequest(f"{to} holds a replica of {name} already", "choose another node")
+        request = connection.change_partition(
+            "move",
+            name,
+            source=leaving.node,
+            target=place,
+            hold_seconds=hold_seconds,
+            max_pause_seconds=pause_seconds,
+        )
+        wanted = wanted_of(connection.state(name), name, leaving.node, to)
+        answer = {
+            **described(request),
+            "from": leaving.node,
+            "chosen": reason,
+            "to": to,
+            "transition": wanted.transition,
+        }
+        what = f"{name} moves from {leaving.node} ({reason}) to {to}"
+        if not waits:
+            _tell_answer(target, answer, _answered(what, request))
+            return
+        ended = _follow(target, connection, wanted, answer, what)
+    _tell_end(target, answer, ended, what)
+    raise typer.Exit(0 if ended.state == "done" else 1)
+
+
+@partition.command()
+@of_cluster
+def cancel(target: Target, name: Name) -> None:
+    """Give a move up, as long as the old replicas are read; nothing is lost.
+
+    \b
+    Examples:
+      limosa partition cancel items-0003
+    """
+    with target.connect() as connection:
+        agreed = connection.state(name)
+        record_of(agreed, name)
+        intent = agreed.intents.get(name)
+        if intent is None or intent.pending is None:
+            raise IllegalRequest(
+                f"{name} has no change that could be cancelled", f"see `limosa explain {name}`"
+            )
+        request = connection.change_partition("cancel", name, cancels=intent.pending.trigger)
+    _tell_answer(target, described(request), f"{name}: {request.answer}.")
+
+
+@partition.command()
+@of_cluster
+def complete(target: Target, name: Name) -> None:
+    """End the hold of a move: its old replica goes.
+
+    \b
+    Examples:
+      limosa partition complete items-0003
+    """
+    _end_hold(target, "complete", name)
+
+
+@partition.command()
+@of_cluster
+def reverse(target: Target, name: Name) -> None:
+    """Take a move that is held back to its old replicas; nothing is lost.
+
+    \b
+    Examples:
+      limosa partition reverse items-0003
+    """
+    _end_hold(target, "reverse", name)
+
+
+def _end_hold(target: Target, kind: RequestKind, name: str) -> None:
+    with target.connect() as connection:
+        request = connection.change_partition(kind, name)
+    _tell_answer(target, described(request), f"{name}: {request.answer}.")
+
+
+# --- what is asked for
+
+
+def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str]:
+    """Which replica moves, and why this one."""
+    nodes = ", ".join(sorted(each.node for each in record.replicas))
+    if source is not None:
+        for replica in record.replicas:
+            if replica.node == source:
+                return replica, "as named"
+        raise IllegalRequest(f"{source} holds no replica of {record.id}", f"it is on {nodes}")
+    if len(record.replicas) == 1:
+        return record.replicas[0], "its only replica"
+    owner = None if record.owner is None else record.owner.replica
+    if owner in record.replicas and owner is not None:
+        return owner, "its owner"
+    if record.transition is not None:
+        raise IllegalRequest(
+            f"{record.id} is changing already ({record.transition.stage})",
+            f"see `limosa explain {record.id}`",
+        )
+    raise IllegalRequest(
+        f"{record.id} has no owner at the moment", f"name a replica with --from: it is on {nodes}"
+    )
+
+
+def volume_on(topology: Topology, node: str, volume: str | None) -> str:
+    """The named one; or that with the fewest replicas, the first one of equals."""
+    record = topology.nodes.get(node)
+    if volume is not None or record is None:
+        return volume or ""
+    held: Counter[str] = Counter(
+        each.volume
+        for partition in topology.partitions.values()
+        for each in partition.replicas
+        if each.node == node
+    )
+    return min(record.volumes, key=lambda name: held[name], default="")
+
+
+def wanted_of(agreed: Agreed, name: str, source: str, to: str) -> Wanted:
+    """What the coordinator made of a move; if it has ended already, the last that there was."""
+    intent = agreed.intents.get(name)
+    for each in () if intent is None else (intent.planned, intent.pending):
+        if each is not None:
+            wanted = Wanted(each.trigger, source, to)
+            if wanted.is_goal(place.node for place in each.placements):
+                return wanted
+    return Wanted(0 if intent is None else intent.change, source, to)
+
+
+# --- what is said
+
+
+def described(request: Request) -> dict[str, Any]:
+    return {
+        "partition": request.partition,
+        "request": request.id,
+        "kind": request.kind,
+        "state": ACCEPTED,
+        "answer": request.answer,
+        "next": f"limosa explain {request.partition}",
+    }
+
+
+def _answered(what: str, request: Request) -> str:
+    return f"{what}." if request.answer == ACCEPTED else f"{what}: {request.answer}."
+
+
+def _is_watched(target: Target) -> bool:
+    return not target.as_json and on_errors().is_terminal
+
+
+def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
+    if target.as_json:
+        print_json(answer)
+        return
+    typer.echo(words)
+    typer.echo(f"How far it is: {answer['next']}")
+
+
+def _follow(
+    target: Target, connection: Connection, wanted: Wanted, answer: dict[str, Any], what: str
+) -> Ended:
+    progress = Progress(what, target.as_json, on_errors())
+    try:
+        with progress.open():
+            return follow(connection, answer["partition"], wanted, progress.show)
+    except KeyboardInterrupt:
+        pass
+    name = answer["partition"]
+    tell(f"The move goes on. See `limosa explain {name}`; end it: `limosa partition cancel {name}`")
+    if target.as_json:
+        print_json({**answer, "state": "running"})
+    raise typer.Exit(INTERRUPTED)
+
+
+def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -> None:
+    report = ended.report
+    if target.as_json:
+        print_json({**answer, "state": ended.state, "why": ended.why, "report": report})
+    if ended.state != "done":
+        differing = () if report is None else report.differences
+        more = f"; {'; '.join(differing)}" if differing else ""
+        tell(f"Error: {what}: {ended.state}: {ended.why}{more} (see `{answer['next']}`)")
+    elif not target.as_json:
+        typer.echo(f"{what}: done{_measured(ended)}.")
+
+
+def _measured(ended: Ended) -> str:
+    report = ended.report
+    if report is None:
+        return ""
+    took = f" in {lasted(report.ended - report.began)}" if report.began else ""
+    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
+    return took + pause

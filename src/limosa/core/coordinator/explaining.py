@@ -1,0 +1,341 @@
+"""Why is a partition where it is, what comes next, and what may a person do about it?
+
+What it waits for is what a coordinator would say now: the same function, of the agreed state and of
+what nodes report. So whoever has these can explain, and a coordinator need not be asked.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.transitions import Waiting
+from limosa.core.coordinator.view import View
+from limosa.core.effects import StartCopy
+from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
+from limosa.core.messages import Status
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    Agreed,
+    Commit,
+    intent_key,
+    partition_key,
+    request_key,
+)
+from limosa.core.model.intent import Assignment, Intent
+from limosa.core.model.keys import NodeId, PartitionId, Position
+from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.topology import Partition, Replica, Transition
+
+Value = TypeVar("Value")
+
+STABLE = "stable"
+NOTHING = "nothing"
+NO_COORDINATOR = "no coordinator lives: nothing advances; start one: `limosa serve coordinator`"
+
+AFTER_THE_END = {
+    END: "the end: it is where it was meant to be, and nothing is left of the change",
+    REVERT: "the end: it is where it was, and nothing is left of the change",
+}
+
+
+class Standing(Struct, frozen=True):
+    """One replica: whose side it is on, and how far it is, as its node says."""
+
+    replica: Replica
+    side: str
+    """In a transition: `old`, `new`, or `both` if it stays."""
+    live: bool
+    in_sync: bool
+    owner: bool
+    last: Position | None = None
+    """Where its log ends; None: its node has not said."""
+    watermark: Position | None = None
+    rows: int = 0
+    bytes: int = 0
+
+
+class Copying(Struct, frozen=True):
+    """How far the copies are, all targets together."""
+
+    landed: int
+    slices: int
+    """0: none has begun."""
+    rows: int
+    rows_all: int
+    """About, as nodes last measured it."""
+    bytes: int
+    bytes_all: int
+
+
+class Explanation(Struct, frozen=True):
+    """Everything about one partition that a person asks for."""
+
+    partition: PartitionId
+    kind: str
+    """Of its transition; empty: there is none."""
+    stage: str
+    holds: str
+    """What is true in this stage."""
+    began: float | None
+    """Seconds of the wall clock, as `since`; None: nobody knows."""
+    since: float | None
+    waits_for: str
+    next: str
+    may: tuple[str, ...]
+    giving_up: str
+    coordinator: str | None
+    owner: NodeId | None
+    epoch: int
+    replicas: tuple[Standing, ...]
+    unheard: tuple[NodeId, ...]
+    """Nodes that live and have said nothing."""
+    copy: Copying | None
+    pipeline: Pipeline | None
+    pause_seconds: float
+    """0: there was no hand-over yet."""
+    pause_seconds_max: float
+    """0: there is no limit."""
+    reports: tuple[Report, ...]
+    """How earlier changes ended, the latest first."""
+
+
+def explain(view: View, record: Partition, held_since: float) -> Explanation:
+    change = record.transition
+    stage = routing.stage_of(record)
+    intent = view.agreed.intents.get(record.id) or Intent(record.id, ())
+    coordinator = view.agreed.coordinator
+    return Explanation(
+        partition=record.id,
+        kind="" if change is None else change.kind,
+        stage=STABLE if stage is None else stage.name,
+        holds="its replicas hold every acknowledged write" if stage is None else stage.holds,
+        began=None if change is None else change.begun or None,
+        since=None if change is None else change.since or None,
+        waits_for=waits_for(view, record, held_since),
+        next=what_is_next(record, intent),
+        may=what_one_may(view, record, intent),
+        giving_up="" if change is None else change.giving_up,
+        coordinator=None if coordinator is None else coordinator.holder,
+        owner=None if record.owner is None else record.owner.replica.node,
+        epoch=record.epoch,
+        replicas=tuple(standing(view, record, each) for each in routing.everywhere(record)),
+        unheard=tuple(n for n in sorted(view.agreed.leases) if view.status(n) is None),
+        copy=copying(view, record) if copies(stage) else None,
+        pipeline=view.agreed.pipeline if copies(stage) else None,
+        pause_seconds=0.0 if change is None else change.pause_seconds,
+        pause_seconds_max=0.0 if change is None else change.max_pause_seconds,
+        reports=reports_of(view.agreed, record.id),
+    )
+
+
+# --- what it waits for
+
+
+def waits_for(view: View, record: Partition, held_since: float) -> str:
+    words = _waits_for(view, record, held_since)
+    if view.agreed.coordinator is not None:
+        return words
+    return NO_COORDINATOR if words == NOTHING else f"{NO_COORDINATOR}. Then: {words}"
+
+
+def _waits_for(view: View, record: Partition, held_since: float) -> str:
+    for request in view.agreed.requests.values():
+        if request.partition == record.id and request.state == "waiting":
+            return f"the coordinator's answer to the request {request.id} ({request.kind})"
+    decision = decide(view, record, held_since)
+    if decision is None:
+        return NOTHING
+    if isinstance(decision, Commit):
+        why = decision.why.removeprefix(f"{record.id}: ")
+        return f"the coordinator's next commit: {why}"
+    pipeline = view.agreed.pipeline
+    if pipeline is not None and any(isinstance(each, StartCopy) for each in decision.effects):
+        return pipeline_first(pipeline, decision.why)
+    return decision.why
+
+
+def decide(view: View, record: Partition, held_since: float) -> Commit | Waiting | None:
+    """What a coordinator that took office this moment would do, had it seen the hold begin."""
+    return Coordinator("explain", Settings()).next_step(view, record, held_since)
+
+
+def pipeline_first(pipeline: Pipeline, why: str) -> str:
+    about = f": {pipeline.detail}" if pipeline.detail else ""
+    match pipeline.state:
+        case "starting":
+            return f"starting Spark{about}; then: {why}"
+        case "failed":
+            return f"Spark failed{about}; it is tried again; then: {why}"
+        case _:
+            return why
+
+
+# --- what is next
+
+
+def what_is_next(record: Partition, intent: Intent) -> str:
+    stage = routing.stage_of(record)
+    after = f"; after that, {described(intent.planned)}" if intent.planned is not None else ""
+    if stage is None:
+        wished = NOTHING if intent.pending is None else described(intent.pending)
+        return wished + after
+    change = record.transition
+    assert change is not None
+    return _after(change, stage) + after
+
+
+def _after(change: Transition, stage: Stage) -> str:
+    """By the edge that it is going to take."""
+    goes_back = bool(change.giving_up) and bool(stage.given_up)
+    name = stage.given_up[0] if goes_back else stage.next
+    if name in AFTER_THE_END:
+        return AFTER_THE_END[name]
+    return f"{name}: {routing.machine_of(change)[name].holds}"
+
+
+def described(wanted: Assignment) -> str:
+    places = ", ".join(each.node for each in wanted.placements) or ", ".join(wanted.renewed)
+    return f"{wanted.kind} to {places}" if places else wanted.kind
+
+
+# --- what a person may do
+
+
+def what_one_may(view: View, record: Partition, intent: Intent) -> tuple[str, ...]:
+    out: list[str] = []
+    if view.agreed.coordinator is None:
+        out.append("start a coordinator: `limosa serve coordinator`")
+    if record.owner is None or not view.owner_lives(record):
+        out += [
+            f"start {each.node}, which was in sync: `limosa serve node --name {each.node}`"
+            for each in routing.electable(record)
+            if not view.is_live(each.node)
+        ]
+    change, stage = record.transition, routing.stage_of(record)
+    if change is None or stage is None:
+        return (*out, may_begin(record, intent))
+    return (*out, *may_change(record, change, stage, intent))
+
+
+def may_begin(record: Partition, intent: Intent) -> str:
+    if intent.pending is None:
+        return f"move it: `limosa partition move {record.id} --to NODE`"
+    return f"cancel it before it begins: `limosa partition cancel {record.id}`"
+
+
+def may_change(
+    record: Partition, change: Transition, stage: Stage, intent: Intent
+) -> tuple[str, ...]:
+    name = record.id
+    follow = f"`limosa explain {name}` shows how far it is"
+    goes_back = stage.reads is Side.OLD and not stage.given_up
+    if change.giving_up or intent.cancel is not None or goes_back:
+        return (f"wait: it goes back, without loss; {follow}",)
+    if stage.reads is Side.OLD:
+        return (f"cancel it, which loses nothing: `limosa partition cancel {name}`",)
+    out: list[str] = []
+    if stage.name == READ_NEW and change.hold_seconds and not change.released:
+        out.append(f"end the hold: `limosa partition complete {name}`")
+    if stage.name == READ_NEW and stage.given_up:
+        out.append(f"go back, without loss: `limosa partition reverse {name}`")
+    return tuple(out) or (f"wait: it can't go back any more; {follow}",)
+
+
+# --- facts
+
+
+def standing(view: View, record: Partition, replica: Replica) -> Standing:
+    known = view.of(record, replica)
+    return Standing(
+        replica,
+        side_of(record, replica),
+        view.is_live(replica.node),
+        replica in record.in_sync,
+        record.owner is not None and record.owner.replica == replica,
+        None if known is None else known.last,
+        None if known is None else known.watermark,
+        0 if known is None else known.rows,
+        0 if known is None else known.bytes,
+    )
+
+
+def side_of(record: Partition, replica: Replica) -> str:
+    if record.transition is None:
+        return ""
+    if replica in routing.new_only(record):
+        return Side.NEW.value
+    return Side.OLD.value if replica in routing.old_only(record) else Side.BOTH.value
+
+
+def copies(stage: Stage | None) -> bool:
+    return stage is not None and Work.COPY in stage.work
+
+
+def copying(view: View, record: Partition) -> Copying:
+    assert record.transition is not None
+    owner = view.owner_status(record)
+    landed = slices = rows = size = 0
+    targets = routing.new_only(record)
+    for replica in targets:
+        known = view.of(record, replica)
+        if known is None:
+            continue
+        here = known.copying or (0, 0)
+        landed, slices = landed + here[0], slices + here[1]
+        rows, size = rows + known.rows, size + known.bytes
+    return Copying(
+        landed,
+        slices,
+        rows,
+        0 if owner is None else owner.rows * len(targets),
+        size,
+        0 if owner is None else owner.bytes * len(targets),
+    )
+
+
+def reports_of(agreed: Agreed, partition: PartitionId) -> tuple[Report, ...]:
+    found = [each for each in agreed.reports.values() if each.partition == partition]
+    return tuple(sorted(found, key=lambda each: (each.ended, each.transition), reverse=True))
+
+
+# --- what has to be known
+
+
+def about(agreed: Agreed, partition: PartitionId) -> Agreed:
+    """All of the agreed state that concerns one partition: a node answers with no more."""
+    topology = agreed.topology
+    requests = {key: each for key, each in agreed.requests.items() if each.partition == partition}
+    keys = [partition_key(partition), intent_key(partition), COORDINATOR_KEY]
+    keys += map(request_key, requests)
+    return replace(
+        agreed,
+        topology=replace(
+            topology,
+            tables={},
+            layouts={},
+            partitions=picked(topology.partitions, [partition]),
+            revisions=picked(topology.revisions, keys),
+        ),
+        intents=picked(agreed.intents, [partition]),
+        requests=requests,
+        reports={k: v for k, v in agreed.reports.items() if v.partition == partition},
+        revisions=picked(agreed.revisions, keys),
+    )
+
+
+def status_about(status: Status, partition: PartitionId) -> Status:
+    return replace(
+        status,
+        busy=picked(status.busy, [partition]),
+        replicas=picked(status.replicas, [partition]),
+    )
+
+
+def picked(known: Mapping[str, Value], keys: Iterable[str]) -> dict[str, Value]:
+    return {key: known[key] for key in keys if key in known}

@@ -1,0 +1,59 @@
+"""How did it end? A report of every transition, kept for a while for those who look back."""
+
+from collections import Counter
+from typing import Literal
+
+from limosa.core.coordinator.view import View
+from limosa.core.model.changes import COORDINATOR_KEY, Commit, Remove, report_key
+from limosa.core.model.reports import Report
+from limosa.core.model.topology import Partition, Transition
+
+
+def report_of(
+    view: View,
+    record: Partition,
+    change: Transition,
+    outcome: Literal["done", "reverted"],
+    why: str,
+    differences: tuple[str, ...] = (),
+    more: int = 0,
+) -> Report:
+    """What an earlier report of the same transition says to differ, this one says, too."""
+    known = view.agreed.reports.get(report_key(record.id, change.id))
+    if known is not None and not differences:
+        differences, more = known.differences, known.differences_more
+    return Report(
+        record.id,
+        change.id,
+        change.kind,
+        outcome,
+        why,
+        record.replicas,
+        change.targets,
+        change.begun,
+        view.wall,
+        change.pause_seconds,
+        differences,
+        more,
+    )
+
+
+def forget_old(view: View) -> Commit | None:
+    """The last few of each partition are kept, and so many of all."""
+    settings = view.settings
+    newest_first = sorted(
+        ((view.agreed.revision_of(key), key) for key in view.agreed.reports), reverse=True
+    )
+    kept: Counter[str] = Counter()
+    guards = {}
+    for revision, key in newest_first:
+        partition = view.agreed.reports[key].partition
+        if kept.total() < settings.reports_kept and kept[partition] < settings.reports_kept_each:
+            kept[partition] += 1
+        else:
+            guards[key] = revision
+    if not guards:
+        return None
+    removed = tuple(Remove(key) for key in guards)
+    guards[COORDINATOR_KEY] = view.coordinator
+    return Commit(guards, removed, f"{len(removed)} old reports are forgotten")

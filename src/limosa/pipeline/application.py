@@ -1,0 +1,204 @@
+"""What runs on Spark? An application of its own process, which its parent tells what to do.
+
+    python -m limosa.pipeline.application        orders on standard input, news on standard output,
+                                                 both a JSON object a line
+
+A process of its own, so that a Java that dies, hangs or talks takes nobody with it: whoever needs
+it again starts another. It ends when its input ends, and Java ends with it.
+"""
+
+import base64
+import os
+import shutil
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import msgspec
+from msgspec import Struct
+
+from limosa.pipeline import java
+from limosa.pipeline.package import as_zip
+
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java starts in half the time like this, and our rows never pass through it."""
+ENVIRONMENT = "LIMOSA_PIPELINE"
+LOOPBACK = "127.0.0.1"
+SOCKET_DIRECTORY_BYTES_MAX = 107 - len("/.00000000-0000-0000-0000-000000000000.sock")
+"""A Unix socket's path is no longer than 107 bytes, and Spark names its own like this."""
+
+
+class Options(Struct, frozen=True):
+    """How to start Spark."""
+
+    scratch: str
+    """A directory of its own, for all that Spark leaves behind."""
+    master: str = ""
+    """Empty: on this machine, a thread for each core."""
+    conf: dict[str, str] = {}
+    name: str = "limosa"
+
+
+class Order(Struct, frozen=True, omit_defaults=True):
+    """Run these tasks as one job, or cancel it."""
+
+    do: Literal["run", "cancel"]
+    job: str
+    work: str = ""
+    """Which function carries a task out: its module and name."""
+    tasks: tuple[bytes, ...] = ()
+    access: bytes = b""
+
+
+class News(Struct, frozen=True, omit_defaults=True):
+    """It is ready to run so many tasks at once; a job is done, or has failed."""
+
+    what: Literal["ready", "done", "failed"]
+    job: str = ""
+    workers: int = 0
+    results: tuple[bytes, ...] = ()
+    why: str = ""
+
+
+class Application:
+    """A Spark context, and jobs on threads."""
+
+    def __init__(self, options: Options, out: TextIO) -> None:
+        self._out = out
+        self._telling = threading.Lock()
+        scratch = Path(options.scratch)
+        os.environ["JAVA_HOME"] = java.home(scratch)
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "blocks")
+        if _is_local(options.master):
+            os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf(loadDefaults=False).setAll(list(settings_of(options).items()))
+        self._context = SparkContext(conf=conf)
+        self._context.setLogLevel("ERROR")
+        if not _is_local(options.master):
+            self._context.addPyFile(str(as_zip(scratch / "limosa.zip")))
+        gateway: Any = SparkContext._gateway
+        self._jvm = gateway.proc
+        self.workers = int(self._context.defaultParallelism)
+        # The first task of a worker imports everything; no move should wait for that.
+        self._context.parallelize(range(self.workers), self.workers).map(_warm).collect()
+
+    # --- orders
+
+    def follow(self, orders: Any) -> None:
+        """Until there are no more."""
+        threading.Thread(target=self._watch_java, daemon=True).start()
+        self.tell(News("ready", workers=self.workers))
+        for line in orders:
+            order = msgspec.json.decode(line, type=Order)
+            if order.do == "run":
+                self._start(order)
+            else:
+                self._context.cancelJobsWithTag(order.job)
+
+    def _start(self, order: Order) -> None:
+        from pyspark import InheritableThread
+
+        InheritableThread(target=self._run, args=(order,), daemon=True).start()
+
+    def _run(self, order: Order) -> None:
+        try:
+            self._context.addJobTag(order.job)
+            work, access = order.work, order.access
+            tasks = self._context.parallelize(order.tasks, max(1, len(order.tasks)))
+            results = tasks.map(lambda task: _perform(work, access, task)).collect()
+            self.tell(News("done", order.job, results=tuple(results)))
+        except Exception as error:
+            self.tell(News("failed", order.job, why=_in_one_line(error)))
+
+    def _watch_java(self) -> None:
+        """Without it, this process is of no use; whoever started it sees it end."""
+        self._jvm.wait()
+        os._exit(3)
+
+    def tell(self, news: News) -> None:
+        with self._telling, suppress(OSError):
+            self._out.write(msgspec.json.encode(news).decode() + "\n")
+            self._out.flush()
+
+    def stop(self) -> None:
+        with suppress(Exception):
+            self._context.stop()
+
+
+def settings_of(options: Options) -> dict[str, str]:
+    """All that Spark is told; what the operator says comes last."""
+    scratch = Path(options.scratch)
+    has_room = len(os.fsencode(scratch)) <= SOCKET_DIRECTORY_BYTES_MAX
+    return {
+        "spark.master": options.master or "local[*,4]",  # a task may fail three times
+        "spark.app.name": options.name,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **({"spark.driver.host": LOOPBACK} if _is_local(options.master) else {}),
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": f'{JVM} -Djava.io.tmpdir="{scratch}"',
+        "spark.executor.extraJavaOptions": JVM,
+        "spark.local.dir": str(scratch / "blocks"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.scheduler.mode": "FAIR",
+        "spark.python.unix.domain.socket.enabled": str(has_room).lower(),
+        "spark.log.level": "ERROR",
+        **options.conf,
+    }
+
+
+def _is_local(master: str) -> bool:
+    """Elsewhere, Spark finds out itself by which address its workers reach us."""
+    return not master or master.startswith("local")
+
+
+def _warm(_: int) -> None:
+    import limosa.pipeline.pipe  # noqa: F401
+
+
+def _perform(work: str, access: bytes, task: bytes) -> bytes:
+    """In a worker: find the function, and let it do the task."""
+    from importlib import import_module
+
+    from pyspark import TaskContext
+
+    module, _, name = work.partition(":")
+    context = TaskContext.get()
+    assert context is not None
+    again = context.attemptNumber() > 0
+    found = getattr(import_module(module), name)
+    result: bytes = found(access, task, f"spark-{context.taskAttemptId()}", again)
+    return result
+
+
+def _in_one_line(error: Exception) -> str:
+    """What a person can use of it: Java's traces are long, and their first lines say little."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "Exception" in line] or lines
+    return (telling[-1] if telling else type(error).__name__)[:500]
+
+
+def main() -> int:
+    # What Java and the workers print must not come between the news.
+    news = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    options = msgspec.json.decode(base64.b64decode(os.environ.pop(ENVIRONMENT)), type=Options)
+    try:
+        application = Application(options, news)
+    except Exception as error:
+        news.write(msgspec.json.encode(News("failed", why=_in_one_line(error))).decode() + "\n")
+        news.flush()
+        return 1
+    application.follow(sys.stdin)
+    application.stop()
+    shutil.rmtree(options.scratch, ignore_errors=True)  # if our parent was killed, nobody else does
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What carries rows here? Spark where it is installed, threads where it is not or is not wanted."""
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core.coordinator.settings import Settings
+from limosa.errors import BadInput
+from limosa.pipeline import java
+from limosa.pipeline.application import Options
+from limosa.pipeline.carriers import Carrier, Changed, SparkCarrier, ThreadCarrier
+from limosa.pipeline.mover import Mover
+from limosa.pipeline.pipe import Access
+from limosa.runtime.coordinator import MakeMover
+from limosa.runtime.journal import Journal
+from limosa.transport.security import Security
+from limosa.transport.tokens import issue, read_secret
+
+TOKEN_SECONDS = 6 * 3600.0
+BYTES_PER_SECOND = 100 << 20
+
+
+class PipelineConfig(Struct, frozen=True, kw_only=True):
+    """What a coordinator is told of its pipeline."""
+
+    kind: Literal["auto", "spark", "threads"] = "auto"
+    scratch: str
+    """A directory of its own; what is in it is deleted."""
+    master: str = ""
+    conf: dict[str, str] = {}
+    bytes_per_second: float = BYTES_PER_SECOND
+    """Of all copies together; 0: as fast as it goes."""
+
+
+def settings_for(config: PipelineConfig, settings: Settings) -> Settings:
+    """Without Spark a move is refused up front; lost replicas are still rebuilt."""
+    missing = "" if config.kind == "threads" else java.missing()
+    if missing and config.kind == "spark":
+        raise BadInput(missing, f"run {java.INSTALL}, from the checkout")
+    if not missing:
+        return settings
+    return replace(
+        settings,
+        moves_refused=f"partitions move on Spark, and {missing}",
+        moves_advice=f"run {java.INSTALL} from the checkout, and start the coordinator again",
+    )
+
+
+def mover_for(
+    config: PipelineConfig, security: Security, cluster: str, name: str, journal: Journal
+) -> MakeMover:
+    secret = None if security.secret is None else read_secret(security.secret)
+
+    def access() -> Access:
+        token = None
+        if secret is not None:
+            token = issue(secret, cluster, f"{name}-mover", "mover", TOKEN_SECONDS, time.time())
+        return Access(cluster, token, security.authority, security.certificate, security.key)
+
+    def make(changed: Changed) -> Mover:
+        carrier: Carrier
+        if config.kind == "threads" or java.missing():
+            carrier = ThreadCarrier()
+        else:
+            scratch = Path(config.scratch).absolute()
+            options = Options(
+                str(scratch),
+                config.master,
+                config.conf,
+                f"limosa-{cluster}-{os.getpid()}",
+            )
+            words = scratch.with_name(scratch.name + ".log")
+            carrier = SparkCarrier(options, changed, journal, str(words))
+        return Mover(carrier, access, config.bytes_per_second, journal)
+
+    return make

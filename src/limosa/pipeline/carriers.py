@@ -1,0 +1,262 @@
+"""Who runs the tasks? Spark, or threads of this process where there is no Spark."""
+
+import base64
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+from msgspec import structs
+
+from limosa.pipeline import application
+from limosa.pipeline.application import News, Options, Order
+
+START_SECONDS = 180.0
+AGAIN_SECONDS = (1.0, 5.0, 30.0)
+"""After so many failures in a row, Spark is started again so much later."""
+STOP_SECONDS = 10.0
+
+State: TypeAlias = Literal["off", "starting", "ready", "failed"]
+Done: TypeAlias = Callable[[Sequence[bytes], str], None]
+"""The tasks' results, or why there are none."""
+Changed: TypeAlias = Callable[[State, str], None]
+
+
+class Carrier(Protocol):
+    """Runs jobs of several tasks. Never blocks, and always says how a job ended."""
+
+    workers: int
+
+    def run(
+        self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done
+    ) -> None: ...
+
+    def cancel(self, job: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadCarrier:
+    """Tasks on threads of this process: where there is no Spark, replicas are still rebuilt."""
+
+    workers = 1
+
+    def run(self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done) -> None:
+        def perform() -> None:
+            results: Sequence[bytes] = ()
+            why = ""
+            try:
+                module, _, name = work.partition(":")
+                found = getattr(import_module(module), name)
+                results = [found(access, task, f"{job}-{n}", False) for n, task in enumerate(tasks)]
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+            done(results, why)
+
+        threading.Thread(target=perform, name=f"carry-{job}", daemon=True).start()
+
+    def cancel(self, job: str) -> None:
+        """Its session is closed: the nodes deny what still comes."""
+
+    def close(self) -> None:
+        """What still runs ends with the process; whoever coordinates next begins again."""
+
+
+class SparkCarrier:
+    """A Spark application, started when it is first needed, and again when it has died."""
+
+    def __init__(
+        self,
+        options: Options,
+        changed: Changed,
+        log: Callable[..., None],
+        words: str = os.devnull,
+    ) -> None:
+        self.workers = os.cpu_count() or 1
+        self._words = words
+        """The file that Spark's own words go to: they are many, and seldom of use."""
+        self._options = options
+        self._changed = changed
+        self._log = log
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+        self._is_ready = False
+        self._failures = 0
+        self._not_before = 0.0
+        self._why = ""
+        self._orders: list[Order] = []
+        """For when it is ready."""
+        self._said: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        """To the one that is; None: that was all."""
+        self._done: dict[str, Done] = {}
+        self._closed = False
+
+    # --- jobs
+
+    def run(self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done) -> None:
+        with self._lock:
+            refusal = self._refusal() or self._start_if_off()
+            if not refusal:
+                self._done[job] = done
+                self._order(Order("run", job, work, tuple(tasks), access))
+        if refusal:
+            done((), refusal)
+
+    def cancel(self, job: str) -> None:
+        done: Done | None = None
+        with self._lock:
+            if self._is_ready:
+                self._order(Order("cancel", job))
+            else:
+                self._orders = [order for order in self._orders if order.job != job]
+                done = self._done.pop(job, None)
+        if done is not None:
+            done((), "it was cancelled")
+
+    def _refusal(self) -> str:
+        if self._closed:
+            return "the coordinator stops"
+        if self._child is None and time.monotonic() < self._not_before:
+            return f"Spark does not start: {self._why}"
+        return ""
+
+    def _order(self, order: Order) -> None:
+        if self._is_ready:
+            self._said.put(order)
+        else:
+            self._orders.append(order)
+
+    # --- the application
+
+    def _start_if_off(self) -> str:
+        """Why that can't be; empty: it runs."""
+        if self._child is None:
+            try:
+                self._start()
+            except OSError as error:
+                self._why = str(error)
+                self._fail()
+                self._changed("failed", self._why)
+                return f"Spark does not start: {error}"
+        return ""
+
+    def _fail(self) -> None:
+        later = AGAIN_SECONDS[min(self._failures, len(AGAIN_SECONDS) - 1)]
+        self._failures += 1
+        self._not_before = time.monotonic() + later
+
+    def _start(self) -> None:
+        self._why = ""
+        # One that was killed left its own behind; one that is just ending must not take ours along.
+        shutil.rmtree(self._options.scratch, ignore_errors=True)
+        scratch = Path(self._options.scratch) / secrets.token_hex(4)
+        scratch.mkdir(parents=True)
+        given = structs.replace(self._options, scratch=str(scratch))
+        options = base64.b64encode(msgspec.json.encode(given)).decode()
+        with open(self._words, "wb") as words:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", application.__name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                text=True,
+                env={**os.environ, application.ENVIRONMENT: options},
+                start_new_session=True,
+            )
+        self._changed("starting", "")
+        self._log("Spark starts", process=self._child.pid)
+        self._said = queue.SimpleQueue()
+        for name, target, arguments in (
+            ("spark-news", self._listen, (self._child,)),
+            ("spark-orders", _talk, (self._child, self._said)),
+        ):
+            threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+        patience = threading.Timer(START_SECONDS, self._give_up_on, (self._child,))
+        patience.daemon = True
+        patience.start()
+
+    def _give_up_on(self, child: "subprocess.Popen[str]") -> None:
+        if child is self._child and not self._is_ready:
+            self._why = f"it was not ready after {START_SECONDS:.0f} s"
+            child.kill()
+
+    def _listen(self, child: "subprocess.Popen[str]") -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            with suppress(msgspec.DecodeError):
+                self._hear(msgspec.json.decode(line, type=News))
+        self._ended(child)
+
+    def _hear(self, news: News) -> None:
+        if news.what == "ready":
+            with self._lock:
+                self._is_ready = True
+                self._failures = 0
+                self.workers = news.workers
+                waiting, self._orders = self._orders, []
+                for order in waiting:
+                    self._order(order)
+            self._changed("ready", f"{news.workers} tasks at once")
+            self._log("Spark is ready", workers=news.workers)
+        elif not news.job:
+            self._why = news.why
+        else:
+            with self._lock:
+                done = self._done.pop(news.job, None)
+            if done is not None:
+                done(news.results, news.why)
+
+    def _ended(self, child: "subprocess.Popen[str]") -> None:
+        assert child.stdout is not None
+        code = child.wait()
+        child.stdout.close()
+        shutil.rmtree(self._options.scratch, ignore_errors=True)
+        with self._lock:
+            self._said.put(None)
+            was_ready, self._is_ready = self._is_ready, False
+            self._child = None
+            lost, self._done = self._done, {}
+            self._orders = []
+            self._fail()
+            why = "it died" if was_ready else (self._why or f"it ended with code {code}")
+            self._why = why
+        if not self._closed:
+            self._changed("off" if was_ready else "failed", why)
+            self._log("Spark ended", why=why, code=code)
+        for done in lost.values():
+            done((), f"Spark ended: {why}")
+
+    def close(self, seconds: float = STOP_SECONDS) -> None:
+        """Whatever has not ended by itself after so long is killed, and Java with it."""
+        with self._lock:
+            self._closed = True
+            child = self._child
+        if child is not None:
+            self._said.put(None)
+            try:
+                child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # it leads a group of its own
+                child.wait()
+        shutil.rmtree(self._options.scratch, ignore_errors=True)
+
+
+def _talk(child: "subprocess.Popen[str]", orders: "queue.SimpleQueue[Order | None]") -> None:
+    """On a thread of its own: an application that hangs reads nothing, and would hold us up."""
+    assert child.stdin is not None
+    with suppress(OSError), child.stdin:  # whoever reads its news sees it end
+        for order in iter(orders.get, None):
+            child.stdin.write(msgspec.json.encode(order).decode() + "\n")
+            child.stdin.flush()

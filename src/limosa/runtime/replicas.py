@@ -1,0 +1,174 @@
+"""What does one replica hold? Its rows as they are here, for whoever compares it with another.
+
+Unlike a scan this asks no brain: any replica answers, an owner, a follower or one that is being
+made, with what was committed up to its own watermark. A view is taken and the node's lock is not,
+so whatever is written or merged meanwhile, all rows are of one moment.
+
+Rows come as their key, their version, whether they are deleted, and a hash of the whole row: what
+a comparison needs, in a fraction of the bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from limosa.core.model.changes import Topology
+from limosa.core.model.keys import Incarnation, PartitionId, Position, TokenRange
+from limosa.errors import BadInput
+from limosa.storage.rows import DELETED, VERSION, Batch, deleted_of
+from limosa.storage.schema import Table
+from limosa.storage.store import Store
+from limosa.storage.view import View, newer
+
+HASH: Final = "__hash"
+RANGES_MAX: Final = 1_024
+SIZE_MAX: Final = 1 << 20
+
+_KIND: Final = b"replica:"
+"""How such a ticket begins; no scan does."""
+_MOMENT: Final = b"limosa"
+
+
+class ReplicaScan(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Rows of one table in some ranges of tokens, of one replica."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    table: bytes
+    """Its definition, which must be of the asker's own time or older."""
+    ranges: tuple[tuple[int, int], ...]
+    at_least: Position = 0
+    """With a lower watermark there are no rows, only the word how far the replica is."""
+
+    def encode(self) -> bytes:
+        return _KIND + msgspec.msgpack.encode(self)
+
+
+class Moment(Struct, frozen=True, array_like=True):
+    """When that was; it comes with the schema, before the first row."""
+
+    watermark: Position
+    collected: Position
+    table: bytes
+    """What the rows were hashed by: the newest definition that is known here."""
+
+
+class Holding(Struct, frozen=True, array_like=True):
+    """What a replica is made of, about."""
+
+    watermark: Position
+    rows: int
+    range: tuple[int, int]
+    """Of its partition."""
+    tables: tuple[tuple[str, bytes], ...]
+    """Names, or ids of those that were dropped, and definitions."""
+
+
+class Named(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Which replica is meant."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+
+
+_scans = msgspec.msgpack.Decoder(ReplicaScan)
+_names = msgspec.msgpack.Decoder(Named)
+_moments = msgspec.msgpack.Decoder(Moment)
+
+
+def is_replica_scan(ticket: bytes) -> bool:
+    return ticket.startswith(_KIND)
+
+
+def schema_of(table: Table) -> pa.Schema:
+    return pa.schema(
+        [
+            *(table.physical.field(name) for name in table.key),
+            pa.field(VERSION, pa.int64(), nullable=False),
+            pa.field(DELETED, pa.bool_(), nullable=False),
+            pa.field(HASH, pa.uint64(), nullable=False),
+        ]
+    )
+
+
+def moment_of(schema: pa.Schema) -> Moment:
+    return _moments.decode((schema.metadata or {}).get(_MOMENT, b""))
+
+
+# --- on the node
+
+
+def holding(store: Store, topology: Topology, body: bytes) -> bytes:
+    """Answers the call `replica`."""
+    try:
+        named = _names.decode(body[:SIZE_MAX])
+    except (ValueError, RecursionError):
+        raise BadInput("this names no replica", "speak Limosa's protocol") from None
+    record = topology.partitions.get(named.partition)
+    if record is None:
+        raise BadInput(f"there is no partition {named.partition[:200]!r}", "refresh the topology")
+    view = store.view(named.partition, named.incarnation)
+    names = {named.id: named.name for named in topology.tables.values()}
+    tables = tuple(
+        (names.get(id, id), each.table.encode()) for id, each in sorted(view.tables.items())
+    )
+    held = (record.range.start, record.range.end)
+    known = Holding(view.watermark, view.size.rows, held, tables)
+    return msgspec.msgpack.encode(known)
+
+
+def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Answers a `ReplicaScan`; raises before the first row if it can't be answered."""
+    if len(ticket) > SIZE_MAX:
+        raise BadInput(f"a ticket of {len(ticket)} bytes", f"use at most {SIZE_MAX}")
+    try:
+        scan = _scans.decode(ticket.removeprefix(_KIND))
+    except (ValueError, RecursionError):
+        raise BadInput("a ticket that names no replica", "speak Limosa's protocol") from None
+    ranges = _checked(scan.ranges)
+    wanted = Table.decode(scan.table)
+    if wanted.kind != "table":
+        raise BadInput(f"{wanted.id} is a stream", "compare tables: records have no single key")
+    view = store.view(scan.partition, scan.incarnation)
+    held = view.tables.get(wanted.id)
+    if held is not None:
+        held.table.check_kin(wanted)
+    table = wanted if held is None else newer(wanted, held.table)
+    moment = Moment(view.watermark, view.collected, table.encode())
+    schema = schema_of(table)
+    known = schema.with_metadata({_MOMENT: msgspec.msgpack.encode(moment)})
+    late = view.watermark < scan.at_least
+    return known, iter(()) if late else _rows(view, table, ranges, schema)
+
+
+def _checked(given: Sequence[tuple[int, int]]) -> list[TokenRange]:
+    """In order and apart, so that no row comes twice."""
+    if not 0 < len(given) <= RANGES_MAX:
+        raise BadInput(f"{len(given)} ranges of tokens", f"name 1 to {RANGES_MAX}")
+    ranges = [TokenRange(start, end) for start, end in given]
+    for before, after in pairwise(ranges):
+        if before.end > after.start:
+            raise BadInput("ranges of tokens that overlap", "name them in order, and apart")
+    return ranges
+
+
+def _rows(
+    view: View, table: Table, ranges: Sequence[TokenRange], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for held in ranges:
+        for batch in view.batches(table, held, tombstones=True):
+            if len(batch):
+                yield _slim(table, batch, schema)
+
+
+def _slim(table: Table, batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+    versions = batch.versions
+    assert versions is not None
+    keys = [batch.columns.column(name) for name in table.key]
+    rest = [pa.array(np.ascontiguousarray(each)) for each in (versions, deleted_of(batch))]
+    return pa.RecordBatch.from_arrays([*keys, *rest, pa.array(batch.hashes())], schema=schema)

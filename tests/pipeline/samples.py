@@ -1,0 +1,51 @@
+"""Small copies, loads and rows for tests of the pipeline."""
+
+import time
+from collections.abc import Callable
+
+from limosa.core.effects import StartCopy
+from limosa.core.model.topology import Replica
+from limosa.pipeline.loads import Load, Target
+
+PATIENCE_SECONDS = 20.0
+
+
+def copy(partition: str, source: str = "n1", *targets: str) -> StartCopy:
+    return StartCopy(
+        partition,
+        f"s-{partition}@1",
+        1,
+        Replica(source, f"{source}-i"),
+        tuple(Replica(target, f"{target}-i") for target in targets or ("n2",)),
+    )
+
+
+def load(
+    partition: str = "p",
+    *targets: str,
+    source: str = "n1",
+    slices: int = 4,
+    bytes: int = 0,
+    again: bool = False,
+) -> Load:
+    return Load(
+        partition,
+        f"s-{partition}@1",
+        1,
+        Target(source, f"{source}-i"),
+        tuple(Target(target, f"{target}-i") for target in targets or ("n2",)),
+        slices,
+        0,
+        slices,
+        bytes,
+        again,
+    )
+
+
+def eventually(
+    holds: Callable[[], object], what: str = "", seconds: float = PATIENCE_SECONDS
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.01)

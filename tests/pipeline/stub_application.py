@@ -1,0 +1,57 @@
+"""Something that speaks as the Spark application does, and starts at once.
+
+How it starts is told by `conf["be"]`, what becomes of a job by its `work`. It notes what it is told
+in the file `conf["notes"]`.
+"""
+
+import base64
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+FOR_EVER_SECONDS = 600.0
+
+
+def tell(**news: object) -> None:
+    print(json.dumps(news), flush=True)
+
+
+def main() -> None:
+    options = json.loads(base64.b64decode(os.environ["LIMOSA_PIPELINE"]))
+    conf = options["conf"]
+    (Path(options["scratch"]) / "blocks").mkdir()
+    notes = Path(conf["notes"])
+    with notes.open("a") as out:
+        out.write(f"start {os.getpid()}\n")
+    print("Java says something", flush=True)
+    match conf["be"]:
+        case "late":
+            while not Path(conf["gate"]).exists():
+                time.sleep(0.01)
+        case "never":
+            time.sleep(FOR_EVER_SECONDS)
+        case "refuse":
+            tell(what="failed", why="there is no Java")
+            sys.exit(1)
+        case "die":
+            os._exit(9)
+    tell(what="ready", workers=3)
+    for line in sys.stdin:
+        order = json.loads(line)
+        with notes.open("a") as out:
+            out.write(f"{order['do']} {order['job']}\n")
+        match order.get("work"):
+            case "echo":
+                tell(what="done", job=order["job"], results=order.get("tasks", []))
+            case "fail":
+                tell(what="failed", job=order["job"], why="a task failed four times")
+            case "die":
+                os._exit(9)
+    if conf["be"] == "cling":
+        time.sleep(FOR_EVER_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Is Spark told what it needs to run here, and is it said in a line why it does not?"""
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+
+from limosa.pipeline import application, java
+from limosa.pipeline.application import News, Options, settings_of
+from limosa.pipeline.package import as_zip
+
+ENABLED = "spark.python.unix.domain.socket.enabled"
+LOOPBACK = "127.0.0.1"
+
+
+def test_without_a_master_spark_runs_on_this_machine_and_listens_to_nobody_else() -> None:
+    settings = settings_of(Options("/data/spark"))
+    assert settings["spark.master"] == "local[*,4]"
+    assert settings["spark.driver.host"] == LOOPBACK
+    assert settings["spark.ui.enabled"] == "false"
+    assert settings_of(Options("/data/spark", "local[1]"))["spark.driver.host"] == LOOPBACK
+
+
+def test_workers_elsewhere_are_not_told_to_call_themselves() -> None:
+    """By a driver's address that is theirs as well, they would never find it."""
+    settings = settings_of(Options("/data/spark", "spark://10.0.0.7:7077"))
+    assert settings["spark.master"] == "spark://10.0.0.7:7077"
+    assert "spark.driver.host" not in settings
+
+
+def test_the_operator_has_the_last_word() -> None:
+    conf = {"spark.driver.memory": "2g", "spark.driver.host": "10.0.0.5"}
+    settings = settings_of(Options("/data/spark", conf=conf))
+    assert settings.items() >= conf.items()
+
+
+def test_all_that_spark_leaves_behind_is_in_its_directory() -> None:
+    """Also if that has a space in its name, where Java's options would end."""
+    settings = settings_of(Options("/my data/spark"))
+    for name in ("spark.local.dir", "spark.sql.warehouse.dir"):
+        assert settings[name].startswith("/my data/spark/")
+    assert settings["spark.driver.extraJavaOptions"].endswith('-Djava.io.tmpdir="/my data/spark"')
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    with TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+def test_sockets_are_made_only_where_their_path_has_room(short_path: Path) -> None:
+    """Spark did not start in a directory of a longer name."""
+    longest = application.SOCKET_DIRECTORY_BYTES_MAX
+    for length, enabled in ((longest, "true"), (longest + 1, "false")):
+        scratch = short_path / ("d" * (length - len(str(short_path)) - 1))
+        scratch.mkdir()
+        assert len(str(scratch)) == length
+        assert settings_of(Options(str(scratch)))[ENABLED] == enabled
+        with closing(socket.socket(socket.AF_UNIX)) as made:
+            path = str(scratch / ".00000000-0000-0000-0000-000000000000.sock")
+            if enabled == "true":
+                made.bind(path)
+            else:
+                with pytest.raises(OSError, match="path too long"):
+                    made.bind(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("", "ValueError"),
+        ("no such host", "no such host"),
+        (
+            "An error occurred while calling x.\n: org.apache.spark.SparkException: Job aborted\n"
+            "\tat org.apache.spark.A\nCaused by: java.io.IOException: the disk is full\n\tat b\n",
+            "Caused by: java.io.IOException: the disk is full",
+        ),
+    ],
+)
+def test_of_javas_long_traces_the_telling_line_is_kept(said: str, line: str) -> None:
+    assert application._in_one_line(ValueError(said)) == line
+
+
+@pytest.mark.skipif(bool(java.missing()), reason=java.missing())
+def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
+    """And nothing else that is printed comes between it."""
+    fake = tmp_path / "packages" / "pyspark"
+    fake.mkdir(parents=True)
+    fake.joinpath("__init__.py").write_text(
+        "print('Welcome!')\n"
+        "class SparkConf:\n"
+        "    def __init__(self, loadDefaults): pass\n"
+        "    def setAll(self, pairs): return self\n"
+        "def SparkContext(conf): raise RuntimeError('Trouble:\\n  SomeError: no port is free')\n"
+    )
+    options = msgspec.json.encode(Options(str(tmp_path / "spark")))
+    ran = subprocess.run(
+        [sys.executable, "-m", application.__name__],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(fake.parent),
+            application.ENVIRONMENT: base64.b64encode(options).decode(),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert ran.returncode == 1
+    (line,) = ran.stdout.splitlines()
+    assert msgspec.json.decode(line, type=News) == News("failed", why="SomeError: no port is free")
+    assert "Welcome!" in ran.stderr
+
+
+def test_workers_elsewhere_can_import_all_that_they_need(tmp_path: Path) -> None:
+    """From the zip alone, whatever else is installed there."""
+    path = as_zip(tmp_path / "limosa.zip")
+    with zipfile.ZipFile(path) as found:
+        assert not [name for name in found.namelist() if not name.endswith(".py")]
+    program = (
+        f"import sys; sys.path.insert(0, {str(path)!r})\n"
+        "import limosa.pipeline.pipe, limosa.pipeline.examining\n"
+        "print(limosa.pipeline.pipe.__file__)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60.0
+    )
+    assert ran.stdout.strip() == f"{path}/limosa/pipeline/pipe.py"

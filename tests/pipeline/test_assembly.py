@@ -1,0 +1,200 @@
+"""Is Spark used where it is installed, and is it said what to do where it is not?"""
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import limosa
+from limosa.core.coordinator.settings import Settings
+from limosa.core.model.intent import Placement
+from limosa.errors import BadInput, IllegalRequest
+from limosa.pipeline import java
+from limosa.pipeline.assembly import PipelineConfig, mover_for, settings_for
+from limosa.pipeline.carriers import SparkCarrier, ThreadCarrier
+from limosa.pipeline.mover import Mover
+from limosa.runtime.journal import Journal
+from limosa.runtime.processes import (
+    CoordinatorConfig,
+    CoordinatorProcess,
+    NodeConfig,
+    NodeProcess,
+)
+from limosa.transport.security import Security
+from limosa.transport.tokens import check, make_secret, read_secret
+from tests.pipeline.samples import eventually
+
+OPEN = Security(insecure=True)
+LACKS = "PySpark is not installed"
+
+Kind = Literal["auto", "spark", "threads"]
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "missing", lambda: LACKS)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "missing", lambda: "")
+
+
+def config(tmp_path: Path, kind: Kind) -> PipelineConfig:
+    return PipelineConfig(kind=kind, scratch=str(tmp_path / "spark"))
+
+
+def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> Mover:
+    journal = Journal("test", stream=io.StringIO())
+    made = mover_for(config(tmp_path, kind), security, "birds", "c", journal)(lambda *_: None)
+    assert isinstance(made, Mover)
+    return made
+
+
+# --- by itself
+
+
+@pytest.mark.usefixtures("without")
+def test_without_spark_moves_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    settings = settings_for(config(tmp_path, "auto"), Settings())
+    assert settings.moves_refused == f"partitions move on Spark, and {LACKS}"
+    assert java.INSTALL in settings.moves_advice
+    assert isinstance(make(tmp_path, "auto")._carrier, ThreadCarrier), "for lost replicas"
+
+
+@pytest.mark.usefixtures("without")
+def test_who_insists_on_spark_is_told_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=LACKS) as refused:
+        settings_for(config(tmp_path, "spark"), Settings())
+    assert java.INSTALL in str(refused.value)
+
+
+@pytest.mark.usefixtures("without")
+def test_who_asks_for_threads_may_move(tmp_path: Path) -> None:
+    assert settings_for(config(tmp_path, "threads"), Settings()) == Settings()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("kind", "carrier"),
+    [("auto", SparkCarrier), ("spark", SparkCarrier), ("threads", ThreadCarrier)],
+)
+def test_spark_is_used_where_it_is_installed_and_wanted(
+    tmp_path: Path, kind: Kind, carrier: type
+) -> None:
+    assert settings_for(config(tmp_path, kind), Settings()) == Settings()
+    made = make(tmp_path, kind)
+    assert isinstance(made._carrier, carrier)
+    made.close()
+    assert not (tmp_path / "spark").exists(), "it was not needed, and not started"
+
+
+def test_a_task_calls_nodes_as_a_mover(tmp_path: Path) -> None:
+    """And the secret itself does not travel."""
+    path = tmp_path / "secret"
+    make_secret(str(path))
+    access = make(tmp_path, "threads", Security(secret=str(path)))._access()
+    secret = read_secret(str(path))
+    path.unlink()
+    assert access.token is not None
+    identity = check(secret, "birds", access.token, time.time())
+    assert (identity.subject, identity.role) == ("c-mover", "mover")
+    assert str(path) not in repr(access)
+
+
+def test_a_secret_that_can_not_be_read_ends_the_start(tmp_path: Path) -> None:
+    """And not, much later, the thread that keeps a coordinator in office."""
+    with pytest.raises(BadInput):
+        make(tmp_path, "threads", Security(secret=str(tmp_path / "nowhere")))
+
+
+# --- with nodes
+
+
+class House:
+    """A coordinator and two nodes, in this process."""
+
+    def __init__(self, directory: Path, kind: Kind, ending: ExitStack) -> None:
+        self._directory = directory
+        self._journal = Journal("test", stream=io.StringIO())
+        carrying = config(directory, kind)
+        coordinator = CoordinatorProcess(
+            CoordinatorConfig(
+                name="c",
+                cluster="birds",
+                metastore=self.metastore,
+                security=OPEN,
+                settings=settings_for(carrying, Settings()),
+            ),
+            mover_for(carrying, OPEN, "birds", "c", self._journal),
+            self._journal,
+        )
+        ending.callback(coordinator.stop)
+        self.nodes = {name: self._node(name, ending) for name in ("n1", "n2")}
+        self.connection = limosa.connect(self.nodes["n1"].server.address)
+        ending.callback(self.connection.close)
+        self.table = self.connection.create_table(
+            "birds", {"id": "int64", "eggs": "int64"}, "id", partitions=1, replicas=1
+        )
+        self.table.write([{"id": number, "eggs": number} for number in range(500)])
+
+    @property
+    def metastore(self) -> str:
+        return str(self._directory / "metastore.db")
+
+    def _node(self, name: str, ending: ExitStack) -> NodeProcess:
+        data = str(self._directory / name)
+        made = NodeProcess(
+            NodeConfig(
+                name=name, cluster="birds", metastore=self.metastore, data=data, security=OPEN
+            ),
+            self._journal,
+        )
+        ending.callback(made.stop)
+        return made
+
+    def move(self) -> str:
+        """To the other node; returns that."""
+        (record,) = self.connection.refresh().partitions.values()
+        (source,) = (replica.node for replica in record.replicas)
+        (target,) = set(self.nodes) - {source}
+        self.connection.change_partition("move", record.id, source=source, target=Placement(target))
+        return target
+
+    def holder(self) -> str | None:
+        """Of the one replica; None: on its way."""
+        (record,) = self.connection.refresh().partitions.values()
+        return None if record.transition is not None else record.replicas[0].node
+
+
+@pytest.fixture
+def ending() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.usefixtures("without")
+def test_where_spark_is_missing_a_move_is_refused_up_front(
+    tmp_path: Path, ending: ExitStack
+) -> None:
+    house = House(tmp_path, "auto", ending)
+    before = house.holder()
+    with pytest.raises(IllegalRequest, match=LACKS) as refused:
+        house.move()
+    assert java.INSTALL in str(refused.value)
+    assert house.holder() == before
+
+
+@pytest.mark.usefixtures("without")
+def test_where_threads_are_asked_for_a_move_is_made(tmp_path: Path, ending: ExitStack) -> None:
+    """F97, F98: there and back again, and every row is there."""
+    house = House(tmp_path, "threads", ending)
+    for _ in range(2):
+        target = house.move()
+        eventually(lambda target=target: house.holder() == target, "it has moved")  # type: ignore[misc]
+        rows = {row["id"]: row["eggs"] for row in house.table.scan().to_pylist()}
+        assert rows == {number: number for number in range(500)}
