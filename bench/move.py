@@ -354,7 +354,7 @@ class OurPair:
 
     def __init__(self, moving: Moving, keys: int) -> None:
         self._moving = moving
-        columns = {"key": pa.int64(), "value": pa.string()}
+        columns: dict[str, str | pa.DataType] = {"key": "int64", "value": "string"}
         connection = moving.connection
         self._table = connection.create_table("pair", columns, "key", partitions=1, replicas=1)
         self._table.write({"key": list(range(keys)), "value": [value_of(0)] * keys})

@@ -5,9 +5,8 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ BAD_WORDS = (
     "following the metastore failed",
     "a commit failed",
 )
-SPARKS_OWN = "/pyspark/"
-"""In a trace's first frame: a worker of Spark's says what became of it when it was struck."""
 HEALTH_POLL_SECONDS = 0.05
 
 
@@ -257,16 +254,11 @@ def wait_until_equal(cluster: Cluster, connection: Connection, seconds: float) -
 def bad_lines(directory: Path) -> list[str]:
     """What no process should ever have to say."""
     return [
-        f"{log.name}: {line}"
+        f"{log.name}: {line.strip()}"
         for log in sorted((directory / "logs").glob("*.log"))
-        for line in _bad_in(log.read_text(errors="replace").splitlines())
+        for line in log.read_text(errors="replace").splitlines()
+        if any(word in line for word in BAD_WORDS)
     ]
-
-
-def _bad_in(lines: list[str]) -> Iterator[str]:
-    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
-        if any(word in line for word in BAD_WORDS) and SPARKS_OWN not in following:
-            yield line.strip()
 
 
 def stray_threads(before: set[threading.Thread], seconds: float = 5.0) -> list[str]:

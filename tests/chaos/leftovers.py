@@ -80,6 +80,7 @@ def on_disk(directory: Path, nodes: list[str], agreed: Agreed) -> list[str]:
             held = {(each.partition, each.replica.incarnation) for each in store.restored(node)}
             unnamed = _unnamed(node, held, agreed.topology.partitions)
             found += [f"on disk: {each}" for each in unnamed]
-    for path in (*directory.glob("spark-*"), *(directory / "tmp").iterdir()):
+    scratch = [path for path in directory.glob("spark-*") if path.is_dir()]  # its log stays
+    for path in (*scratch, *(directory / "tmp").iterdir()):
         found.append(f"{path.relative_to(directory)} is left behind")
     return found

@@ -15,7 +15,8 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ ABORT = struct.pack("ii", 1, 0)
 
 STRANGER = "stranger"
 
+Address = tuple[str, int]
 Pair = tuple[str, str]
 """A caller's name and a node's."""
 
@@ -38,6 +40,7 @@ class Line:
 
     def __init__(self, caller: str, node: str, near: socket.socket) -> None:
         self.pair: Pair = (caller, node)
+        """Without a caller as long as it is not known."""
         self.near = near
         self.far: socket.socket | None = None
         self.task: asyncio.Task[None] | None = None
@@ -78,6 +81,10 @@ class Network:
         self._delays: dict[Pair, float] = {}
         self._refused: set[str] = set()
         self._lines: set[Line] = set()
+        self._unknown: dict[Address, asyncio.Future[str]] = {}
+        """Callers whose process is to be found."""
+        self._finding = False
+        self._finder = ThreadPoolExecutor(1, thread_name_prefix="chaos-callers")
         self.callers: Counter[str] = Counter()
         """How many lines each has opened; those of nobody whom we know are strangers'."""
         self._loop = asyncio.new_event_loop()
@@ -126,8 +133,8 @@ class Network:
         return asyncio.run_coroutine_threadsafe(self._abort(set(pairs)), self._loop).result(10.0)
 
     def lines(self) -> list[Pair]:
-        """Which are open now."""
-        return [line.pair for line in list(self._lines)]
+        """Which are open now, of callers that are known."""
+        return [line.pair for line in list(self._lines) if line.pair[0]]
 
     async def _abort(self, pairs: set[Pair]) -> int:
         lines = [line for line in self._lines if line.pair in pairs]
@@ -152,15 +159,15 @@ class Network:
         while True:
             near, _ = await self._loop.sock_accept(listener)
             near.setblocking(False)
-            caller = who_calls(near, *self._processes)
-            self.callers[caller] += 1
-            line = Line(caller, node, near)
+            line = Line("", node, near)
             self._lines.add(line)
             line.task = self._loop.create_task(self._carry(line))
 
     async def _carry(self, line: Line) -> None:
         """Until both ends have ended, or one broke."""
         try:
+            line.pair = (await self._who_calls(line.near), line.pair[1])
+            self.callers[line.pair[0]] += 1
             if line.pair[1] in self._refused:
                 raise ConnectionRefusedError(f"{line.pair[1]} refuses")
             await self._pass(line)
@@ -173,6 +180,27 @@ class Network:
         finally:
             line.close()
             self._lines.discard(line)
+
+    async def _who_calls(self, near: socket.socket) -> str:
+        """All who wait are found together: that takes a while, and many may call at once."""
+        host, port = near.getpeername()
+        found: asyncio.Future[str] = self._loop.create_future()
+        self._unknown[host, port] = found
+        if len(self._unknown) == 1 and not self._finding:
+            self._finding = True
+            self._loop.create_task(self._find())
+        return await found
+
+    async def _find(self) -> None:
+        while self._unknown:
+            unknown, self._unknown = self._unknown, {}
+            names = await self._loop.run_in_executor(
+                self._finder, who_call, list(unknown), *self._processes
+            )
+            for address, found in unknown.items():
+                if not found.done():
+                    found.set_result(names.get(address, STRANGER))
+        self._finding = False
 
     async def _dial(self, node: str) -> socket.socket:
         target = self._targets.get(node)
@@ -212,6 +240,7 @@ class Network:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10.0)
+        self._finder.shutdown()
         for listener in self._listeners.values():
             listener.close()
 
@@ -236,44 +265,46 @@ def _listen() -> socket.socket:
 # --- who calls
 
 
-def who_calls(near: socket.socket, *processes: Callable[[], Mapping[int, str]]) -> str:
-    """The name of the process at the other end; a stranger if it is none of these."""
-    try:
-        host, port = near.getpeername()
-        inode = _inode(host, port)
-    except OSError:
-        return STRANGER
-    wanted = f"socket:[{inode}]"
+def who_call(
+    addresses: Iterable[Address], *processes: Callable[[], Mapping[int, str]]
+) -> dict[Address, str]:
+    """The names of the processes at the other ends; of strangers there are none."""
+    sockets = {f"socket:[{inode}]": address for address, inode in _inodes(addresses).items()}
+    found: dict[Address, str] = {}
     for look in processes:
-        for pid, name in look().items():
-            if _has(pid, wanted):
-                return name
-    return STRANGER
+        for pid, name in look().items() if sockets else ():
+            for link in _links(pid):
+                address = sockets.pop(link, None)
+                if address is not None:
+                    found[address] = name
+    return found
 
 
-def _inode(host: str, port: int) -> str:
-    """Of the socket with this local address: the tables' tenth column.
+def _inodes(addresses: Iterable[Address]) -> dict[Address, str]:
+    """Of the sockets with these local addresses: the tables' tenth column.
 
     Who speaks both versions of the protocol is in the table of the newer one, with an address
     that ends like the older one's.
     """
-    local = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}"
+    wanted = {
+        f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}": (host, port)
+        for host, port in addresses
+    }
+    length = len("0100007F:0000")
+    found: dict[Address, str] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             columns = line.split()
-            if columns[1].endswith(local):
-                return columns[9]
-    return ""
+            address = wanted.get(columns[1][-length:])
+            if address is not None:
+                found[address] = columns[9]
+    return found
 
 
-def _has(pid: int, wanted: str) -> bool:
+def _links(pid: int) -> Iterator[str]:
+    """What its descriptors stand for; it may end meanwhile."""
     directory = f"/proc/{pid}/fd"
-    try:
-        descriptors = os.listdir(directory)
-    except OSError:
-        return False
-    for descriptor in descriptors:
-        with suppress(OSError):
-            if os.readlink(f"{directory}/{descriptor}") == wanted:
-                return True
-    return False
+    with suppress(OSError):
+        for descriptor in os.listdir(directory):
+            with suppress(OSError):
+                yield os.readlink(f"{directory}/{descriptor}")

@@ -19,7 +19,6 @@ from limosa.core.machines.catalogue import (
 from limosa.runtime.coordinator import LEASE_SECONDS
 from tests.chaos import moving, strikes
 from tests.chaos.__main__ import main
-from tests.chaos.cluster import bad_lines
 from tests.chaos.moves import Moves, Options
 from tests.chaos.moving import WAYS, Ended, Plan, Way, illegal_steps
 from tests.chaos.strikes import KINDS, ON_SPARK, STAGES, Cell, Parts, Strike
@@ -133,24 +132,6 @@ def test_a_step_that_no_table_has_is_found() -> None:
 def test_reasons_are_counted_without_names_and_numbers() -> None:
     ended = Ended("reverted", "n3 has 12 MiB free, and rows-0003 needs 256 MiB")
     assert ended.reason == "a node has … MiB free, and it needs … MiB"
-
-
-def test_what_a_struck_worker_of_spark_says_is_no_surprise(tmp_path: Path) -> None:
-    said = """\
-12:00:00.000 coordinator in office
-Traceback (most recent call last):
-  File "/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker
-BrokenPipeError: [Errno 32] Broken pipe
-Exception in thread tick:
-Traceback (most recent call last):
-  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner
-12:00:01.000 coordinator a commit failed error=Traceback (most recent call last):"""
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "coordinator.log").write_text(said)
-    assert bad_lines(tmp_path) == [
-        "coordinator.log: Traceback (most recent call last):",
-        f"coordinator.log: {said.splitlines()[-1]}",
-    ]
 
 
 # --- whose processes are whose

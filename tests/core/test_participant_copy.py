@@ -5,13 +5,14 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import ApplySlice, ReadSlice
-from limosa.core.events import Measured, SliceRead
+from limosa.core.effects import ApplySlice, LinkRows, ReadSlice
+from limosa.core.events import Measured, RowsLinked, SliceRead
 from limosa.core.machines.catalogue import ALLOW, CLEANUP_TARGET, READ_NEW, STREAMING, WRITE_BOTH
-from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Look
-from limosa.core.model.topology import Partition
+from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Link, Look
+from limosa.core.model.keys import WHOLE
+from limosa.core.model.topology import Partition, Replica
 from limosa.core.producers import Applied
-from tests.core.samples import D, P, moving, stable
+from tests.core.samples import A, B, C, D, P, moving, stable
 from tests.core.stage import (
     Stage,
     done,
@@ -260,3 +261,97 @@ def test_chunks_for_a_replica_that_is_not_here_are_denied() -> None:
     stage = follower_on_stage(moving(STREAMING))
     for message in (chunk(), end()):
         assert len(sent(stage.say(message, "mover"), Denied)) == 1
+
+
+# --- on another volume of the same node
+
+BESIDE = Replica("b", "t9", "v2")
+LINK = Link(P, "t9", SESSION, 3, "first")
+
+
+def volumes(stage_name: str = STREAMING) -> Partition:
+    return moving(stage_name, kind="volume_move", targets=(A, BESIDE, C))
+
+
+def two_volumes(base: int = 0) -> Stage:
+    """A follower beside its successor, which was begun in this epoch."""
+    stage = follower_on_stage(volumes(ALLOW), B)
+    stage.store()
+    stage.agree(volumes())
+    for replica in (B, BESIDE):
+        stage.say(replicate(replica, base, how="begin"), "a")
+    stage.store()
+    return stage
+
+
+def test_rows_on_another_volume_are_linked_and_count_once_they_rest() -> None:
+    """F107: a volume move copies by naming files again, on its node."""
+    stage = two_volumes()
+    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    assert (linking.incarnation, linking.source) == ("t9", "first")
+    assert not done(stage.say(LINK, "coordinator"), LinkRows), "one at a time"
+    (applied,) = done(stage.tell(RowsLinked(linking.ticket, 5)), ApplySlice)
+    assert applied.rows == ()
+    held = stage.brain.held[P, "t9"]
+    assert held.copied is None, "not durable yet"
+    stage.store()
+    assert held.copied == SESSION
+    assert not held.permits
+    assert not done(stage.say(LINK, "coordinator"), LinkRows), "it is there"
+
+
+def test_producers_follow_linked_rows() -> None:
+    stage = two_volumes()
+    stage.brain.held[P, "first"].producers.unite((("x", 0, ((1, (Applied(WHOLE, 4),)),)),))
+    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    (applied,) = done(stage.tell(RowsLinked(linking.ticket, 5)), ApplySlice)
+    assert applied.producers == (("x", 0, ((1, (Applied(WHOLE, 4),)),)),)
+    assert stage.brain.held[P, "t9"].producers.applied("x", 1)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        Link(P, "t9", "t9@2", 3, "first"),
+        Link(P, "t9", SESSION, 2, "first"),
+        Link(P, "t8", SESSION, 3, "first"),
+        Link(P, "t9", SESSION, 3, "gone"),
+    ],
+    ids=["session", "epoch", "target", "source"],
+)
+def test_nothing_is_linked_outside_an_open_session(link: Link) -> None:
+    """S40: a late call changes nothing."""
+    stage = two_volumes()
+    assert not done(stage.say(link, "coordinator"), LinkRows)
+
+
+def test_rows_from_before_the_replica_began_are_not_enough() -> None:
+    """It was begun while they were linked: what lies between would be in neither."""
+    stage = two_volumes(base=7)
+    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    assert not done(stage.tell(RowsLinked(linking.ticket, 6)), ApplySlice)
+    (again,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    assert done(stage.tell(RowsLinked(again.ticket, 7)), ApplySlice)
+
+
+def test_a_link_that_failed_is_tried_again() -> None:
+    stage = two_volumes()
+    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    assert not done(stage.tell(RowsLinked(linking.ticket, None)), ApplySlice)
+    assert done(stage.say(LINK, "coordinator"), LinkRows)
+
+
+def test_rows_that_were_linked_after_the_session_do_not_count() -> None:
+    """S40: and meanwhile the barrier waits for them."""
+    stage = two_volumes()
+    (first,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    stage.agree(volumes(CLEANUP_TARGET))
+    assert stage.status().busy[P] == 0
+    assert not done(stage.tell(RowsLinked(first.ticket, 5)), ApplySlice)
+    assert P not in stage.status().busy
+    stage = two_volumes()
+    (second,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    stage.tell(RowsLinked(second.ticket, 5))
+    stage.agree(volumes(CLEANUP_TARGET))
+    stage.store()
+    assert stage.brain.held[P, "t9"].copied is None

@@ -23,7 +23,7 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
     WRITE_BOTH,
 )
-from limosa.core.messages import DropReplica, Seal, Status, Verify
+from limosa.core.messages import DropReplica, Link, Seal, Status, Verify
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     Commit,
@@ -268,6 +268,19 @@ def test_whoever_is_waited_for_is_asked(case: str, effect: Effect) -> None:
     outcome, _ = advance(record, *statuses, **more)  # type: ignore[arg-type]
     assert isinstance(outcome, Waiting)
     assert outcome.effects == (effect,)
+
+
+def test_a_replica_beside_a_good_one_is_linked_and_others_are_carried() -> None:
+    """F107: a volume move copies inside its node, unless what is there is not good."""
+    beside = Replica("b", "t9", "v2")
+    record = moving(STREAMING, kind="volume_move", targets=(A, beside, C))
+    outcome, _ = advance(record, *everyone())
+    assert isinstance(outcome, Waiting)
+    assert outcome.effects == (Send("b", Link(P, "t9", SESSION, 3, "first")),)
+    without = tuple(each for each in record.in_sync if each != B)
+    outcome, _ = advance(replace(record, in_sync=without), *everyone())
+    assert isinstance(outcome, Waiting)
+    assert outcome.effects == (StartCopy(P, SESSION, 3, A, (beside,)),)
 
 
 # --- every edge

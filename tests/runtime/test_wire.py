@@ -23,6 +23,7 @@ from limosa.core.messages import (
     Fetched,
     Found,
     Landed,
+    Link,
     Look,
     Message,
     Mismatched,
@@ -274,6 +275,7 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
         producers,
     ),
     Landed: st.builds(Landed, words, words, numbers),
+    Link: st.builds(Link, words, words, words, numbers, words),
     Denied: st.builds(Denied, words, words, numbers, words),
     Look: st.builds(Look, numbers),
     Seal: st.builds(Seal, words, numbers),
@@ -292,7 +294,10 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
     Goodbye: st.builds(Goodbye),
 }
 CLIENTS = st.one_of(SAID[Write], SAID[Read])
-SPEAKERS = {"coordinator": (Look, Seal, Verify, DropReplica), "mover": (Fetch, Chunk, End)}
+SPEAKERS = {
+    "coordinator": (Look, Seal, Verify, DropReplica, Link),
+    "mover": (Fetch, Chunk, End),
+}
 
 
 def plain(value: Any) -> Any:

@@ -71,6 +71,7 @@ def move(
       limosa partition move items-0003 --to n4
       limosa partition move items-0003 --from n2 --to n4 --max-pause 50ms --no-wait
       limosa partition move items-0003 --to n4 --hold 10m
+      limosa partition move items-0003 --from n2 --to n2 --volume ssd2
     """
     hold_seconds = seconds_of(hold, "--hold")
     pause_seconds = 0.0 if max_pause is None else seconds_of(max_pause, "--max-pause")
@@ -82,10 +83,12 @@ def move(
         record = record_of(agreed, name)
         leaving, reason = leaving_replica(record, source)
         place = Placement(to, volume_on(connection.refresh(), to, volume))
-        if to == leaving.node:
-            raise IllegalRequest(f"{to} holds a replica of {name} already", "choose another node")
+        if place == Placement(leaving.node, leaving.volume):
+            raise IllegalRequest(
+                f"{to} holds a replica of {name} already", "choose another node, or --volume"
+            )
         request = connection.change_partition(
-            "move",
+            "volume_move" if to == leaving.node else "move",
             name,
             source=leaving.node,
             target=place,

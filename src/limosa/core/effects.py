@@ -140,6 +140,18 @@ class ReadSlice(Effect, frozen=True, gc=False):
     slices: int
 
 
+class LinkRows(Effect, frozen=True, gc=False):
+    """Give a replica all committed rows of another one here, at rest when it is answered.
+
+    Always answered by `RowsLinked`.
+    """
+
+    partition: PartitionId
+    incarnation: Incarnation
+    ticket: int
+    source: Incarnation
+
+
 class StartCopy(Effect, frozen=True, gc=False):
     """Carry a partition's rows from its owner to other replicas; asking twice changes nothing."""
 

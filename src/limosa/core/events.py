@@ -110,6 +110,13 @@ class SliceRead(Struct, frozen=True, gc=False):
     through: Position
 
 
+class RowsLinked(Struct, frozen=True, gc=False):
+    """A replica has the rows of another one, as they were committed at `through`; None: not so."""
+
+    ticket: int
+    through: Position | None
+
+
 class DigestTaken(Struct, frozen=True, gc=False):
     """The digest of the committed rows at exactly this position."""
 
@@ -181,6 +188,7 @@ NodeEvent: TypeAlias = (
     | RowsRead
     | TailRead
     | SliceRead
+    | RowsLinked
     | DigestTaken
     | CollectionDue
     | Measured

@@ -246,6 +246,16 @@ class Denied(Message, frozen=True, gc=False):
     why: str
 
 
+class Link(Message, frozen=True, gc=False):
+    """Give this replica the rows of another one on your volumes, by naming its files again."""
+
+    partition: PartitionId
+    to: Incarnation
+    session: SessionId
+    epoch: int
+    source: Incarnation
+
+
 # --- the coordinator and nodes
 
 

@@ -18,6 +18,7 @@ from limosa.core.effects import (
     AcquireLease,
     AdvanceWatermark,
     Effect,
+    LinkRows,
     MakeCommit,
     ReadSlice,
     ReadTail,
@@ -36,6 +37,7 @@ from limosa.core.events import (
     Measured,
     NodeEvent,
     Received,
+    RowsLinked,
     SliceRead,
     Started,
     Stored,
@@ -243,6 +245,8 @@ class NodeDriver:
                 self._worker.do(lambda: self._read_tail(effect))
             case ReadSlice():
                 self._worker.do(lambda: self._read_slice(effect))
+            case LinkRows():
+                self._worker.do(lambda: self._link_rows(effect))
             case Surprise(partition=partition, what=what):
                 self.surprises[what] += 1
                 self.log("SURPRISE", partition=partition, what=what)
@@ -279,6 +283,17 @@ class NodeDriver:
             for batch in view.batches(table.table, held, tombstones=True)
         ]
         self.deliver(SliceRead(effect.ticket, Bundle(batches), view.watermark))
+
+    def _link_rows(self, effect: LinkRows) -> None:
+        source = (effect.partition, effect.source)
+        through: int | None = None
+        try:
+            through = self.store.view(*source).watermark
+            self.store.adopt(source, (effect.partition, effect.incarnation))
+        except LimosaError as error:
+            self.log("rows were not linked", partition=effect.partition, error=str(error))
+            through = None
+        self.deliver(RowsLinked(effect.ticket, through))
 
     # --- threads
 

@@ -219,6 +219,7 @@ _Any: TypeAlias = (
     | _End
     | messages.Landed
     | messages.Denied
+    | messages.Link
     | messages.Look
     | messages.Seal
     | messages.Verify
@@ -243,7 +244,9 @@ class _ClientHead(Struct, frozen=True, array_like=True):
     alone: bool = False
 
 
-_Order: TypeAlias = messages.Look | messages.Seal | messages.Verify | messages.DropReplica
+_Order: TypeAlias = (
+    messages.Look | messages.Seal | messages.Verify | messages.DropReplica | messages.Link
+)
 _Copying: TypeAlias = messages.Fetch | _Chunk | _End
 
 

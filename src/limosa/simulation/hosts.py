@@ -17,6 +17,7 @@ from limosa.core.effects import (
     Compare,
     Effect,
     Explain,
+    LinkRows,
     LookUp,
     MakeCommit,
     ReadSlice,
@@ -39,6 +40,7 @@ from limosa.core.events import (
     LeaseGranted,
     LeaseRenewed,
     Received,
+    RowsLinked,
     RowsRead,
     SliceRead,
     Started,
@@ -252,6 +254,8 @@ class NodeProcess(Process):
                 self.world.schedule(slow, self.deliver, self.run, _Later(self._read_tail, effect))
             case ReadSlice():
                 self._read_slice(effect)
+            case LinkRows():
+                self._link_rows(effect)
             case MakeCommit(commit=commit):
                 self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
             case Surprise(partition=partition, what=what):
@@ -319,6 +323,21 @@ class NodeProcess(Process):
         self.world.schedule(
             0.001, self.deliver, self.run, SliceRead(effect.ticket, rows, stored.watermark)
         )
+
+    def _link_rows(self, effect: LinkRows) -> None:
+        """Some time later, unless one of them is gone by then."""
+        self.world.schedule(0.005, self.deliver, self.run, _Later(self._linked_rows, effect))
+
+    def _linked_rows(self, effect: LinkRows) -> None:
+        source = self.disk.live.get((effect.partition, effect.source))
+        target = self.disk.live.get((effect.partition, effect.incarnation))
+        through: int | None = None
+        if source is not None and target is not None:
+            through = source.watermark
+            self._store(
+                ApplySlice(effect.partition, effect.incarnation, 0, (source.slice(0, 1),), ())
+            )
+        self.on_event(RowsLinked(effect.ticket, through))
 
 
 class CoordinatorProcess(Process):

@@ -19,7 +19,7 @@ from limosa.core.coordinator.view import View, with_stage
 from limosa.core.effects import Compare, Effect, Send, StartCopy
 from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
-from limosa.core.messages import DropReplica, Seal, Verify
+from limosa.core.messages import DropReplica, Link, Seal, Verify
 from limosa.core.model.changes import Change, Commit, Put
 from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
@@ -262,9 +262,25 @@ def carry(view: View, record: Partition, targets: tuple[Replica, ...], verified:
         if is_silent(view, record, targets):
             return GivenUp(f"nothing was copied for {view.settings.copy_silence_seconds:.0f} s")
         names = ", ".join(r.node for r in missing)
-        job = StartCopy(record.id, change.session, record.epoch, record.owner.replica, missing)
-        return Waiting(f"copy to {names} under session {change.session}", (job,))
+        asked = ask_for_copies(record, change.session, record.owner.replica, missing)
+        return Waiting(f"copy to {names} under session {change.session}", asked)
     return verify(view, record, targets) if verified else None
+
+
+def ask_for_copies(
+    record: Partition, session: str, owner: Replica, targets: tuple[Replica, ...]
+) -> tuple[Effect, ...]:
+    """Where a good replica is on another volume of the same node, its files are linked."""
+    beside = {r.node: r.incarnation for r in routing.old_only(record) if r in record.in_sync}
+    links = [r for r in targets if r.node in beside]
+    carried = tuple(r for r in targets if r not in links)
+    asked: list[Effect] = [
+        Send(r.node, Link(record.id, r.incarnation, session, record.epoch, beside[r.node]))
+        for r in links
+    ]
+    if carried:
+        asked.append(StartCopy(record.id, session, record.epoch, owner, carried))
+    return tuple(asked)
 
 
 def is_silent(view: View, record: Partition, targets: tuple[Replica, ...]) -> bool:

@@ -16,6 +16,7 @@ from limosa.core.effects import (
     CreateReplica,
     DiscardReplica,
     Effect,
+    LinkRows,
     LookUp,
     ReadSlice,
     ReadTopology,
@@ -35,6 +36,7 @@ from limosa.core.events import (
     Measured,
     NodeEvent,
     Received,
+    RowsLinked,
     RowsRead,
     SliceRead,
     Started,
@@ -56,6 +58,7 @@ from limosa.core.messages import (
     Fetched,
     Found,
     Landed,
+    Link,
     Look,
     Message,
     Probe,
@@ -115,6 +118,7 @@ class Participant:
         self._stored: deque[tuple[int, Callable[[float], None]]] = deque()
         self._reads: dict[int, Held] = {}
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
+        self._links: dict[int, tuple[Held, Held, Link]] = {}
         self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
         self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
         """What this run has dropped at a transition's end; whatever else is missing is lost."""
@@ -144,6 +148,7 @@ class Participant:
             RowsRead: self._rows_read,
             TailRead: self._tail_read,
             SliceRead: self._slice_read,
+            RowsLinked: self._rows_linked,
             DigestTaken: self._digest_taken,
             CollectionDue: self._collection_due,
             Measured: self._measured,
@@ -159,6 +164,7 @@ class Participant:
             Fetch: self._fetch,
             Chunk: self._chunk,
             End: self._end,
+            Link: self._link,
             Look: self._look,
             Seal: self._seal,
             Verify: self._verify,
@@ -873,6 +879,45 @@ class Participant:
     def _landed_of(self, held: Held, message: End) -> set[int]:
         """Slices of one and the same number: a successor may cut the range into another one."""
         return held.landed.setdefault((message.session, message.slices), set())
+
+    def _link(self, now: float, sender: str, message: Link) -> None:
+        """A copy inside this node. Neither late nor asked for twice it changes anything."""
+        held = self.held.get((message.partition, message.to))
+        source = self.held.get((message.partition, message.source))
+        if held is None or source is None or held.permits or held.copied == message.session:
+            return
+        if not self._permit(message.partition, message.session, message.epoch):
+            return
+        ticket = next(self._tickets)
+        self._links[ticket] = (held, source, message)
+        held.permits[ticket] = message.session
+        self.out.append(LinkRows(message.partition, message.to, ticket, message.source))
+
+    def _rows_linked(self, now: float, event: RowsLinked) -> None:
+        """Producers follow the rows; then it is as if one slice, the whole, had landed."""
+        linking = self._links.pop(event.ticket, None)
+        if linking is None:
+            return
+        held, source, link = linking
+        del held.permits[event.ticket]
+        self._changed = True
+        is_held = self.held.get((held.partition, held.replica.incarnation)) is held
+        permitted = self._permit(link.partition, link.session, link.epoch)
+        if event.through is None or not is_held or not permitted:
+            return
+        if event.through < held.first:
+            return  # it began later: what lies between is in neither; it will be asked for again
+        producers = source.producers.value(event.through)
+        held.producers.unite(producers)
+        ticket = self._when_stored(lambda now: self._linked(held, link, ticket))
+        held.permits[ticket] = link.session
+        self.out.append(ApplySlice(held.partition, held.replica.incarnation, ticket, (), producers))
+
+    def _linked(self, held: Held, link: Link, ticket: int) -> None:
+        del held.permits[ticket]
+        self._changed = True
+        if self._permit(link.partition, link.session, link.epoch):
+            held.copied = link.session
 
     def _deny(self, sender: str, message: Fetch | Chunk | End, why: str) -> None:
         self._send(sender, Denied(message.partition, message.session, message.slice, why))
