@@ -1,7 +1,7 @@
 """What does a live move cost, and those who write meanwhile?
 
-One partition of 10 million rows of 120 bytes goes from node to node. The baseline is the copy alone:
-the same nodes, the target storing durably, rows piped by a plain loop, no Spark, nobody writing.
+One partition of 10 million rows of 120 bytes goes from node to node. The baseline is the copy
+alone: the same nodes, the target storing durably, a plain loop, no Spark, nobody writing.
 
     (a) a writer at a tenth of its maximum      the whole move, verified and handed over
     (b) a writer at full speed                  what is left to it, with the default bandwidth limit
@@ -357,7 +357,8 @@ class OurPair:
         columns: dict[str, str | pa.DataType] = {"key": "int64", "value": "string"}
         connection = moving.connection
         self._table = connection.create_table("pair", columns, "key", partitions=1, replicas=1)
-        self._table.write({"key": list(range(keys)), "value": [value_of(0)] * keys})
+        rows = {"key": list(range(keys)), "value": [value_of(0)] * keys}
+        self._table.write(pa.table(rows))
 
     def write(self, key: int, number: int) -> None:
         self._table.write([{"key": key, "value": value_of(number)}])
@@ -368,7 +369,8 @@ class OurPair:
     def check(self, written: Mapping[int, int]) -> None:
         for key, number in list(written.items())[:1000]:
             row = self._table.get(key)
-            assert row is not None and int(row["value"]) >= number, (key, number, row)
+            assert row is not None, key
+            assert int(row["value"]) >= number, (key, number, row)
 
 
 def peers(report: Report, moving: Moving, rows: int, quick: bool) -> None:
@@ -416,14 +418,16 @@ def main() -> int:
     end_cleanly_when_told()
     report = Report("move", AIMS)
     rows = given.rows or (1_000_000 if given.quick else 10_000_000)
-    with tempfile.TemporaryDirectory(prefix="limosa-bench-") as directory:
-        with two_nodes(Path(directory)) as moving:
-            for name in given.parts or PARTS:
-                if name != "large" and name == (given.parts or [""])[0]:
-                    moving.carry_by("--pipeline", "spark")
-                    warm_up(moving)
-                print(name, flush=True)
-                PARTS[name](report, moving, rows, given.quick)
+    with (
+        tempfile.TemporaryDirectory(prefix="limosa-bench-") as directory,
+        two_nodes(Path(directory)) as moving,
+    ):
+        for number, name in enumerate(given.parts or PARTS):
+            if number == 0 and name != "large":
+                moving.carry_by("--pipeline", "spark")
+                warm_up(moving)
+            print(name, flush=True)
+            PARTS[name](report, moving, rows, given.quick)
     return report.finish()
 
 

@@ -72,10 +72,10 @@ def _unnamed(node: str, held: set[tuple[str, str]], partitions: dict[str, Partit
     ]
 
 
-def on_disk(directory: Path, nodes: list[str], agreed: Agreed) -> list[str]:
+def on_disk(directory: Path, agreed: Agreed) -> list[str]:
     """Of a cluster that has stopped: replicas that nobody names, and files of movers."""
     found = []
-    for node in nodes:
+    for node in sorted(agreed.topology.nodes):
         with Store({"": str(directory / node / "volume")}) as store:
             held = {(each.partition, each.replica.incarnation) for each in store.restored(node)}
             unnamed = _unnamed(node, held, agreed.topology.partitions)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from limosa.client import Connection, TableHandle
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement, Request
 from limosa.core.model.topology import Partition
+from limosa.errors import MetastoreUnavailable
 from tests.chaos import leftovers, strikes, torment
 from tests.chaos.ballast import Ballast
 from tests.chaos.cluster import Cluster
@@ -109,7 +111,8 @@ class Moves(Torment[Report]):
         self._struck: list[Struck] = []
         self._chosen: Counter[Cell] = Counter()
         self._number = 0
-        self._agreed_last = Agreed()
+        self._agreed = Agreed()
+        self._final: Agreed | None = None
         self._ballast: Ballast | None = None
         self._tell = tell
         self._plans = iter(plans)
@@ -142,13 +145,13 @@ class Moves(Torment[Report]):
         finally:
             self._settle(cluster)
             self._asking.shutdown(cancel_futures=True)
-            self._agreed_last = cluster.agreed()
+        self._final = cluster.agreed()
 
     def _play_season(self, cluster: Cluster, connection: Connection, load: Load) -> None:
         """Until so many moves have ended, and none is under way."""
         until = min(self.report.moves + self.options.season_moves, self.options.moves)
         while self.report.ok:
-            agreed = cluster.agreed()
+            agreed = self._look(cluster)
             enough = self.report.moves + len(self._under_way) >= until
             if not self._under_way and self.report.moves >= until:
                 return
@@ -159,6 +162,13 @@ class Moves(Torment[Report]):
             self._undo_what_is_due(cluster, load)
             cluster.hear_of_starts()
             time.sleep(POLL_SECONDS)
+
+    def _look(self, cluster: Cluster) -> Agreed:
+        """What is agreed. Whoever is paused while it writes there holds up all who read it, us as
+        well; it goes on only if we do."""
+        with suppress(MetastoreUnavailable):
+            self._agreed = cluster.agreed()
+        return self._agreed
 
     def _settle(self, cluster: Cluster) -> None:
         """Undo everything, and wait for those who start."""
@@ -238,7 +248,9 @@ class Moves(Torment[Report]):
         assert move.plan.strike is not None
         load.poke()
         busy = [each.victim for each in self._struck]
-        struck = strikes.begin(cluster, move.plan.strike, move.parts, busy)
+        struck = None
+        with suppress(MetastoreUnavailable):
+            struck = strikes.begin(cluster, move.plan.strike, move.parts, busy)
         if struck is None:
             return
         self._struck.append(struck)
@@ -308,9 +320,9 @@ class Moves(Torment[Report]):
             log.read_text(errors="replace").count(" Spark starts ")
             for log in (self.directory / "logs").glob("coordinator*.log")
         )
-        nodes = sorted(self._agreed_last.topology.nodes)
-        for problem in leftovers.on_disk(self.directory, nodes, self._agreed_last):
-            self.find("stray", problem)
+        if self._final is not None:
+            for problem in leftovers.on_disk(self.directory, self._final):
+                self.find("stray", problem)
 
 
 def _told(move: Move, ended: Ended) -> str:

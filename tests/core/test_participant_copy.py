@@ -292,9 +292,9 @@ def test_rows_on_another_volume_are_linked_and_count_once_they_rest() -> None:
     assert not done(stage.say(LINK, "coordinator"), LinkRows), "one at a time"
     (applied,) = done(stage.tell(RowsLinked(linking.ticket, 5)), ApplySlice)
     assert applied.rows == ()
-    held = stage.brain.held[P, "t9"]
-    assert held.copied is None, "not durable yet"
+    assert stage.brain.held[P, "t9"].copied is None, "not durable yet"
     stage.store()
+    held = stage.brain.held[P, "t9"]
     assert held.copied == SESSION
     assert not held.permits
     assert not done(stage.say(LINK, "coordinator"), LinkRows), "it is there"

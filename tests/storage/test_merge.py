@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, WHOLE, TokenRange
 from limosa.storage.memtable import Run
-from limosa.storage.merge import Span, cut, merged, newest, newest_rows, same_keys, sweep
+from limosa.storage.merge import (
+    Span,
+    cut,
+    merged,
+    newest,
+    newest_rows,
+    same_keys,
+    sweep,
+    which_count,
+)
 from limosa.storage.rows import Batch
 from limosa.storage.schema import Table
 from tests.storage.samples import BIRDS, LEFT, RIGHT, batch_of, birds, versioned
@@ -182,3 +191,19 @@ def test_one_huge_row_is_one_part_and_its_neighbours_are_others() -> None:
     some = [Span(-(2**62), -(2**62), 100), Span(2**60, 2**60, 10_000), Span(2**62, 2**62, 100)]
     parts = cut([Spread(some)], WHOLE, 1000)
     assert 1 <= len(parts) <= 11
+
+
+@given(rows.filter(bool), st.integers(1, 4))
+def test_what_counts_is_what_a_merge_keeps(some: list[Row], count: int) -> None:
+    """Without an order or a copy, and with keys of which several have one token."""
+    own = with_own_tokens(some)
+    cuts = [len(own) * number // count for number in range(count + 1)]
+    batches = [batch(own[start:stop]) for start, stop in pairwise(cuts) if start < stop]
+    flags = which_count(BIRDS, batches)
+    kept = [
+        each if counts is None else each.where(counts)
+        for each, counts in zip(batches, flags, strict=True)
+    ]
+    found = [row for each in kept for row in values(each)]
+    assert len(found) == len(expected(own))
+    assert set(found) == expected(own)

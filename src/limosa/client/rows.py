@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from limosa.errors import BadInput, InvalidKey, InvalidSchema
 from limosa.storage.schema import Table
+from limosa.transport.arrow import brief
 
 ROWS_AT_ONCE = 65_536
 BYTES_AT_ONCE = 8 << 20
@@ -29,7 +30,7 @@ def _fitted(table: Table, rows: pa.Table) -> pa.Table:
                 column = rows.column(place).cast(of)
             except pa.ArrowException as error:
                 raise InvalidSchema(
-                    f"column {field.name} has values that are no {of}: {error}",
+                    f"column {field.name} has values that are no {of}: {brief(error)}",
                     "mend the values, or convert them first",
                 ) from None
             rows = rows.set_column(place, field.name, column)
@@ -101,7 +102,7 @@ def _from_dicts(table: Table, rows: Sequence[Any], only_keys: bool) -> pa.Table:
             column = exact_array([row.get(name) for row in rows], table.physical.field(name).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
-                f"column {name} can't be made {table.physical.field(name).type}: {error}",
+                f"column {name} can't be made {table.physical.field(name).type}: {brief(error)}",
                 "mend the values, or convert them first",
             ) from None
         arrays.append(column)
@@ -227,7 +228,9 @@ def keys_to_arrow(table: Table, keys: Any) -> pa.RecordBatch:
         try:
             arrays.append(column.combine_chunks().cast(wanted))
         except pa.ArrowException as error:
-            raise InvalidKey(f"keys of another type: {error}", f"make {name} {wanted}") from None
+            raise InvalidKey(
+                f"keys of another type: {brief(error)}", f"make {name} {wanted}"
+            ) from None
     fields = [
         pa.field(n, t, nullable=False) for n, t in zip(table.key, table.key_types, strict=True)
     ]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limosa.core.model.keys import Position, TokenRange
-from limosa.storage.merge import Span
+from limosa.storage.merge import Span, newest
 from limosa.storage.rows import Batch, Tokens, concat
 from limosa.storage.schema import Table
 
@@ -94,7 +94,16 @@ def _no(place: int) -> int:
 class Run:
     """Versioned rows in memory."""
 
-    __slots__ = ("_index", "batches", "bytes", "filter", "length", "max_version", "min_version")
+    __slots__ = (
+        "_index",
+        "_sorted",
+        "batches",
+        "bytes",
+        "filter",
+        "length",
+        "max_version",
+        "min_version",
+    )
 
     def __init__(
         self, batches: tuple[Batch, ...], min_version: Position, max_version: Position
@@ -107,6 +116,9 @@ class Run:
         self.filter: Filter | None = None
         """The one that knows its tokens."""
         self._index: Index | None = None
+        self._sorted: Batch | None = None
+        """All of them as one, once somebody reads ranges: piece after piece of many small batches
+        would take far longer."""
 
     @classmethod
     def at(cls, batch: Batch, position: Position) -> "Run":
@@ -153,20 +165,16 @@ class Run:
         return [Span(int(tokens[start]), int(tokens[stop - 1]), size)]
 
     def within(self, held: TokenRange) -> list[Batch]:
-        """Rows of a range; each batch is sorted, but they are not in order."""
-        index = self.index
-        start, stop = span(index.tokens, held)
-        numbers, rows = index.batches[start:stop], index.rows[start:stop]
+        """Rows of a range; those that matter, in the order of tokens."""
         if len(self.batches) == 1:
-            return [self.batches[0].take(rows)] if start < stop else []
-        # Batch after batch, and within each in the order of tokens.
-        order = np.argsort(numbers, kind="stable")
-        rows, cuts = rows[order], np.searchsorted(numbers[order], range(len(self.batches) + 1))
-        return [
-            batch.take(rows[first:last])
-            for batch, first, last in zip(self.batches, cuts[:-1], cuts[1:], strict=True)
-            if first < last
-        ]
+            index = self.index
+            start, stop = span(index.tokens, held)
+            return [self.batches[0].take(index.rows[start:stop])] if start < stop else []
+        sorted_out = self._sorted
+        if sorted_out is None:
+            sorted_out = self._sorted = newest(concat(self.table, self.batches))
+        start, stop = span(sorted_out.tokens, held)
+        return [sorted_out.slice(start, stop)] if start < stop else []
 
 
 Runs: TypeAlias = tuple[Run, ...]

@@ -121,6 +121,33 @@ def newest_rows(batch: Batch) -> Indices:
     return order[keep]
 
 
+def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
+    """Of each batch, the rows that are the newest of their key; None: all of them.
+
+    For those who need no order, and no copy: only rows that may have others of their key are looked
+    at.
+    """
+    tokens = np.concatenate([batch.tokens for batch in batches])
+    order = np.argsort(tokens, kind="stable")
+    ordered = tokens[order]
+    same = ordered[1:] == ordered[:-1]
+    if not same.any():
+        return [None] * len(batches)
+    beside = np.zeros(len(tokens), np.bool_)
+    beside[order[1:][same]] = beside[order[:-1][same]] = True
+    bounds = np.cumsum([0, *map(len, batches)])
+    parts = [
+        batch.take(np.flatnonzero(beside[start:stop]))
+        for batch, (start, stop) in zip(batches, pairwise(bounds), strict=True)
+        if beside[start:stop].any()
+    ]
+    rows = np.flatnonzero(beside)
+    counts = ~beside
+    counts[rows[newest_rows(concat(table, parts))]] = True
+    flags = [counts[start:stop] for start, stop in pairwise(bounds)]
+    return [None if each.all() else each for each in flags]
+
+
 def same_keys(batch: Batch, some: Indices, others: Indices) -> Flags:
     """Row by row: is it the same key?"""
     equal = np.ones(len(some), np.bool_)

@@ -15,14 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput, InvalidKey
 from limosa.storage.digest import Digest, digest, digests_by_bucket
 from limosa.storage.memtable import Filter, Run, Runs
-from limosa.storage.merge import Source, Span, sweep
-from limosa.storage.rows import Batch, additive_digest, concat, concat_columns, read_row
+from limosa.storage.merge import Source, Span, cut, sweep, which_count
+from limosa.storage.rows import Batch, Flags, additive_digest, concat, concat_columns, read_row
 from limosa.storage.schema import Table, comparable_column
 from limosa.storage.segment import Segment
 
@@ -310,8 +311,8 @@ class View(Struct, frozen=True):
             return batch
         if not tombstones:
             return batch.where(~batch.deleted)
-        assert batch.versions is not None
-        return batch.where(~(batch.deleted & (batch.versions <= self.collected)))
+        gone = self._gone(batch)
+        return batch if gone is None else batch.where(~gone)
 
     def scan(
         self,
@@ -365,10 +366,33 @@ class View(Struct, frozen=True):
     def digest(self) -> int:
         """Of all rows of all tables: what the core compares replicas by."""
         return sum(
-            additive_digest(batch.hashes())
+            additive_digest(hashes)
             for view in self.tables.values()
-            for batch in self.batches(view.table, tombstones=True)
+            for hashes in self._hashes(view)
         )
+
+    def _hashes(self, view: TableView) -> Iterator[NDArray[np.uint64]]:
+        """Of the rows that count, in no order: so nothing but hashes need be put together."""
+        if view.table.kind == "stream":
+            yield from (batch.hashes() for batch in self.batches(view.table, tombstones=True))
+            return
+        for part in cut(view.sources, WHOLE, SCAN_BYTES):
+            found = [batch for source in view.sources for batch in source.within(part)]
+            if not found:
+                continue
+            for batch, counts in zip(found, which_count(view.table, found), strict=True):
+                hashes = concat(view.table, [batch]).hashes()
+                gone = self._gone(batch)
+                if gone is not None:
+                    counts = ~gone if counts is None else counts & ~gone
+                yield hashes if counts is None else hashes[counts]
+
+    def _gone(self, batch: Batch) -> Flags | None:
+        """Tombstones that were collected: some replicas still have them, some do not."""
+        if batch.deleted is None:
+            return None
+        assert batch.versions is not None
+        return batch.deleted & (batch.versions <= self.collected)
 
     def digests(self, table: Table, buckets: int = 1024) -> list[Digest]:
         """By token bucket, so that a difference can be found and mended in small."""
