@@ -198,6 +198,13 @@ WAITS: dict[str, tuple[Partition, list[Status], dict[str, object], str]] = {
         {"held_since": 90.0},
         "held for another 50 s; `complete` ends the hold, `reverse` goes back",
     ),
+    "fall back: nobody heard of": (
+        # A coordinator that has just taken office: it must not go on as if they were dead.
+        moving(READ_NEW, giving_up="reversed by request"),
+        [],
+        {},
+        "fall back: a has not said yet what it holds",
+    ),
     "drop: not applied": (
         moving(CLEANUP),
         everyone(owner=D, generation=49),

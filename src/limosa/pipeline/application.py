@@ -179,6 +179,7 @@ def _perform(work: str, access: bytes, task: bytes) -> bytes:
 def _in_one_line(error: Exception) -> str:
     """What a person can use of it: Java's traces are long, and their first lines say little."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("at ")]
     telling = [line for line in lines if "Error" in line or "Exception" in line] or lines
     return (telling[-1] if telling else type(error).__name__)[:500]
 

@@ -199,7 +199,11 @@ def give_up(view: View, record: Partition, why: str) -> Commit | Waiting:
 def fall_back(view: View, record: Partition) -> Commit | Waiting:
     """Out of write_both_read_new: back if an in-sync old replica lives, on if only new ones do."""
     assert record.owner is not None and record.transition is not None
-    old = [r for r in fallback_candidates(view, record) if view.of(record, r) is not None]
+    candidates = fallback_candidates(view, record)
+    old = [r for r in candidates if view.of(record, r) is not None]
+    unheard = [r for r in candidates if r not in old and not view.is_lost(record, r)]
+    if not old and unheard:
+        return Waiting(f"fall back: {unheard[0].node} has not said yet what it holds")
     if not old:
         forward = replace(record, transition=replace(record.transition, giving_up=""))
         return view.commit(record, enter(forward, USE_NEW), "no in-sync old replica lives: on")
