@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import ApplySlice, LinkRows, ReadSlice
-from limosa.core.events import Measured, RowsLinked, SliceRead
+from limosa.core.effects import AdvanceWatermark, ApplySlice, LinkRows, ReadSlice
+from limosa.core.events import DigestTaken, Measured, RowsLinked, SliceRead
 from limosa.core.machines.catalogue import ALLOW, CLEANUP_TARGET, READ_NEW, STREAMING, WRITE_BOTH
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Link, Look
 from limosa.core.model.keys import WHOLE
@@ -325,20 +325,46 @@ def test_nothing_is_linked_outside_an_open_session(link: Link) -> None:
     assert not done(stage.say(link, "coordinator"), LinkRows)
 
 
+def test_nothing_is_linked_to_a_replica_that_its_owner_has_not_begun() -> None:
+    """What an owner begins, it empties."""
+    stage = follower_on_stage(volumes(ALLOW), B)
+    stage.store()
+    stage.agree(volumes())
+    assert not done(stage.say(LINK, "coordinator"), LinkRows)
+
+
+@pytest.mark.parametrize("when", ["while they are linked", "before they count"])
+def test_rows_that_were_linked_before_the_replica_was_emptied_do_not_count(when: str) -> None:
+    stage = two_volumes()
+    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    held = stage.brain.held[P, "t9"]
+    if when == "while they are linked":
+        held.begin(0, 4)
+        assert not done(stage.tell(RowsLinked(linking.ticket, 5)), ApplySlice)
+    else:
+        stage.tell(RowsLinked(linking.ticket, 5))
+        held.begin(0, 4)
+    stage.store()
+    assert stage.brain.held[P, "t9"].copied is None
+    assert not stage.brain.held[P, "t9"].permits
+
+
+def test_rows_that_can_not_be_linked_are_reported_so_that_they_are_carried() -> None:
+    """S25: the volumes are on two disks, or a file can't be read."""
+    stage = two_volumes()
+    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
+    assert not done(stage.tell(RowsLinked(linking.ticket, None)), ApplySlice)
+    known = {each.replica: each.trouble for each in stage.status().replicas[P]}
+    assert known == {B: "", BESIDE: "unlinkable"}
+
+
 def test_rows_from_before_the_replica_began_are_not_enough() -> None:
-    """It was begun while they were linked: what lies between would be in neither."""
+    """What lies between would be in neither."""
     stage = two_volumes(base=7)
     (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
     assert not done(stage.tell(RowsLinked(linking.ticket, 6)), ApplySlice)
     (again,) = done(stage.say(LINK, "coordinator"), LinkRows)
     assert done(stage.tell(RowsLinked(again.ticket, 7)), ApplySlice)
-
-
-def test_a_link_that_failed_is_tried_again() -> None:
-    stage = two_volumes()
-    (linking,) = done(stage.say(LINK, "coordinator"), LinkRows)
-    assert not done(stage.tell(RowsLinked(linking.ticket, None)), ApplySlice)
-    assert done(stage.say(LINK, "coordinator"), LinkRows)
 
 
 def test_rows_that_were_linked_after_the_session_do_not_count() -> None:
@@ -355,3 +381,17 @@ def test_rows_that_were_linked_after_the_session_do_not_count() -> None:
     stage.agree(volumes(CLEANUP_TARGET))
     stage.store()
     assert stage.brain.held[P, "t9"].copied is None
+
+
+def test_a_digest_that_can_not_be_taken_is_reported() -> None:
+    """S45: a damaged file must not keep a move waiting for ever."""
+    stage = target()
+    stage.say(chunk(), "mover")
+    stage.say(end(through=0), "mover")
+    stage.store()
+    effects = stage.say(replicate(D, 0, check=(SESSION, 0)), "a")
+    (advance,) = [each for each in done(effects, AdvanceWatermark) if each.digest]
+    assert stage.status().replicas[P][0].checking == 0
+    stage.tell(DigestTaken(P, "t9", advance.to, None))
+    known = stage.status().replicas[P][0]
+    assert (known.checking, known.trouble) == (None, "unreadable")

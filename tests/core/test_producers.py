@@ -181,15 +181,28 @@ def test_a_digest_tells_a_lost_sequence_and_a_lost_floor() -> None:
     assert len(digests | {whole.digest(3), lower.digest(3)}) == 5
 
 
-def test_what_was_cut_off_has_no_part_in_a_digest_but_its_floor_stays() -> None:
+def test_what_was_cut_off_takes_its_floor_along() -> None:
     cut = known(entry(1, 3), entry(2, 4), entry(3, 5, floor=4), committed=False)
     copy = Producers()
     cut.forget_after(2)
     cut.commit(2)
     copy.unite(cut.value(2))
     assert copy.digest(2) == cut.digest(2)
+    assert not cut.is_past("x", 3), "what it did is known still"
+    never = known(entry(1, 3), entry(2, 4))
+    assert never.digest(2) == cut.digest(2), "one that never had it agrees"
+    for each in (cut, never):
+        each.record(entry(4, 6, floor=4), committed=False)
+        each.commit(4)
+    assert never.digest(4) == cut.digest(4)
     assert cut.is_past("x", 3)
-    assert copy.is_past("x", 3)
+
+
+def test_a_floor_that_was_not_cut_off_stays() -> None:
+    some = known(entry(1, 3), entry(2, 4, floor=4), entry(3, 5, floor=5), committed=False)
+    some.forget_after(2)
+    assert some.is_past("x", 3)
+    assert not some.is_past("x", 4)
 
 
 def test_what_a_copy_brought_before_the_log_did_is_known_once() -> None:

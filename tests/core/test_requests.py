@@ -292,6 +292,14 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             "choose another node or volume",
         ),
         (
+            Request("r", "complete", P),
+            {"record": moving(READ_NEW, giving_up="reversed by request")},
+            "p is on its way back: reversed by request",
+            "wait",
+        ),
+        (replace(MOVE, hold_seconds=-3.0), {}, "a time below 0", "give seconds"),
+        (replace(MOVE, max_pause_seconds=-1.0), {}, "a time below 0", "give seconds"),
+        (
             Request("r", "reverse", P),
             {"record": moving(READ_NEW, kind="volume_move")},
             "a volume move never goes back",

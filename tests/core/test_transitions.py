@@ -284,10 +284,37 @@ def test_a_replica_beside_a_good_one_is_linked_and_others_are_carried() -> None:
     outcome, _ = advance(record, *everyone())
     assert isinstance(outcome, Waiting)
     assert outcome.effects == (Send("b", Link(P, "t9", SESSION, 3, "first")),)
+    carried = (StartCopy(P, SESSION, 3, A, (beside,)),)
     without = tuple(each for each in record.in_sync if each != B)
     outcome, _ = advance(replace(record, in_sync=without), *everyone())
     assert isinstance(outcome, Waiting)
-    assert outcome.effects == (StartCopy(P, SESSION, 3, A, (beside,)),)
+    assert outcome.effects == carried
+    rebuilt = moving(STREAMING, kind="rebuild", targets=(A, Replica("b", "t9"), C))
+    outcome, _ = advance(rebuilt, *everyone())
+    assert isinstance(outcome, Waiting)
+    assert not [each for each in outcome.effects if isinstance(each, Send)], "from what is rebuilt"
+
+
+@pytest.mark.parametrize("where", [A, D], ids=["owner", "target"])
+def test_a_replica_that_can_not_read_its_rows_ends_the_move(where: Replica) -> None:
+    """S45: verification neither waits for ever nor lets it pass."""
+    told = [
+        replace(
+            status,
+            replicas={
+                name: tuple(
+                    replace(each, trouble="unreadable" if each.replica == where else "")
+                    for each in known
+                )
+                for name, known in status.replicas.items()
+            },
+        )
+        for status in everyone(copied=SESSION)
+    ]
+    after, _ = advance(moving(STREAMING), *told)
+    assert isinstance(after, Partition)
+    assert after.transition is not None
+    assert f"{where.node} can't read its rows" in after.transition.giving_up
 
 
 # --- every edge

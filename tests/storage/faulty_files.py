@@ -315,6 +315,10 @@ class FaultyFiles:
             self._open[lock] = None
         return lock
 
+    def device(self, path: str) -> int:
+        self._check()
+        return self._inner.device(path)
+
     def free_bytes(self, path: str) -> int:
         self._check()
         return self._inner.free_bytes(path)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,3 +208,15 @@ def test_what_counts_is_what_a_merge_keeps(some: list[Row], count: int) -> None:
     found = [row for each in kept for row in values(each)]
     assert len(found) == len(expected(own))
     assert set(found) == expected(own)
+
+
+def test_a_run_with_rows_of_an_older_definition_last_keeps_the_newer_columns() -> None:
+    """A client that has not seen the change writes after one that has."""
+    columns = [("name", pa.string()), ("eggs", pa.int64()), ("colour", pa.string())]
+    newer = BIRDS.evolved(pa.schema(columns))
+    first = batch_of(newer, [("a", 1, "red")])
+    last = batch_of(BIRDS, [("b", 2)])
+    run = Run((first.at(1), last.at(2)), 1, 2)
+    (found,) = run.within(WHOLE)
+    rows = {row["name"]: row["colour"] for row in found.columns.to_pylist()}
+    assert rows == {"a": "red", "b": None}

@@ -118,12 +118,12 @@ class RowsLinked(Struct, frozen=True, gc=False):
 
 
 class DigestTaken(Struct, frozen=True, gc=False):
-    """The digest of the committed rows at exactly this position."""
+    """The digest of the committed rows at exactly this position; None: they can't be read."""
 
     partition: PartitionId
     incarnation: Incarnation
     at: Position
-    digest: int
+    digest: int | None
 
 
 class CollectionDue(Struct, frozen=True, gc=False):

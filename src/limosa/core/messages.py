@@ -4,6 +4,8 @@ Every message of a partition names the incarnation that it is for, the epoch, an
 the record that its sender acted on, so that a late one can be told from a live one.
 """
 
+from typing import Literal, TypeAlias
+
 from msgspec import Struct
 
 from limosa.core.model.keys import (
@@ -287,6 +289,9 @@ class DropReplica(Message, frozen=True, gc=False):
     revision: Revision
 
 
+Trouble: TypeAlias = Literal["", "unreadable", "unlinkable"]
+
+
 class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     """Where one replica is."""
 
@@ -312,6 +317,8 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     bytes: int = 0
     checking: Position | None = None
     """Where a digest is being taken."""
+    trouble: Trouble = ""
+    """In this session: its rows can't be read, or those beside it can't be linked."""
 
 
 class Status(Message, frozen=True, gc=False):

@@ -87,10 +87,13 @@ class Producers:
                 del parts[sequence]
 
     def forget_after(self, position: Position) -> None:
-        """Its entries were cut off the log; what a producer no longer waits for stays so."""
+        """Its entries were cut off the log, and with them the floors that they brought: two
+        replicas of which one never had them must agree."""
         while self._raises and self._raises[-1].at > position:
-            raised = self._raises.pop()
-            self._drop_below(raised.producer, raised.floor)
+            self._raises.pop()
+        self._floors = dict(self._committed)
+        for raised in self._raises:
+            self._floors[raised.producer] = raised.floor
         for parts in self._parts.values():
             for sequence, applied in list(parts.items()):
                 kept = tuple(part for part in applied if part.at <= position)
@@ -104,11 +107,11 @@ class Producers:
         return tuple(
             (
                 producer,
-                self._floors.get(producer, 0),
+                self._committed.get(producer, 0),
                 tuple(
                     (sequence, tuple(part for part in applied if part.at <= up_to))
                     for sequence, applied in sorted(parts.items())
-                    if applied[0].at <= up_to and not self.is_past(producer, sequence)
+                    if applied[0].at <= up_to and sequence >= self._committed.get(producer, 0)
                 ),
             )
             for producer, parts in sorted(self._parts.items())

@@ -26,6 +26,7 @@ START_SECONDS = 180.0
 AGAIN_SECONDS = (1.0, 5.0, 30.0)
 """After so many failures in a row, Spark is started again so much later."""
 STOP_SECONDS = 10.0
+CANCEL_SECONDS = 30.0
 
 State: TypeAlias = Literal["off", "starting", "ready", "failed"]
 Done: TypeAlias = Callable[[Sequence[bytes], str], None]
@@ -114,10 +115,12 @@ class SparkCarrier:
             done((), refusal)
 
     def cancel(self, job: str) -> None:
+        """One that does not even end when it is cancelled hangs: then Spark is started anew."""
         done: Done | None = None
         with self._lock:
             if self._is_ready:
                 self._order(Order("cancel", job))
+                self._later(CANCEL_SECONDS, self._kill_if_hanging, self._child, job)
             else:
                 self._orders = [order for order in self._orders if order.job != job]
                 done = self._done.pop(job, None)
@@ -182,14 +185,22 @@ class SparkCarrier:
             ("spark-orders", _talk, (self._child, self._said)),
         ):
             threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
-        patience = threading.Timer(START_SECONDS, self._give_up_on, (self._child,))
-        patience.daemon = True
-        patience.start()
+        self._later(START_SECONDS, self._give_up_on, self._child)
+
+    def _later(self, seconds: float, act: Callable[..., None], *arguments: object) -> None:
+        timer = threading.Timer(seconds, act, arguments)
+        timer.daemon = True
+        timer.start()
 
     def _give_up_on(self, child: "subprocess.Popen[str]") -> None:
         if child is self._child and not self._is_ready:
             self._why = f"it was not ready after {START_SECONDS:.0f} s"
-            child.kill()
+            _kill(child)
+
+    def _kill_if_hanging(self, child: "subprocess.Popen[str]", job: str) -> None:
+        if child is self._child and job in self._done:
+            self._log("Spark hangs", job=job)
+            _kill(child)
 
     def _listen(self, child: "subprocess.Popen[str]") -> None:
         assert child.stdout is not None
@@ -247,10 +258,15 @@ class SparkCarrier:
             try:
                 child.wait(seconds)
             except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)  # it leads a group of its own
+                _kill(child)
                 child.wait()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
+
+
+def _kill(child: "subprocess.Popen[str]") -> None:
+    """And Java with it: it leads a group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _talk(child: "subprocess.Popen[str]", orders: "queue.SimpleQueue[Order | None]") -> None:

@@ -64,9 +64,10 @@ class Carried(Struct, frozen=True, array_like=True):
     failure: str = ""
 
 
-def load_of(job: StartCopy, size: int, again: bool) -> Load:
-    """A whole copy, in slices that are small enough."""
-    slices = min(SLICES_MAX, -(-size // SLICE_BYTES)) if size else UNKNOWN_SLICES
+def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> Load:
+    """A whole copy, in so many slices, or in ones that are small enough."""
+    if not slices:
+        slices = min(SLICES_MAX, -(-size // SLICE_BYTES)) if size else UNKNOWN_SLICES
     return Load(
         job.partition,
         job.session,

@@ -30,11 +30,13 @@ PIPE = "limosa.pipeline.pipe:run"
 class _Copy:
     """One that is wanted."""
 
-    __slots__ = ("again", "asked_at", "job", "not_before", "size", "wave")
+    __slots__ = ("again", "asked_at", "job", "not_before", "size", "slices", "wave")
 
     def __init__(self) -> None:
         self.job: StartCopy
         self.size = 0
+        self.slices = 0
+        """As it was cut at first: another number of slices would begin from nothing."""
         self.asked_at = 0.0
         self.wave: str | None = None
         self.not_before = 0.0
@@ -151,7 +153,9 @@ class Mover:
         return sorted(unwanted - wanted)
 
     def _send(self, name: str, wave: Sequence[_Copy]) -> None:
-        loads = [load_of(copy.job, copy.size, copy.again) for copy in wave]
+        loads = [load_of(copy.job, copy.size, copy.again, copy.slices) for copy in wave]
+        for copy, load in zip(wave, loads, strict=True):
+            copy.slices = load.slices
         nodes = {load.source.node for load in loads}
         nodes |= {target.node for load in loads for target in load.targets}
         known = {node: self._addresses.get(node, "") for node in nodes}

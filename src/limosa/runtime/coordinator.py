@@ -158,6 +158,9 @@ class CoordinatorDriver:
 
     def _tell_nodes(self, agreed: Agreed) -> None:
         """They would see it by themselves, a little later; a hand-over is as long as that."""
+        holder = agreed.coordinator
+        if holder is None or (holder.holder, holder.lease) != (self.name, self._lease):
+            return  # whoever is in office now is the one whom nodes should tell
         look = Look(agreed.topology.generation)
         for node in agreed.leases:
             self.peers.send(node, look)

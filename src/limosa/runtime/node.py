@@ -257,9 +257,12 @@ class NodeDriver:
         view = self.store.view(change.partition, change.incarnation)
 
         def take() -> None:
-            self.deliver(
-                DigestTaken(change.partition, change.incarnation, change.to, view.digest())
-            )
+            digest: int | None = None
+            try:
+                digest = view.digest()
+            except Exception as error:
+                self.log("a digest was not taken", partition=change.partition, error=repr(error))
+            self.deliver(DigestTaken(change.partition, change.incarnation, change.to, digest))
 
         self._worker.do(take)
 
@@ -286,12 +289,14 @@ class NodeDriver:
 
     def _link_rows(self, effect: LinkRows) -> None:
         source = (effect.partition, effect.source)
+        target = (effect.partition, effect.incarnation)
         through: int | None = None
         try:
-            through = self.store.view(*source).watermark
-            self.store.adopt(source, (effect.partition, effect.incarnation))
-        except LimosaError as error:
-            self.log("rows were not linked", partition=effect.partition, error=str(error))
+            if self.store.can_link(source, target):
+                through = self.store.view(*source).watermark
+                self.store.adopt(source, target)
+        except Exception as error:
+            self.log("rows were not linked", partition=effect.partition, error=repr(error))
             through = None
         self.deliver(RowsLinked(effect.ticket, through))
 

@@ -125,6 +125,9 @@ class FragileFiles:
     def lock(self, path: str) -> Lock:
         return self._files.lock(path)
 
+    def device(self, path: str) -> int:
+        return self._files.device(path)
+
     def free_bytes(self, path: str) -> int:
         return self._files.free_bytes(path)
 

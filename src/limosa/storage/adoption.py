@@ -24,7 +24,7 @@ def link(
     for place, replica in ((origin, source), (shelf, target)):
         if not place.volume.holds(replica):
             raise BadInput(f"replica {directory(replica)} is gone", "choose another one")
-    given = source.view.tables
+    given, collected = source.view.tables, source.view.collected if held == WHOLE else 0
     with shelf.volume.lock:
         manifest, tables = target.manifest, target.view.tables
         beginnings = target.beginnings
@@ -45,15 +45,19 @@ def link(
         ]
     shelf.files.sync_directory(shelf.path(target))
     united = _united(tables, given, linked)
+    # What the source no longer counts, the target must not count either.
     target_manifest = structs.replace(
-        manifest, tables=tuple(describe_table(view) for _, view in sorted(united.items()))
+        manifest,
+        collected=max(manifest.collected, collected),
+        tables=tuple(describe_table(view) for _, view in sorted(united.items())),
     )
     shelf.put_manifest(target, target_manifest)
     with shelf.volume.lock:
         if target.beginnings == beginnings:
             # Of what is there now: others may have written to the target meanwhile.
             united = _united(target.view.tables, given, linked)
-            target.view = structs.replace(target.view, tables=united)
+            collected = max(target.view.collected, collected)
+            target.view = structs.replace(target.view, collected=collected, tables=united)
         target.rest(target_manifest)
         return target.beginnings == beginnings
 

@@ -85,6 +85,10 @@ class Files(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def device(self, path: str) -> int:
+        """Which file system it is on."""
+        ...
+
 
 class PosixFile:
     """A file descriptor."""
@@ -202,6 +206,9 @@ class PosixFiles:
             os.close(descriptor)
             raise
         return PosixLock(descriptor)
+
+    def device(self, path: str) -> int:
+        return os.stat(path).st_dev
 
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)

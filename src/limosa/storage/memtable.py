@@ -172,7 +172,8 @@ class Run:
             return [self.batches[0].take(index.rows[start:stop])] if start < stop else []
         sorted_out = self._sorted
         if sorted_out is None:
-            sorted_out = self._sorted = newest(concat(self.table, self.batches))
+            newest_table = max((batch.table for batch in self.batches), key=lambda t: t.version)
+            sorted_out = self._sorted = newest(concat(newest_table, self.batches))
         start, stop = span(sorted_out.tokens, held)
         return [sorted_out.slice(start, stop)] if start < stop else []
 

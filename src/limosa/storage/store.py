@@ -267,6 +267,11 @@ class Store:
         origin, giver = self._replica(source)
         disk.maintenance.adopt(giver, origin.maintenance, given, held)
 
+    def can_link(self, source: ReplicaKey, target: ReplicaKey) -> bool:
+        """On one file system: elsewhere the bytes would be copied, which holds others up."""
+        disks = [self._replica(key)[0] for key in (source, target)]
+        return len({disk.volume.files.device(disk.volume.directory) for disk in disks}) == 1
+
     @property
     def _limit(self) -> int:
         """Far more rows in memory than should be: writers had better wait."""

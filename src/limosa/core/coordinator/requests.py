@@ -153,6 +153,8 @@ def serve(view: View, request: Request, trigger: Revision) -> Answer:
         return cancel(record, intent, request)
     if request.kind == "reverse" or request.kind == "complete":
         return end_hold(record, request)
+    if request.hold_seconds < 0 or request.max_pause_seconds < 0:
+        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
     if request.kind == "move" and view.settings.moves_refused:
         raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
     new = Assignment(
@@ -301,6 +303,8 @@ def end_hold(record: Partition, request: Request) -> Answer:
             f"{record.id} is not held in {READ_NEW} (it is {where})",
             f"{request.kind} applies to a held move only",
         )
+    if change.giving_up:
+        raise IllegalRequest(f"{record.id} is on its way back: {change.giving_up}", "wait")
     if request.kind == "complete":
         released = replace(record, transition=replace(change, released=True))
         return Answer((Put(released),), "completing")

@@ -19,7 +19,7 @@ from limosa.core.coordinator.view import View, with_stage
 from limosa.core.effects import Compare, Effect, Send, StartCopy
 from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
-from limosa.core.messages import DropReplica, Link, Seal, Verify
+from limosa.core.messages import DropReplica, Link, Seal, Trouble, Verify
 from limosa.core.model.changes import Change, Commit, Put
 from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
@@ -266,25 +266,35 @@ def carry(view: View, record: Partition, targets: tuple[Replica, ...], verified:
         if is_silent(view, record, targets):
             return GivenUp(f"nothing was copied for {view.settings.copy_silence_seconds:.0f} s")
         names = ", ".join(r.node for r in missing)
-        asked = ask_for_copies(record, change.session, record.owner.replica, missing)
+        asked = ask_for_copies(view, record, change, missing)
         return Waiting(f"copy to {names} under session {change.session}", asked)
     return verify(view, record, targets) if verified else None
 
 
 def ask_for_copies(
-    record: Partition, session: str, owner: Replica, targets: tuple[Replica, ...]
+    view: View, record: Partition, change: Transition, targets: tuple[Replica, ...]
 ) -> tuple[Effect, ...]:
-    """Where a good replica is on another volume of the same node, its files are linked."""
-    beside = {r.node: r.incarnation for r in routing.old_only(record) if r in record.in_sync}
-    links = [r for r in targets if r.node in beside]
+    """A volume move links the files of a good replica beside it, if they can be linked."""
+    assert change.session is not None and record.owner is not None
+    beside = {
+        r.node: r.incarnation
+        for r in routing.old_only(record)
+        if change.kind == "volume_move" and r in record.in_sync
+    }
+    links = [r for r in targets if r.node in beside and not is_in(view, record, r, "unlinkable")]
     carried = tuple(r for r in targets if r not in links)
+    head = (change.session, record.epoch)
     asked: list[Effect] = [
-        Send(r.node, Link(record.id, r.incarnation, session, record.epoch, beside[r.node]))
-        for r in links
+        Send(r.node, Link(record.id, r.incarnation, *head, beside[r.node])) for r in links
     ]
     if carried:
-        asked.append(StartCopy(record.id, session, record.epoch, owner, carried))
+        asked.append(StartCopy(record.id, *head, record.owner.replica, carried))
     return tuple(asked)
+
+
+def is_in(view: View, record: Partition, replica: Replica, trouble: Trouble) -> bool:
+    known = view.of(record, replica)
+    return known is not None and known.trouble == trouble
 
 
 def is_silent(view: View, record: Partition, targets: tuple[Replica, ...]) -> bool:
@@ -307,6 +317,9 @@ def verify(view: View, record: Partition, targets: tuple[Replica, ...]) -> Progr
     session = record.transition.session
     source = view.owner_status(record)
     assert source is not None and session is not None
+    for replica in (record.owner.replica, *targets):
+        if is_in(view, record, replica, "unreadable"):
+            return GivenUp(f"verification: {replica.node} can't read its rows")
     for replica in targets:
         known = view.of(record, replica)
         theirs = None if known is None else known.digest

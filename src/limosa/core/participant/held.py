@@ -6,7 +6,7 @@ from itertools import islice, takewhile
 
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
-from limosa.core.messages import Chunk, Read
+from limosa.core.messages import Chunk, Read, Trouble
 from limosa.core.model.keys import ORIGIN, PartitionId, Position, Revision, SessionId
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
@@ -51,6 +51,7 @@ class Held:
         "session",
         "sizes",
         "taken",
+        "trouble",
         "watermark",
     )
 
@@ -98,6 +99,7 @@ class Held:
         self.checked = (ORIGIN, 0)
         """The producers' digest where one was last wanted."""
         self.digest: tuple[SessionId, Position, int] | None = None
+        self.trouble: Trouble = ""
 
     @classmethod
     def restored(cls, stored: HeldReplica, recent_bytes_max: int = RECENT_BYTES) -> "Held":
@@ -255,6 +257,7 @@ class Held:
         self.check = None
         self.taken = None
         self.digest = None
+        self.trouble = ""
 
     # --- what still runs
 

@@ -118,7 +118,8 @@ class Participant:
         self._stored: deque[tuple[int, Callable[[float], None]]] = deque()
         self._reads: dict[int, Held] = {}
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
-        self._links: dict[int, tuple[Held, Held, Link]] = {}
+        self._links: dict[int, tuple[Held, Held, Link, int]] = {}
+        """What is being linked to what, why, and in which epoch the target was begun."""
         self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
         self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
         """What this run has dropped at a transition's end; whatever else is missing is lost."""
@@ -752,7 +753,11 @@ class Participant:
         held = self.held.get((event.partition, event.incarnation))
         if held is None or held.check is None:
             return
-        if held.check[1] == event.at == held.checked[0]:
+        if event.digest is None:
+            held.check = None
+            held.trouble = "unreadable"
+            self._changed = True
+        elif held.check[1] == event.at == held.checked[0]:
             digest = (held.check[0], event.at, event.digest << 64 | held.checked[1])
             held.check = None
             # The rows of there must survive a crash before anybody relies on them.
@@ -886,10 +891,11 @@ class Participant:
         source = self.held.get((message.partition, message.source))
         if held is None or source is None or held.permits or held.copied == message.session:
             return
-        if not self._permit(message.partition, message.session, message.epoch):
-            return
+        permitted = self._permit(message.partition, message.session, message.epoch)
+        if not permitted or held.matched != message.epoch:
+            return  # too late, or too early: what an owner begins, it empties
         ticket = next(self._tickets)
-        self._links[ticket] = (held, source, message)
+        self._links[ticket] = (held, source, message, held.begun)
         held.permits[ticket] = message.session
         self.out.append(LinkRows(message.partition, message.to, ticket, message.source))
 
@@ -898,26 +904,33 @@ class Participant:
         linking = self._links.pop(event.ticket, None)
         if linking is None:
             return
-        held, source, link = linking
+        held, source, link, begun = linking
         del held.permits[event.ticket]
         self._changed = True
-        is_held = self.held.get((held.partition, held.replica.incarnation)) is held
-        permitted = self._permit(link.partition, link.session, link.epoch)
-        if event.through is None or not is_held or not permitted:
+        if not self._still_links(held, link, begun):
+            return
+        if event.through is None:
+            held.trouble = "unlinkable"  # so that its rows are carried instead
             return
         if event.through < held.first:
-            return  # it began later: what lies between is in neither; it will be asked for again
+            return  # what lies between is in neither; it will be asked for again
         producers = source.producers.value(event.through)
         held.producers.unite(producers)
-        ticket = self._when_stored(lambda now: self._linked(held, link, ticket))
+        ticket = self._when_stored(lambda now: self._linked(held, link, begun, ticket))
         held.permits[ticket] = link.session
         self.out.append(ApplySlice(held.partition, held.replica.incarnation, ticket, (), producers))
 
-    def _linked(self, held: Held, link: Link, ticket: int) -> None:
+    def _linked(self, held: Held, link: Link, begun: int, ticket: int) -> None:
         del held.permits[ticket]
         self._changed = True
-        if self._permit(link.partition, link.session, link.epoch):
+        if self._still_links(held, link, begun):
             held.copied = link.session
+
+    def _still_links(self, held: Held, link: Link, begun: int) -> bool:
+        """The session is open, and the target is there and was not emptied meanwhile."""
+        is_held = self.held.get((held.partition, held.replica.incarnation)) is held
+        permitted = self._permit(link.partition, link.session, link.epoch)
+        return is_held and permitted and held.begun == begun
 
     def _deny(self, sender: str, message: Fetch | Chunk | End, why: str) -> None:
         self._send(sender, Denied(message.partition, message.session, message.slice, why))
@@ -927,8 +940,7 @@ class Participant:
     def _look(self, now: float, sender: str, message: Look) -> None:
         self._coordinator = sender
         if message.generation > self.topology.generation:
-            self._refresh(now)
-            self._changed = True  # told when it is read: what is said now would be out of date
+            self._refresh(now)  # and told when it is read: what is said now would be out of date
         else:
             self._tell(now)
 
@@ -996,6 +1008,7 @@ class Participant:
                 rows=rows,
                 bytes=size,
                 checking=held.checking,
+                trouble=held.trouble,
             )
         return ReplicaStatus(
             held.replica,
@@ -1014,6 +1027,7 @@ class Participant:
             rows,
             size,
             held.checking,
+            held.trouble,
         )
 
 
