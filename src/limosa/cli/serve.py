@@ -157,7 +157,7 @@ def coordinator(
         typer.Option(
             "--bandwidth", help="Bytes a second of all copies together; 0: as fast as it goes."
         ),
-    ] = "100MiB",
+    ] = "64MiB",
     with_parent: WithParent = False,
     json_log: JsonLog = False,
 ) -> None:

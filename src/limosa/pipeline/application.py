@@ -25,6 +25,8 @@ from limosa.pipeline.package import as_zip
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java starts in half the time like this, and our rows never pass through it."""
 ENVIRONMENT = "LIMOSA_PIPELINE"
+NICENESS = 5
+"""Java and the workers inherit it: where processors are few, users' rows come before copies."""
 LOOPBACK = "127.0.0.1"
 SOCKET_DIRECTORY_BYTES_MAX = 107 - len("/.00000000-0000-0000-0000-000000000000.sock")
 """A Unix socket's path is no longer than 107 bytes, and Spark names its own like this."""
@@ -188,6 +190,7 @@ def main() -> int:
     # What Java and the workers print must not come between the news.
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    os.nice(NICENESS)
     options = msgspec.json.decode(base64.b64decode(os.environ.pop(ENVIRONMENT)), type=Options)
     try:
         application = Application(options, news)

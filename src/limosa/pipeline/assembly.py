@@ -21,7 +21,7 @@ from limosa.transport.security import Security
 from limosa.transport.tokens import issue, read_secret
 
 TOKEN_SECONDS = 6 * 3600.0
-BYTES_PER_SECOND = 100 << 20
+BYTES_PER_SECOND = 64 << 20
 
 
 class PipelineConfig(Struct, frozen=True, kw_only=True):

@@ -53,6 +53,9 @@ SEQUENCE_MAX = 2**62
 TICKET_BYTES_MAX = 8 << 20
 TOGETHER_MAX = 64
 """So many writes are ordered before others have their turn."""
+PATIENT = {"client": 0.5, "mover": 0.25}
+"""Who waits while memory is filled with rows by more than this share: copies before clients, and an
+owner's replication not at all, since its clients wait for it."""
 NEVER_YET, NO_MORE = 2**62, -1
 """Versions that no layout has."""
 
@@ -104,8 +107,9 @@ class NodeService:
         self.driver.peers.remove(inbound)
 
     def received(self, inbound: Inbound, frame: pa.Buffer) -> None:
-        if self.driver.store.is_behind:
-            self._wait_for_room()
+        share = PATIENT.get(inbound.hello.kind)
+        if share is not None and self.driver.store.is_behind(share):
+            self._wait_for_room(share)
         decoder = self._decoders[id(inbound)]
         said = decoder(frame)
         if inbound.hello.kind == "client":
@@ -121,10 +125,10 @@ class NodeService:
                 [Received(inbound.name, each) for each in said if isinstance(each, Message)]
             )
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, share: float) -> None:
         """Here, where only this caller waits, and not under the lock of the whole node."""
         with suppress(VolumeFailed):  # whoever writes is told
-            self.driver.store.wait_for_room()
+            self.driver.store.wait_for_room(share)
 
     def _serve(self, inbound: Inbound, said: list[Message | Unreadable], alone: bool) -> None:
         writes: list[Write] = []

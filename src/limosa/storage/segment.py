@@ -67,13 +67,19 @@ class Written(Struct, frozen=True):
     max_version: Position
 
 
+SYNC_BYTES = 4 << 20
+"""A file system may make a sync of the log wait for whatever else was written and is not on the
+disk yet; so that is never much."""
+
+
 def write_segment(
     files: Files, path: str, table: Table, batches: Iterable[Batch]
 ) -> Written | None:
     """Write batches that follow each other in order; None and no file, if there are no rows."""
     file = None
     blocks: list[Block] = []
-    at, tombstones = len(_FRONT), 0
+    at = synced = len(_FRONT)
+    tombstones = 0
     try:
         for batch in _in_blocks(batches):
             if file is None:
@@ -83,6 +89,9 @@ def write_segment(
             file.append([body, bytes(block.size - len(body))])
             blocks.append(block)
             at += block.size
+            if at - synced >= SYNC_BYTES:
+                synced = at
+                file.sync()
             tombstones += 0 if batch.deleted is None else int(batch.deleted.sum())
         if file is None:
             return None

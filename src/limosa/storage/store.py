@@ -133,15 +133,14 @@ class Store:
             raise BadInput(f"replica {key[1]} of {key[0]} is not here", "create it first")
         self._ticket = max(self._ticket, change.ticket)
 
-    @property
-    def is_behind(self) -> bool:
-        """More rows wait in memory than is good; soon `write` will have to wait."""
-        limit = BEHIND // 2 * self._settings.memory_bytes
+    def is_behind(self, share: float = 0.5) -> bool:
+        """More rows wait in memory than this share of what may; soon `write` will have to wait."""
+        limit = int(share * self._limit)
         return any(disk.volume.grown > limit for disk in self._disks.values())
 
-    def wait_for_room(self) -> None:
+    def wait_for_room(self, share: float = 0.5) -> None:
         """For those who are about to write, and can wait."""
-        limit = BEHIND // 2 * self._settings.memory_bytes
+        limit = int(share * self._limit)
         for disk in self._disks.values():
             if self._worker is not None and disk.volume.grown > limit:
                 self._worker.wait_for_room(disk, limit)
