@@ -212,7 +212,11 @@ def test_what_counts_is_what_a_merge_keeps(some: list[Row], count: int) -> None:
 
 def test_a_run_with_rows_of_an_older_definition_last_keeps_the_newer_columns() -> None:
     """A client that has not seen the change writes after one that has."""
-    columns = [("name", pa.string()), ("eggs", pa.int64()), ("colour", pa.string())]
+    columns: dict[str, pa.DataType] = {
+        "name": pa.string(),
+        "eggs": pa.int64(),
+        "colour": pa.string(),
+    }
     newer = BIRDS.evolved(pa.schema(columns))
     first = batch_of(newer, [("a", 1, "red")])
     last = batch_of(BIRDS, [("b", 2)])
