@@ -87,6 +87,7 @@ SEEDS: dict[str, int] = {
     "seal_lifted_by_time": 1254,
     "seal_never_lifted": 37,
     "serves_after_its_lease": 20,
+    "slices_of_any_number": 4157,
     "stale_watch_trusted": 0,
     "switch_despite_a_mismatch": 53,
     "tombstone_collected_early": 561,
