@@ -21,6 +21,7 @@ from limosa.runtime.local import LocalCluster
 MOVES_SECONDS_MAX = 150.0
 DOWN_SHARE, AFTER_SHARE = 0.25, 0.25
 LOOK_SECONDS = 0.2
+BETWEEN_SECONDS = 1.0
 
 Show = Callable[[str], None]
 
@@ -166,6 +167,7 @@ class Acts:
     # --- a node dies
 
     def _kill(self) -> None:
+        time.sleep(BETWEEN_SECONDS)  # so that no pause is taken for one of the moves
         owners = [
             record.owner.replica.node
             for record in self._connection.refresh().partitions.values()
