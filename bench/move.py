@@ -27,7 +27,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +42,7 @@ from bench._cluster import BenchCluster
 from bench._move_peers import MOVERS, moved_by
 from bench._move_writer import Moved, measure, value_of
 from bench._report import Report, end_cleanly_when_told
+from bench._rows import SCHEMA, batch_of
 
 # fmt: off
 AIMS: dict[str, tuple[str, float]] = {
@@ -59,16 +59,6 @@ AIMS: dict[str, tuple[str, float]] = {
 }
 # fmt: on
 
-COLUMNS: dict[str, pa.DataType] = {
-    "key": pa.int64(),
-    "moment": pa.int64(),
-    "amount": pa.int64(),
-    "price": pa.float64(),
-    "name": pa.string(),
-    "note": pa.string(),
-}
-SCHEMA = pa.schema(COLUMNS)
-NAME_BYTES, NOTE_BYTES = 24, 56
 BATCH_ROWS = 1_000
 LOAD_ROWS = 20_000
 WINDOW = 64
@@ -87,30 +77,14 @@ class Rows:
         self._dice = np.random.default_rng(1)
 
     def new(self, first: int, count: int) -> pa.RecordBatch:
-        return self._batch(np.arange(first, first + count))
+        return batch_of(self._dice, np.arange(first, first + count))
 
     def updates(self, of: int) -> pa.RecordBatch:
         """Of rows that are there, no key twice."""
         step = of // BATCH_ROWS
-        return self._batch(self._dice.integers(0, step, BATCH_ROWS) + np.arange(BATCH_ROWS) * step)
-
-    def _batch(self, keys: Any) -> pa.RecordBatch:
-        count, dice = len(keys), self._dice
-        columns: list[Any] = [
-            pa.array(keys),
-            pa.array(dice.integers(0, 1 << 50, count)),
-            pa.array(dice.integers(0, 1000, count)),
-            pa.array(dice.random(count)),
-            self._text(count, NAME_BYTES),
-            self._text(count, NOTE_BYTES),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-    def _text(self, count: int, width: int) -> Any:
-        letters = self._dice.integers(97, 123, count * width, dtype=np.uint8)
-        ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-        buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(letters.tobytes())]
-        return pa.Array.from_buffers(pa.string(), count, buffers)
+        return batch_of(
+            self._dice, self._dice.integers(0, step, BATCH_ROWS) + np.arange(BATCH_ROWS) * step
+        )
 
 
 # ---------------------------------------------------------------- writers

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster
 from bench._echo import Echo
 from bench._report import Report, end_cleanly_when_told
+from bench._rows import NAME_BYTES, NOTE_BYTES, SCHEMA, batch_of
 from bench._write_peers import PEERS, Peer, RawLog, Unavailable
 
 # fmt: off
@@ -50,16 +51,6 @@ AIMS: dict[str, tuple[str, float]] = {
 }
 # fmt: on
 
-COLUMNS: dict[str, pa.DataType] = {
-    "key": pa.int64(),
-    "moment": pa.int64(),
-    "amount": pa.int64(),
-    "price": pa.float64(),
-    "name": pa.string(),
-    "note": pa.string(),
-}
-SCHEMA = pa.schema(COLUMNS)
-NAME_BYTES, NOTE_BYTES = 24, 56
 ROWS = 1_000
 BASE = 100_000
 """Rows that are there before anything is measured: those that updates replace."""
@@ -83,7 +74,7 @@ class Rows:
 
     def base(self) -> Iterator[pa.RecordBatch]:
         for first in range(0, BASE, ROWS):
-            yield self._batch(np.arange(first, first + ROWS))
+            yield batch_of(self._dice, np.arange(first, first + ROWS))
 
     def batches(self, count: int) -> list[pa.RecordBatch]:
         return [self._mixed() for _ in range(count)]
@@ -93,25 +84,7 @@ class Rows:
         old = self._dice.integers(0, BASE // half, half) + np.arange(half) * (BASE // half)
         new = np.arange(self._next, self._next + half)
         self._next += half
-        return self._batch(self._dice.permutation(np.concatenate([old, new])))
-
-    def _batch(self, keys: Any) -> pa.RecordBatch:
-        count, dice = len(keys), self._dice
-        columns: list[Any] = [
-            pa.array(keys),
-            pa.array(dice.integers(0, 1 << 50, count)),
-            pa.array(dice.integers(0, 1000, count)),
-            pa.array(dice.random(count)),
-            self._text(count, NAME_BYTES),
-            self._text(count, NOTE_BYTES),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-    def _text(self, count: int, width: int) -> Any:
-        letters = self._dice.integers(97, 123, count * width, dtype=np.uint8)
-        ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-        buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(letters.tobytes())]
-        return pa.Array.from_buffers(pa.string(), count, buffers)
+        return batch_of(self._dice, self._dice.permutation(np.concatenate([old, new])))
 
 
 # ---------------------------------------------------------------- pipelined writes
