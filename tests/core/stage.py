@@ -181,9 +181,12 @@ def owner_on_stage(
 
 
 def follower_on_stage(
-    record: Partition | None = None, replica: Replica = B, entries: tuple[Entry, ...] = ()
+    record: Partition | None = None,
+    replica: Replica = B,
+    entries: tuple[Entry, ...] = (),
+    settings: Settings = ORDINARY,
 ) -> Stage:
-    stage = Stage(replica.node)
+    stage = Stage(replica.node, settings)
     stage.register(stable() if record is None else record, stored(replica, entries=entries))
     return stage
 

@@ -90,7 +90,7 @@ def about(partition: str, to: str, epoch: int, revision: int) -> list[Message]:
         ),
         Fetch(partition, to, session, epoch, 0, 0),
         Fetch(partition, to, session, epoch, 0, 2),
-        Fetched(partition, session, 0, ROWS, 9, ()),
+        Fetched(partition, session, 0, ROWS, 9, (), 0),
         Chunk(partition, to, session, epoch, 0, "one", 0, ROWS),
         End(partition, to, session, epoch, 0, 2, "one", 1, ROWS.digest(), 9, ()),
         End(partition, to, session, epoch, 0, 2, "two", 1, ROWS.digest(), 9, ()),

@@ -5,15 +5,24 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import AdvanceWatermark, ApplySlice, LinkRows, ReadSlice
-from limosa.core.events import DigestTaken, Measured, RowsLinked, SliceRead
-from limosa.core.machines.catalogue import ALLOW, CLEANUP_TARGET, READ_NEW, STREAMING, WRITE_BOTH
-from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Link, Look
+from limosa.core.effects import AdvanceWatermark, ApplySlice, LinkRows, ReadSlice, ShelveSlice
+from limosa.core.events import DigestTaken, Measured, RowsLinked, SliceRead, SliceShelved
+from limosa.core.machines.catalogue import (
+    ALLOW,
+    CLEANUP_TARGET,
+    READ_NEW,
+    REBUILD_REPAIR,
+    STREAMING,
+    WRITE_BOTH,
+)
+from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Link, Look, Probed
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.topology import Partition, Replica
+from limosa.core.participant.settings import Settings
 from limosa.core.producers import Applied
 from tests.core.samples import A, B, C, D, P, moving, stable
 from tests.core.stage import (
+    ORDINARY,
     Stage,
     done,
     follower_on_stage,
@@ -36,9 +45,10 @@ def end(slice: int = 0, slices: int = 1, attempt: str = "one", through: int = 5)
     return End(P, "t9", SESSION, 3, slice, slices, attempt, len(ROWS), ROWS.digest(), through, ())
 
 
-def target(record: Partition | None = None, base: int = 0) -> Stage:
+def target(record: Partition | None = None, base: int = 0, settings: Settings = ORDINARY) -> Stage:
     """The replica that is being filled, begun in this epoch."""
-    stage = follower_on_stage(moving(STREAMING) if record is None else record, D)
+    record = moving(STREAMING) if record is None else record
+    stage = follower_on_stage(record, D, settings=settings)
     stage.say(replicate(D, base, how="begin"), "a")
     return stage
 
@@ -261,6 +271,141 @@ def test_chunks_for_a_replica_that_is_not_here_are_denied() -> None:
     stage = follower_on_stage(moving(STREAMING))
     for message in (chunk(), end()):
         assert len(sent(stage.say(message, "mover"), Denied)) == 1
+
+
+# --- large slices
+
+
+LARGE = Settings(shelved_bytes=1)
+
+
+def shelving(stage: Stage) -> ShelveSlice:
+    stage.say(chunk(), "mover")
+    effects = stage.say(end(), "mover")
+    assert not done(effects, ApplySlice)
+    (effect,) = done(effects, ShelveSlice)
+    return effect
+
+
+def test_a_large_slice_goes_past_the_log_and_its_producers_follow() -> None:
+    """Its rows rest first; then the log says that they are there, and only then has it landed."""
+    stage = target(settings=LARGE)
+    held = stage.brain.held[P, "t9"]
+    effect = shelving(stage)
+    assert (effect.slice, effect.slices, effect.rows) == (0, 1, (ROWS,))
+    assert effect.digest == ROWS.digest()
+    assert held.permits == {effect.ticket: SESSION}
+    (applied,) = done(stage.tell(SliceShelved(effect.ticket)), ApplySlice)
+    assert applied.rows == ()
+    assert held.permits == {applied.ticket: SESSION}
+    assert stage.copied("t9") is None, "not durable yet"
+    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0)]
+    assert stage.copied("t9") == SESSION
+
+
+def test_rows_that_are_not_worth_a_file_go_by_the_log() -> None:
+    stage = target(settings=LARGE)
+    effect = shelving(stage)
+    (applied,) = done(stage.tell(SliceShelved(effect.ticket, (ROWS,))), ApplySlice)
+    assert applied.rows == (ROWS,)
+
+
+def test_the_chunks_of_a_slice_stay_in_their_order() -> None:
+    """As they came from the source, however the network brought them: in the order of tokens."""
+    stage = target(settings=LARGE)
+    first, second = rows("k", version=5), rows("l", version=5)
+    stage.say(replace(chunk(number=1), rows=second), "mover")
+    stage.say(replace(chunk(), rows=first), "mover")
+    (effect,) = done(stage.say(end(), "mover"), ShelveSlice)
+    assert effect.rows == (first, second)
+
+
+def test_a_slice_that_was_not_stored_is_denied() -> None:
+    stage = target(settings=LARGE)
+    effect = shelving(stage)
+    effects = stage.tell(SliceShelved(effect.ticket, problem="the disk is full"))
+    assert [denied.why for denied in sent(effects, Denied)] == ["the disk is full"]
+    assert not done(effects, ApplySlice)
+    assert not stage.brain.held[P, "t9"].permits
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_what_rests_after_its_session_was_closed_does_not_count(case: str) -> None:
+    """S40: and until then the barrier waits for its permit."""
+    stage = target(settings=LARGE)
+    effect = shelving(stage)
+    stage.agree(LATER[case]())
+    assert stage.status().busy == {P: 0}
+    assert not done(stage.tell(SliceShelved(effect.ticket)), ApplySlice)
+    assert stage.brain.held[P, "t9"].copied is None
+    assert stage.status().busy == {}
+
+
+def test_what_rests_in_a_replica_that_was_emptied_meanwhile_does_not_count() -> None:
+    """Nobody knows whether the rows came before or after that."""
+    stage = target(settings=LARGE)
+    effect = shelving(stage)
+    stage.brain.held[P, "t9"].begin(0, 3)
+    assert not done(stage.tell(SliceShelved(effect.ticket)), ApplySlice)
+
+
+def test_what_rests_in_a_replica_that_is_gone_does_not_count() -> None:
+    stage = target(settings=LARGE)
+    effect = shelving(stage)
+    del stage.brain.held[P, "t9"]
+    assert not done(stage.tell(SliceShelved(effect.ticket)), ApplySlice)
+    assert stage.tell(SliceShelved(effect.ticket)) == [], "told twice"
+
+
+# --- how far a copy must reach
+
+
+def fetched_up_to(stage: Stage) -> int | None:
+    (reading,) = done(stage.say(Fetch(P, "first", SESSION, 3, 0, 1), "mover"), ReadSlice)
+    return reading.up_to
+
+
+def probed(begun: int) -> Probed:
+    return Probed(P, D, 3, 0, begun, 1)
+
+
+def test_a_copy_may_leave_out_what_every_new_replica_was_sent() -> None:
+    """What is committed after a new replica's log began is in that log."""
+    stage = owner_on_stage(moving(STREAMING))
+    assert fetched_up_to(stage) is None, "it was begun by nobody that this owner knows of"
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C, D)
+    base = stage.owner.held.watermark
+    assert base
+    stage.say(probed(begun=2), "d")
+    stage.say(write("w.2", 2, 1), "client")
+    stage.store()
+    stage.acknowledge(B, C, D)
+    assert stage.owner.held.watermark > base
+    assert fetched_up_to(stage) == base
+    stage.say(probed(begun=3), "d")
+    assert fetched_up_to(stage) is None, "another run of it may have let go of some of its log"
+
+
+def test_a_repair_leaves_nothing_out() -> None:
+    """Nor does a copy in a stage that only repairs: the others' logs begin elsewhere."""
+    stage = owner_on_stage(moving(STREAMING))
+    stage.say(probed(begun=2), "d")
+    assert stage.owner.copied_up_to() is not None
+    stage.agree(moving(REBUILD_REPAIR, kind="rebuild"))
+    assert stage.owner.copied_up_to() is None
+    stage.agree(stable())
+    assert stage.owner.copied_up_to() is None
+
+
+def test_a_copy_that_reaches_to_where_the_log_began_is_not_too_old() -> None:
+    """Also when much of that log was let go of since then."""
+    stage = target(base=4)
+    held = stage.brain.held[P, "t9"]
+    held.first = 9
+    stage.say(chunk(), "mover")
+    assert done(stage.say(replace(end(), through=4), "mover"), ApplySlice)
 
 
 # --- on another volume of the same node

@@ -102,7 +102,11 @@ class ScriptedNode:
         match message:
             case Fetch():
                 head = (message.partition, message.session, message.slice)
-                return [Fetched(*head, self.rows(message.slice), 7, ())]
+                return [
+                    Fetched(
+                        *head, self.rows(message.slice), 7, (), self.rows(message.slice).digest()
+                    )
+                ]
             case Chunk():
                 key = (message.partition, message.slice, message.attempt)
                 self._chunks.setdefault(key, []).append(message)

@@ -404,7 +404,7 @@ def test_what_nobody_asked_for_is_overheard(nodes: Nodes) -> None:
         Landed("p", "another", 0),
         Landed("p", "s-p@1", 99),
         Denied("q", "s-q@1", 0, "who is q?"),
-        Fetched("p", "another", 0, slice_bundle(0), 7, ()),
+        Fetched("p", "another", 0, slice_bundle(0), 7, (), 0),
     ]
 
     def say(message: Message) -> list[Message]:

@@ -21,7 +21,7 @@ Moment: TypeAlias = Literal["before", "middle", "after"]
 Action: TypeAlias = Callable[[], None]
 
 FOREVER = 2**62
-SEGMENTS = ("flush", "merge")
+SEGMENTS = ("flush", "merge", "copy")
 KINDS = {"VOLUME": "volume", "LOCK": "lock", "MANIFEST": "manifest"}
 DIRECTORIES = {"log": "log directory", "replicas": "replicas directory", "trash": "trash"}
 

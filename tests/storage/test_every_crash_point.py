@@ -21,6 +21,7 @@ from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import FOREVER, StoredReplica
+from limosa.storage.rows import Bundle
 from limosa.storage.view import View
 from limosa.storage.volume import Settings, Volume
 from tests.storage.faulty_files import (
@@ -32,7 +33,18 @@ from tests.storage.faulty_files import (
     die,
     nothing_happens,
 )
-from tests.storage.samples import BIRDS, LEFT, RIGHT, Hand, birds, gone, in_view, records, songs
+from tests.storage.samples import (
+    BIRDS,
+    LEFT,
+    RIGHT,
+    Hand,
+    birds,
+    gone,
+    in_view,
+    records,
+    songs,
+    versioned,
+)
 
 SETTINGS = Settings(
     log_file_bytes=HEADER_BYTES + 1200,
@@ -51,6 +63,7 @@ TOUCHED = {
     "append flush segment",
     "sync flush segment",
     "append merge segment",
+    "append copy segment",
     "replace manifest",
     "link flush segment",
     "link merge segment",
@@ -104,6 +117,7 @@ class Run:
             yield self.maintain
         yield lambda: self.make("back")
         yield lambda: self.adopt("left", "back")
+        yield lambda: self.shelve("back")
         yield lambda: self.adopt("right", "back")
         yield lambda: self.discard("whole")
         yield self.maintain
@@ -172,6 +186,12 @@ class Run:
         if "songs" in self.replica(source).view.tables and held != WHOLE:
             held = WHOLE
         self.maintenance.adopt(self.replica(source), self.maintenance, self.replica(target), held)
+        self.sync()
+
+    def shelve(self, name: str) -> None:
+        rows = birds(*((f"copied {number}", number) for number in range(9)))
+        copied = Bundle([versioned(rows, [1] * 9)])
+        self.maintenance.shelve(self.replica(name), [copied], WHOLE, copied.digest(), 0)
         self.sync()
 
     def compact(self) -> None:

@@ -546,11 +546,36 @@ class VolumeMachine(RuleBasedStateMachine):
             self.check_rows()
             self.adopt_now(giver, taker, held)
 
+    def slice_of(self, key: ReplicaKey) -> ApplySlice:
+        """Copied rows, past the log: all that came before them is durable."""
+        self.sync()
+        versions = [self.models[key].last + 1] * 5
+        return ApplySlice(*key, 0, (Bundle([copied(BIRDS, KEYS["birds"][2:7], versions)]),), ())
+
+    def shelve_now(self, change: ApplySlice) -> None:
+        replica = self.volume.replicas[change.partition, change.incarnation]
+        rows = [some for some in change.rows if isinstance(some, Bundle)]
+        digest = sum(some.digest() for some in rows)
+        assert not len(self.maintenance.shelve(replica, rows, WHOLE, digest, 0))
+
+    @rule(key=replicas)
+    def shelve(self, key: ReplicaKey) -> None:
+        if key in self.models:
+            change = self.slice_of(key)
+            self.shelve_now(change)
+            self.note(change)
+            self.check_rows()
+            self.shelve_now(change)
+            self.settle()
+
     # --- in the middle of it
 
     def some_work(
         self, work: str, key: ReplicaKey, other: ReplicaKey
-    ) -> tuple[Callable[[], object], Adopted | None]:
+    ) -> tuple[Callable[[], object], VolumeEffect | None]:
+        if work == "shelve" and key in self.models:
+            change = self.slice_of(key)
+            return lambda: self.shelve_now(change), change
         if work == "adopt":
             adopted = self.adoption(key, other, WHOLE)
             if adopted is not None:
@@ -603,7 +628,7 @@ class VolumeMachine(RuleBasedStateMachine):
         self.files.arm(nothing_happens)
 
     @rule(
-        work=st.sampled_from(["step", "flush", "compact", "sync", "adopt"]),
+        work=st.sampled_from(["step", "flush", "compact", "sync", "adopt", "shelve"]),
         number=operations,
         moment=moments,
         key=replicas,

@@ -131,13 +131,18 @@ class ReadTail(Effect, frozen=True, gc=False):
 
 
 class ReadSlice(Effect, frozen=True, gc=False):
-    """Committed rows, tombstones too, of one of so many slices of the range."""
+    """Committed rows, tombstones too, of one of so many slices of the range.
+
+    Rows behind `up_to` may be left out, and older ones of their keys given instead.
+    """
 
     partition: PartitionId
     incarnation: Incarnation
     ticket: int
     slice: int
     slices: int
+    up_to: Position | None = None
+    """None: all that are committed when they are read."""
 
 
 class LinkRows(Effect, frozen=True, gc=False):
@@ -150,6 +155,23 @@ class LinkRows(Effect, frozen=True, gc=False):
     incarnation: Incarnation
     ticket: int
     source: Incarnation
+
+
+class ShelveSlice(Effect, frozen=True, gc=False):
+    """Copied rows of one of so many slices of the range, past the log: at rest when it is answered.
+
+    Few rows may be given back instead, for the log. Each counts only if its version is newer than
+    what is there. Always answered by `SliceShelved`.
+    """
+
+    partition: PartitionId
+    incarnation: Incarnation
+    ticket: int
+    slice: int
+    slices: int
+    rows: tuple[Rows, ...]
+    digest: int
+    """Of what is then there, read again; otherwise none of it is."""
 
 
 class StartCopy(Effect, frozen=True, gc=False):

@@ -117,6 +117,14 @@ class RowsLinked(Struct, frozen=True, gc=False):
     through: Position | None
 
 
+class SliceShelved(Struct, frozen=True, gc=False):
+    """Copied rows are at rest, but for some that were not worth a file; or why not, in words."""
+
+    ticket: int
+    rest: tuple[Rows, ...] = ()
+    problem: str = ""
+
+
 class DigestTaken(Struct, frozen=True, gc=False):
     """The digest of the committed rows at exactly this position; None: they can't be read."""
 
@@ -189,6 +197,7 @@ NodeEvent: TypeAlias = (
     | TailRead
     | SliceRead
     | RowsLinked
+    | SliceShelved
     | DigestTaken
     | CollectionDue
     | Measured

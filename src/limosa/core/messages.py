@@ -192,7 +192,7 @@ class Fetch(Message, frozen=True, gc=False):
 
 
 class Fetched(Message, frozen=True, gc=False):
-    """The rows of a slice, as they were committed at `through`."""
+    """The rows of a slice, as they were committed at `through`, and their digest at the source."""
 
     partition: PartitionId
     session: SessionId
@@ -200,6 +200,7 @@ class Fetched(Message, frozen=True, gc=False):
     rows: Rows
     through: Position
     producers: ProducersValue
+    digest: int
 
 
 class Chunk(Message, frozen=True, gc=False):

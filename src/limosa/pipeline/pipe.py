@@ -244,7 +244,6 @@ class Pipe:
             self._next_at = max(self._next_at, now) + slice.bytes / self._task.bytes_per_second
         attempt = secrets.token_hex(8)
         load = slice.load
-        digest = rows.digest()
         parts = [Bundle([batch]) for batch in rows.batches] or [Bundle()]
         for target in load.targets:
             if target.node not in slice.missing:
@@ -252,7 +251,13 @@ class Pipe:
             head = (load.partition, target.incarnation, load.session, load.epoch, slice.number)
             chunks = [Chunk(*head, attempt, number, part) for number, part in enumerate(parts)]
             end = _end(
-                slice, target, attempt, len(rows), digest, fetched.through, fetched.producers
+                slice,
+                target,
+                attempt,
+                len(rows),
+                fetched.digest,
+                fetched.through,
+                fetched.producers,
             )
             self._send(target.node, *chunks, end)
 

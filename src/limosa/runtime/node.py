@@ -25,6 +25,7 @@ from limosa.core.effects import (
     ReadTopology,
     RenewLease,
     Send,
+    ShelveSlice,
     Surprise,
     VolumeEffect,
 )
@@ -39,6 +40,7 @@ from limosa.core.events import (
     Received,
     RowsLinked,
     SliceRead,
+    SliceShelved,
     Started,
     Stored,
     TailRead,
@@ -119,6 +121,7 @@ class NodeDriver:
         self._heartbeat = Heartbeat(open_metastore, clock, log)
         self._watcher = Watcher(open_metastore, self._followed, log)
         self._worker = Worker(log)
+        self._shelver = Worker(log, "shelver")
         self._threads = [
             threading.Thread(target=self._sync, name="sync", daemon=True),
             threading.Thread(target=self._tick, name="tick", daemon=True),
@@ -247,6 +250,8 @@ class NodeDriver:
                 self._worker.do(lambda: self._read_slice(effect))
             case LinkRows():
                 self._worker.do(lambda: self._link_rows(effect))
+            case ShelveSlice():
+                self._shelver.do(lambda: self._shelve_slice(effect))
             case Surprise(partition=partition, what=what):
                 self.surprises[what] += 1
                 self.log("SURPRISE", partition=partition, what=what)
@@ -280,12 +285,29 @@ class NodeDriver:
         view = self.store.view(effect.partition, effect.incarnation)
         record = self.brain.topology.partitions.get(effect.partition)
         held = slice_of(WHOLE if record is None else record.range, effect.slice, effect.slices)
+        through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
         batches = [
             batch
             for table in view.tables.values()
-            for batch in view.batches(table.table, held, tombstones=True)
+            for batch in view.copied(table.table, held, through)
         ]
-        self.deliver(SliceRead(effect.ticket, Bundle(batches), view.watermark))
+        rows = Bundle(batches)
+        rows.digest()  # here, where nobody waits for it
+        self.deliver(SliceRead(effect.ticket, rows, through))
+
+    def _shelve_slice(self, effect: ShelveSlice) -> None:
+        record = self.brain.topology.partitions.get(effect.partition)
+        held = slice_of(WHOLE if record is None else record.range, effect.slice, effect.slices)
+        rest, problem = Bundle(), ""
+        try:
+            rows = [rows for rows in effect.rows if isinstance(rows, Bundle)]
+            place = (effect.partition, effect.incarnation)
+            least = self.settings.participant.shelved_bytes
+            rest = self.store.shelve(place, rows, held, effect.digest, least)
+        except Exception as error:
+            self.log("a slice was not stored", partition=effect.partition, error=repr(error))
+            problem = f"the slice was not stored: {error}"
+        self.deliver(SliceShelved(effect.ticket, (rest,) if len(rest) else (), problem))
 
     def _link_rows(self, effect: LinkRows) -> None:
         source = (effect.partition, effect.source)
@@ -414,5 +436,6 @@ class NodeDriver:
         self._heartbeat.close()
         self._watcher.close()
         self._worker.close()
+        self._shelver.close()
         self.peers.close()
         self.store.close()

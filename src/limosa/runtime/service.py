@@ -73,6 +73,7 @@ class NodeService:
         self.cluster = cluster
         self.node = driver.node.id
         self.log = log
+        self._shelved_bytes = driver.settings.participant.shelved_bytes
         self._decoders: dict[int, Decoder] = {}
         self._encoded: tuple[Topology | None, bytes] = (None, b"")
         self._zones: tuple[object, dict[str, str]] = (None, {})
@@ -118,7 +119,7 @@ class NodeService:
             for each in said:
                 if isinstance(each, Unreadable | Write | Read):
                     raise Forbidden("writes and reads are for clients", "speak Limosa's protocol")
-                if isinstance(each, Chunk):
+                if isinstance(each, Chunk) and each.rows.bytes < self._shelved_bytes:
                     each.rows.digest()  # here, where only the mover waits for it
             self.driver.peers.heard(inbound.name)
             self.driver.deliver_all(

@@ -148,6 +148,7 @@ class _Fetched(_Wire, frozen=True, tag="Fetched"):
     parts: _Parts
     through: Position
     producers: ProducersValue
+    digest: str
 
 
 class _Chunk(_Wire, frozen=True, tag="Chunk"):
@@ -369,6 +370,7 @@ def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -
                 bodies.add_bundle(message.rows),
                 message.through,
                 message.producers,
+                f"{message.digest:x}",
             )
         case Chunk():
             return _Chunk(
@@ -517,6 +519,7 @@ class Decoder:
                     rows,
                     message.through,
                     message.producers,
+                    int(message.digest, 16),
                 )
             case _Chunk():
                 return Chunk(

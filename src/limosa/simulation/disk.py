@@ -209,6 +209,18 @@ class Disk:
         while self._journal and self._journal[0].ticket <= ticket:
             carry_out(self._durable, self._journal.popleft(), node, ignore)
 
+    def shelve(self, change: ApplySlice, node: str) -> None:
+        """Past the journal: durable at once, whatever else is lost. But not before its replica."""
+        key = (change.partition, change.incarnation)
+        if any(
+            isinstance(each, CreateReplica | DiscardReplica | BeginLog)
+            and (each.partition, each.incarnation) == key
+            for each in self._journal
+        ):
+            Disk.sync(self, FOREVER, node)
+        for volumes in (self.live, self._durable):
+            volumes[key].apply(change)
+
     def crash(self, dice: Random, node: str) -> None:
         """Some of what was not synced survives, in order; the last write is torn and void."""
         for _ in range(dice.randint(0, len(self._journal))):

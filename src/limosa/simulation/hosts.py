@@ -25,6 +25,7 @@ from limosa.core.effects import (
     ReadTopology,
     RenewLease,
     Send,
+    ShelveSlice,
     StartCopy,
     Surprise,
     VolumeEffect,
@@ -43,6 +44,7 @@ from limosa.core.events import (
     RowsLinked,
     RowsRead,
     SliceRead,
+    SliceShelved,
     Started,
     Stored,
     TailRead,
@@ -256,6 +258,9 @@ class NodeProcess(Process):
                 self._read_slice(effect)
             case LinkRows():
                 self._link_rows(effect)
+            case ShelveSlice():
+                slow = 0.01 * self.world.dice.random()
+                self.world.schedule(slow, self.deliver, self.run, _Later(self._shelve, effect))
             case MakeCommit(commit=commit):
                 self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
             case Surprise(partition=partition, what=what):
@@ -320,9 +325,12 @@ class NodeProcess(Process):
     def _read_slice(self, effect: ReadSlice) -> None:
         stored = self.disk.live[effect.partition, effect.incarnation]
         rows = stored.slice(effect.slice, effect.slices)
-        self.world.schedule(
-            0.001, self.deliver, self.run, SliceRead(effect.ticket, rows, stored.watermark)
-        )
+        through = stored.watermark
+        if effect.up_to is not None:
+            through = min(effect.up_to, through)
+            rows = SimulatedRows(tuple(row for row in rows.rows if row.version <= through))
+        read = SliceRead(effect.ticket, rows, through)
+        self.world.schedule(0.001, self.deliver, self.run, read)
 
     def _link_rows(self, effect: LinkRows) -> None:
         """Some time later, unless one of them is gone by then."""
@@ -338,6 +346,18 @@ class NodeProcess(Process):
                 ApplySlice(effect.partition, effect.incarnation, 0, (source.slice(0, 1),), ())
             )
         self.on_event(RowsLinked(effect.ticket, through))
+
+    def _shelve(self, effect: ShelveSlice) -> None:
+        if (effect.partition, effect.incarnation) not in self.disk.live:
+            self.on_event(SliceShelved(effect.ticket, problem="the replica is gone"))
+            return
+        if sum(rows.digest() for rows in effect.rows) != effect.digest:
+            self.on_event(SliceShelved(effect.ticket, problem="the digest differs"))
+            return
+        kept = effect.rows[: self.world.dice.randint(0, len(effect.rows))]
+        change = ApplySlice(effect.partition, effect.incarnation, 0, kept, ())
+        self.disk.shelve(self.world.spoilt(self.brain.topology, change), self.name)
+        self.on_event(SliceShelved(effect.ticket, effect.rows[len(kept) :]))
 
 
 class CoordinatorProcess(Process):

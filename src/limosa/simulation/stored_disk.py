@@ -23,7 +23,7 @@ from msgspec import structs
 
 from limosa.core.effects import AppendEntries, ApplySlice, CreateReplica, VolumeEffect
 from limosa.core.events import HeldReplica
-from limosa.core.model.keys import Incarnation, PartitionId, Position
+from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry, Rows
 from limosa.simulation.disk import FOREVER, Disk, StoredReplica, carry_out, ignore
 from limosa.simulation.fragile_files import Ended, Errand, FragileFiles
@@ -190,6 +190,17 @@ class StoredDisk(Disk):
             key = (change.partition, change.incarnation)
             self.live[key] = CheckedReplica(self.live[key], self)
         self._maintain(0.2)
+
+    def shelve(self, change: ApplySlice, node: str) -> None:
+        while self._files.errand is not None:  # it waits for its turn
+            self._go_on()
+        rows = [_bundle(some, True) for some in change.rows]
+        # The real one flushes a replica first that is not at rest, and so makes more durable.
+        self.store.sync()
+        Disk.sync(self, FOREVER, node)
+        digest = sum(some.digest() for some in rows)
+        self.store.shelve((change.partition, change.incarnation), rows, WHOLE, digest)
+        super().shelve(change, node)
 
     def sync(self, ticket: int, node: str) -> None:
         """The log makes everything durable that was written, also what nobody waits for yet."""

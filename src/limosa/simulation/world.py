@@ -100,6 +100,7 @@ class World:
             silence_seconds_max=shape.silence_seconds,
             recent_bytes=(1, 500, 4 << 20)[seed % 3],
             replicate_bytes=(1, 500, 8 << 20)[seed // 3 % 3],
+            shelved_bytes=(1 << 20, 300, 1)[seed // 9 % 3],
         )
         self.settings = settings
         self.network = Network(self.dice, self.schedule, shape.weather)

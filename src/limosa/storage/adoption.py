@@ -1,35 +1,38 @@
-"""How does a replica get another one's rows without copying them?
+"""How does a replica get rows that were somewhere else before? As segments, past the log.
 
 Segments never change, so the same file may serve several replicas: by another name in each
-directory, and by the range of tokens that counts there.
+directory, and by the range of tokens that counts there. What comes from another node is written to
+a new one.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import structs
 
-from limosa.core.model.keys import WHOLE, TokenRange
-from limosa.errors import BadInput
+from limosa.core.model.keys import WHOLE, Position, TokenRange
+from limosa.errors import BadInput, UnusableFile
 from limosa.storage import compaction
-from limosa.storage.replica import StoredReplica, describe_table
+from limosa.storage.manifest import Manifest
+from limosa.storage.merge import is_sorted, newest
+from limosa.storage.replica import StoredReplica, check_copied, describe_table
+from limosa.storage.rows import Batch, Bundle, concat
+from limosa.storage.schema import Table
 from limosa.storage.segment import Segment
 from limosa.storage.shelf import Shelf, directory
-from limosa.storage.view import Ranged, TableView, newer, overlap
+from limosa.storage.view import NEW, SETTLED, Ranged, TableView, newer, overlap
 
 
 def link(
     source: StoredReplica, origin: Shelf, target: StoredReplica, shelf: Shelf, held: TokenRange
 ) -> bool:
     """Give it a range's committed rows. False: the target has begun anew since it was flushed."""
-    for place, replica in ((origin, source), (shelf, target)):
-        if not place.volume.holds(replica):
-            raise BadInput(f"replica {directory(replica)} is gone", "choose another one")
+    _check_held(origin, source)
     given, collected = source.view.tables, source.view.collected if held == WHOLE else 0
-    with shelf.volume.lock:
-        manifest, tables = target.manifest, target.view.tables
-        beginnings = target.beginnings
-        if manifest is None or beginnings != target.beginnings_at_rest:
-            return False
+    resting = _at_rest(shelf, target)
+    if resting is None:
+        return False
+    tables = resting.tables
     linked: dict[str, list[Ranged]] = {}
     for name, view in given.items():
         if view.table.kind == "stream" and held != WHOLE:
@@ -43,23 +46,127 @@ def link(
             if (both := overlap(ranged.held, held)) and not _is_known(ranged.file, both, known)
             if view.table.kind == "table" or ranged.end > start
         ]
-    shelf.files.sync_directory(shelf.path(target))
-    united = _united(tables, given, linked)
     # What the source no longer counts, the target must not count either.
-    target_manifest = structs.replace(
-        manifest,
-        collected=max(manifest.collected, collected),
+    return _put(shelf, target, resting, given, linked, collected)
+
+
+def shelve(
+    target: StoredReplica,
+    shelf: Shelf,
+    rows: Sequence[Bundle],
+    held: TokenRange,
+    digest: int,
+    least: int,
+) -> Bundle | None:
+    """Give it copied rows of a range; those are left that would make a file of less than so many
+    bytes. None: it has begun anew since it was flushed."""
+    resting = _at_rest(shelf, target)
+    if resting is None:
+        return None
+    given: dict[str, TableView] = {}
+    batches: dict[str, list[Batch]] = {}
+    few: list[Batch] = []
+    for bundle in rows:
+        check_copied(bundle, target)
+        for batch in bundle.batches:
+            name = batch.table.id
+            known = given.get(name)
+            given[name] = TableView(newer(known.table, batch.table) if known else batch.table)
+            batches.setdefault(name, []).append(batch)
+    written: dict[str, list[Ranged]] = {}
+    with shelf.given_up_files():
+        for name, view in given.items():
+            written[name] = []
+            for run in _runs(batches[name]):
+                if sum(batch.bytes for batch in run) < least:
+                    few += run
+                    continue
+                level = NEW if written[name] else SETTLED
+                written[name] += _write_run(target, shelf, view.table, run, held, level)
+        left = Bundle(few)
+        found = sum(
+            ranged.digest(given[name].table) for name in written for ranged in written[name]
+        )
+        if left.digest() + found != digest:
+            raise UnusableFile("copied rows do not have their digest", "copy them again")
+    if not any(written.values()) or _put(shelf, target, resting, given, written, 0):
+        return left
+    return None
+
+
+def _runs(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """Batches whose tokens go on where those of the last one ended belong together."""
+    runs: list[list[Batch]] = []
+    for batch in batches:
+        if not runs or int(runs[-1][-1].tokens[-1]) >= int(batch.tokens[0]):
+            runs.append([])
+        runs[-1].append(batch)
+    return runs
+
+
+def _write_run(
+    target: StoredReplica,
+    shelf: Shelf,
+    table: Table,
+    run: Sequence[Batch],
+    held: TokenRange,
+    level: int,
+) -> list[Ranged]:
+    """A segment: by token, one row for each key. Only one of them can be settled in the range."""
+    ordered = run if is_sorted(run) else [newest(concat(table, run))]
+    if not held.start <= int(ordered[0].tokens[0]) <= int(ordered[-1].tokens[-1]) < held.end:
+        raise BadInput(f"copied rows of {table.id} that are not of their slice", "send its own")
+    ranged = shelf.write(target, table, ordered, "copy", level, held)
+    return [] if ranged is None else [ranged]
+
+
+class _Resting(NamedTuple):
+    """What of a replica is at rest, and how often it was emptied by then."""
+
+    manifest: Manifest
+    tables: Mapping[str, TableView]
+    beginnings: int
+
+
+def _check_held(shelf: Shelf, replica: StoredReplica) -> None:
+    if not shelf.volume.holds(replica):
+        raise BadInput(f"replica {directory(replica)} is gone", "choose another one")
+
+
+def _at_rest(shelf: Shelf, target: StoredReplica) -> _Resting | None:
+    """None: it must be flushed first."""
+    _check_held(shelf, target)
+    with shelf.volume.lock:
+        if target.manifest is None or target.beginnings != target.beginnings_at_rest:
+            return None
+        return _Resting(target.manifest, target.view.tables, target.beginnings)
+
+
+def _put(
+    shelf: Shelf,
+    target: StoredReplica,
+    resting: _Resting,
+    given: Mapping[str, TableView],
+    segments: Mapping[str, Sequence[Ranged]],
+    collected: Position,
+) -> bool:
+    """The manifest names the new segments, too. False: it was emptied meanwhile."""
+    shelf.files.sync_directory(shelf.path(target))
+    united = _united(resting.tables, given, segments)
+    manifest = structs.replace(
+        resting.manifest,
+        collected=max(resting.manifest.collected, collected),
         tables=tuple(describe_table(view) for _, view in sorted(united.items())),
     )
-    shelf.put_manifest(target, target_manifest)
+    shelf.put_manifest(target, manifest)
     with shelf.volume.lock:
-        if target.beginnings == beginnings:
+        if target.beginnings == resting.beginnings:
             # Of what is there now: others may have written to the target meanwhile.
-            united = _united(target.view.tables, given, linked)
+            united = _united(target.view.tables, given, segments)
             collected = max(target.view.collected, collected)
             target.view = structs.replace(target.view, collected=collected, tables=united)
-        target.rest(target_manifest)
-        return target.beginnings == beginnings
+        target.rest(manifest)
+        return target.beginnings == resting.beginnings
 
 
 def _link_one(

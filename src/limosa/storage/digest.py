@@ -52,7 +52,7 @@ _STRUCT: Final = np.uint64(0x5354525543540000)  # "STRUCT" in ASCII
 _LIST: Final = np.uint64(0x4C49535400000000)  # "LIST" in ASCII
 
 # Words mixed at once: few enough that all the steps of a mix find them in the cache.
-_BLOCK_WORDS: Final = 8_192
+_BLOCK_WORDS: Final = 32_768
 
 
 class Digest(msgspec.Struct, frozen=True):

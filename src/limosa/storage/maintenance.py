@@ -15,13 +15,13 @@ from msgspec import structs
 from limosa.core.model.keys import WHOLE, TokenRange
 from limosa.errors import UnusableFile, VolumeFailed
 from limosa.storage import compaction
-from limosa.storage.adoption import link
+from limosa.storage.adoption import link, shelve
 from limosa.storage.compaction import Job
 from limosa.storage.log import HEADER_BYTES, file_name
 from limosa.storage.manifest import Manifest
 from limosa.storage.merge import cut, merged, newest_rows, sweep
 from limosa.storage.replica import StoredReplica, describe_table, name_of
-from limosa.storage.rows import Batch, concat
+from limosa.storage.rows import Batch, Bundle, concat
 from limosa.storage.schema import Table
 from limosa.storage.shelf import Shelf, directory
 from limosa.storage.view import NEW, SETTLED, Ranged, TableView, records
@@ -115,6 +115,32 @@ class Maintenance:
             self._or_fail(lambda: self._flush(target))
             while not self._or_fail(lambda: link(source, origin._shelf, target, self._shelf, held)):
                 self._or_fail(lambda: self._flush(target))
+
+    def shelve(
+        self,
+        target: StoredReplica,
+        rows: Sequence[Bundle],
+        held: TokenRange,
+        digest: int,
+        least: int,
+    ) -> Bundle:
+        """Give a replica copied rows of a range; they are at rest afterwards, but for those that
+        are given back.
+
+        Rows count by their version, so doing it twice changes nothing.
+        """
+        left: Bundle | None = None
+
+        def attempt() -> bool:
+            nonlocal left
+            left = shelve(target, self._shelf, rows, held, digest, least)
+            return left is not None
+
+        with self._busy:
+            while not self._or_fail(attempt):
+                self._or_fail(lambda: self._flush(target))
+        assert left is not None
+        return left
 
     # ------------------------------------------------------------ attempts
 

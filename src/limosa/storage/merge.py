@@ -5,10 +5,12 @@ two keys may have the same token, so equal tokens only say where to look.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from limosa.core.model.keys import Position, TokenRange
@@ -136,16 +138,25 @@ def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
     beside = np.zeros(len(tokens), np.bool_)
     beside[order[1:][same]] = beside[order[:-1][same]] = True
     bounds = np.cumsum([0, *map(len, batches)])
+    keys = _keys_of(table)
     parts = [
-        batch.take(np.flatnonzero(beside[start:stop]))
+        Batch(keys, batch.columns.select(list(keys.names)), batch.tokens, batch.versions).take(
+            np.flatnonzero(beside[start:stop])
+        )
         for batch, (start, stop) in zip(batches, pairwise(bounds), strict=True)
         if beside[start:stop].any()
     ]
     rows = np.flatnonzero(beside)
     counts = ~beside
-    counts[rows[newest_rows(concat(table, parts))]] = True
+    counts[rows[newest_rows(concat(keys, parts))]] = True
     flags = [counts[start:stop] for start, stop in pairwise(bounds)]
     return [None if each.all() else each for each in flags]
+
+
+@lru_cache(256)
+def _keys_of(table: Table) -> Table:
+    """Of a table, its key columns: no other tells which of two rows counts."""
+    return Table(table.id, pa.schema([table.columns.field(name) for name in table.key]), table.key)
 
 
 def same_keys(batch: Batch, some: Indices, others: Indices) -> Flags:

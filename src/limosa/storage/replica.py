@@ -371,8 +371,7 @@ def check_change(change: VolumeEffect, replica: StoredReplica) -> None:
                 _check_rows(entry.rows, replica)
         case ApplySlice(rows=all_rows):
             for rows in all_rows:
-                _check_rows(rows, replica)
-                _check_copied(rows)
+                check_copied(rows, replica)
 
 
 def _check_rows(rows: object, replica: StoredReplica) -> None:
@@ -385,8 +384,9 @@ def _check_rows(rows: object, replica: StoredReplica) -> None:
             known.table.check_kin(batch.table)
 
 
-def _check_copied(rows: object) -> None:
+def check_copied(rows: object, replica: StoredReplica) -> None:
     assert isinstance(rows, Bundle)
+    _check_rows(rows, replica)
     for batch in rows.batches:
         assert batch.versions is not None, "copied rows have versions"
         if batch.table.kind == "stream":

@@ -41,6 +41,7 @@ class Batch:
 
     __slots__ = (
         "_bytes",
+        "_digest",
         "_key_readers",
         "_readers",
         "_tokens",
@@ -67,6 +68,7 @@ class Batch:
         self._versions = versions
         self._version: Position | None = None
         self._bytes: int | None = None
+        self._digest: int | None = None
         self._readers: list[Reader] | None = None
         self._key_readers: list[Reader] | None = None
         self.body: tuple[int, pa.Buffer] | None = None
@@ -199,6 +201,12 @@ class Batch:
         versions = np.zeros(len(self), np.int64) if self.versions is None else self.versions
         return row_hashes(self.table, self.columns, versions, self.deleted)
 
+    def digest(self) -> int:
+        """Count and exact sum in one number, so that digests of disjoint rows add up."""
+        if self._digest is None:
+            self._digest = additive_digest(self.hashes())
+        return self._digest
+
     def key(self, row: int) -> tuple[Any, ...]:
         readers = [self.readers[place] for place in self.table.key_places]
         return tuple(read_row(self.table.key, readers, row).values())
@@ -320,11 +328,10 @@ def additive_digest(hashes: NDArray[np.uint64]) -> int:
 class Bundle:
     """Batches that become visible together: what the core calls rows."""
 
-    __slots__ = ("_digest", "batches")
+    __slots__ = ("batches",)
 
     def __init__(self, batches: Iterable[Batch] = ()) -> None:
         self.batches = tuple(batch for batch in batches if len(batch))
-        self._digest: int | None = None
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -335,10 +342,7 @@ class Bundle:
         return sum(batch.bytes for batch in self.batches)
 
     def digest(self) -> int:
-        """Count and exact sum in one number, so that digests of disjoint rows add up."""
-        if self._digest is None:
-            self._digest = sum(additive_digest(batch.hashes()) for batch in self.batches)
-        return self._digest
+        return sum(batch.digest() for batch in self.batches)
 
     def outside(self, ranges: Iterable[TokenRange]) -> "Bundle":
         ranges = list(ranges)

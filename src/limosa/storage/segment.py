@@ -227,12 +227,15 @@ class Segment:
         return known
 
     def _check(self, number: int) -> Batch:
+        stored = pa.ipc.read_record_batch(self._content_of(number), stored_schema(self.table))
+        return unpack(self.table, ALL_EXTRAS, stored)
+
+    def _content_of(self, number: int) -> pa.Buffer:
         block = self.index.blocks[number]
         content = self._content.slice(block.at, block.size)
         if xxh3_64_intdigest(content) != block.checksum:
             raise damaged(self.path, f"the block at byte {block.at} does not have its checksum")
-        stored = pa.ipc.read_record_batch(content, stored_schema(self.table))
-        return unpack(self.table, ALL_EXTRAS, stored)
+        return content
 
     # --- sorted by token
 
@@ -286,6 +289,11 @@ class Segment:
             if start < stop:
                 found.append(batch if stop - start == len(batch) else batch.slice(start, stop))
         return found
+
+    def check_again(self, held: TokenRange) -> None:
+        """Read the bytes of a range again: they may have changed since they were looked at."""
+        for number in self._touching(held):
+            self._content_of(number)
 
     def about(self, held: TokenRange) -> int:
         """How many rows lie in a range: exact for whole blocks, and nothing is read for it."""

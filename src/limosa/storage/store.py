@@ -5,7 +5,7 @@ node: durable up to a ticket means on every volume.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from limosa.storage.files import Files, PosixFiles
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.recovery import Refusal
 from limosa.storage.replica import StoredReplica
+from limosa.storage.rows import Bundle
 from limosa.storage.schema import Table
 from limosa.storage.view import Size, View
 from limosa.storage.volume import EVERYTHING, Settings, Volume
@@ -265,6 +266,22 @@ class Store:
         disk, given = self._replica(target)
         origin, giver = self._replica(source)
         disk.maintenance.adopt(giver, origin.maintenance, given, held)
+
+    def shelve(
+        self,
+        target: ReplicaKey,
+        rows: Sequence[Bundle],
+        held: TokenRange,
+        digest: int,
+        least: int = 0,
+    ) -> Bundle:
+        """Give a replica copied rows of a range, past the log; they are durable afterwards.
+
+        Nothing is given whose digest is another one once it lies there. Rows that would make a file
+        of less than so many bytes are given back.
+        """
+        disk, replica = self._replica(target)
+        return disk.maintenance.shelve(replica, rows, held, digest, least)
 
     def can_link(self, source: ReplicaKey, target: ReplicaKey) -> bool:
         """On one file system: elsewhere the bytes would be copied, which holds others up."""

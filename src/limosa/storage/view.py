@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, field
-from numpy.typing import NDArray
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.tokens import tokens
@@ -23,7 +22,7 @@ from limosa.errors import BadInput, InvalidKey
 from limosa.storage.digest import Digest, digest, digests_by_bucket
 from limosa.storage.memtable import Filter, Run, Runs
 from limosa.storage.merge import Source, Span, cut, sweep, which_count
-from limosa.storage.rows import Batch, Flags, additive_digest, concat, concat_columns, read_row
+from limosa.storage.rows import Batch, Flags, concat, concat_columns, read_row
 from limosa.storage.schema import Table, comparable_column
 from limosa.storage.segment import Segment
 
@@ -70,6 +69,12 @@ class Ranged:
     def within(self, held: TokenRange) -> list[Batch]:
         both = overlap(self.held, held)
         return [] if both is None else self.segment.within(both)
+
+    def digest(self, table: Table) -> int:
+        """Of all its rows, whether they count or not. Blocks remember theirs, but are read again as
+        far as it takes to see that they are the same."""
+        self.segment.check_again(self.held)
+        return sum(concat(table, [batch]).digest() for batch in self.within(WHOLE))
 
     @property
     def rows(self) -> int:
@@ -306,6 +311,35 @@ class View(Struct, frozen=True):
             for batch in piece:
                 yield self._visible(concat(present, [batch]), tombstones)
 
+    def copied(self, table: Table, held: TokenRange, up_to: Position) -> Iterator[Batch]:
+        """Rows of a range for another replica, tombstones too, without putting all in one order.
+
+        First what is settled, as it lies in its files, then the newest of all else; so a row may be
+        followed by a newer one of its key. What was written after `up_to` may be missing.
+        """
+        view = self.tables.get(table.id)
+        if view is None or table.kind == "stream" or self._has_collected(view):
+            # Without a tombstone that was collected, what it hides would come back.
+            yield from self.batches(table, held, tombstones=True)
+            return
+        sources = [source for source in view.sources if source.min_version <= up_to]
+        settled = [each for each in sources if isinstance(each, Ranged) and each.level == SETTLED]
+        for ranged in sorted(settled, key=lambda each: each.held.start):
+            for batch in ranged.within(held):
+                yield concat(view.table, [batch])
+        others = [each for each in sources if not isinstance(each, Ranged) or each.level != SETTLED]
+        for piece in sweep(view.table, others, held, SCAN_BYTES):
+            for batch in piece:
+                yield concat(view.table, [batch])
+
+    def _has_collected(self, view: TableView) -> bool:
+        """Perhaps: tombstones that no longer count, and still lie somewhere."""
+        if not self.collected:
+            return False
+        at_rest = any(ranged.segment.index.tombstones for ranged in view.segments)
+        runs = (*view.frozen, *view.runs)
+        return at_rest or any(batch.deleted is not None for run in runs for batch in run.batches)
+
     def _visible(self, batch: Batch, tombstones: bool) -> Batch:
         if batch.deleted is None:
             return batch
@@ -365,27 +399,41 @@ class View(Struct, frozen=True):
 
     def digest(self) -> int:
         """Of all rows of all tables: what the core compares replicas by."""
-        return sum(
-            additive_digest(hashes)
-            for view in self.tables.values()
-            for hashes in self._hashes(view)
-        )
+        return sum(map(self._digest_of, self.tables.values()))
 
-    def _hashes(self, view: TableView) -> Iterator[NDArray[np.uint64]]:
-        """Of the rows that count, in no order: so nothing but hashes need be put together."""
+    def _digest_of(self, view: TableView) -> int:
+        """What all segments have, without the rows that do not count, and what is in memory."""
         if view.table.kind == "stream":
-            yield from (batch.hashes() for batch in self.batches(view.table, tombstones=True))
-            return
+            return sum(batch.digest() for batch in self.batches(view.table, tombstones=True))
+        total = sum(ranged.digest(view.table) for ranged in view.segments)
         for part in cut(view.sources, WHOLE, SCAN_BYTES):
-            found = [batch for source in view.sources for batch in source.within(part)]
-            if not found:
-                continue
-            for batch, counts in zip(found, which_count(view.table, found), strict=True):
-                hashes = concat(view.table, [batch]).hashes()
-                gone = self._gone(batch)
-                if gone is not None:
-                    counts = ~gone if counts is None else counts & ~gone
-                yield hashes if counts is None else hashes[counts]
+            at_rest = [batch for ranged in view.segments for batch in ranged.within(part)]
+            found = [batch for run in (*view.frozen, *view.runs) for batch in run.within(part)]
+            counts = self._which_count(view.table, [*at_rest, *found])
+            of_rest, of_found = counts[: len(at_rest)], counts[len(at_rest) :]
+            hidden = [
+                batch.where(~flags)
+                for batch, flags in zip(at_rest, of_rest, strict=True)
+                if flags is not None
+            ]
+            more = [
+                batch if flags is None else batch.where(flags)
+                for batch, flags in zip(found, of_found, strict=True)
+            ]
+            # Put together, as a hash of many small batches takes several times as long.
+            total -= concat(view.table, hidden).digest() if hidden else 0
+            total += concat(view.table, more).digest() if more else 0
+        return total
+
+    def _which_count(self, table: Table, found: Sequence[Batch]) -> list[Flags | None]:
+        """The newest of their keys, without tombstones that were collected; None: all rows."""
+        out: list[Flags | None] = []
+        for batch, flags in zip(found, which_count(table, found) if found else (), strict=True):
+            gone = self._gone(batch)
+            if gone is not None and gone.any():
+                flags = ~gone if flags is None else flags & ~gone
+            out.append(flags)
+        return out
 
     def _gone(self, batch: Batch) -> Flags | None:
         """Tombstones that were collected: some replicas still have them, some do not."""

@@ -24,6 +24,8 @@ class Held:
 
     __slots__ = (
         "appending",
+        "base",
+        "beginnings",
         "begun",
         "bytes",
         "check",
@@ -65,6 +67,8 @@ class Held:
         self.epoch = 0
         self.epoch_durable = 0
         self.begun = 0
+        self.beginnings = 0
+        """How often it was emptied in this run."""
         self.matched = 0
         """The epoch whose owner this log is known to be a prefix of."""
         self.positions: list[Position] = []
@@ -77,6 +81,8 @@ class Held:
         self.recent_bytes = 0
         self.recent_bytes_max = recent_bytes_max
         self.first: Position = ORIGIN
+        self.base: Position = ORIGIN
+        """What was committed behind this, it has been sent in this run; the rest may be copied."""
         self.last: Position = ORIGIN
         self.durable: Position = ORIGIN
         self.watermark: Position = ORIGIN
@@ -106,7 +112,7 @@ class Held:
         held = cls(stored.partition, stored.replica, recent_bytes_max)
         held.epoch = held.epoch_durable = stored.epoch
         held.begun = stored.begun
-        held.first = held.last = stored.first
+        held.first = held.last = held.base = stored.first
         for at, size in stored.log:
             held._lengthen(at, size)
         held.producers.unite(stored.producers)
@@ -172,10 +178,11 @@ class Held:
         self.sizes.clear()
         self.recent.clear()
         self.bytes = self.recent_bytes = 0
-        self.first = self.last = self.durable = self.watermark = base
+        self.first = self.last = self.durable = self.watermark = self.base = base
         self._shorten_appending(base)
         self.producers = Producers()
         self.begun = epoch
+        self.beginnings += 1
         self.forget_copy()
 
     def _shorten_appending(self, to: Position) -> None:

@@ -22,6 +22,7 @@ from limosa.core.effects import (
     ReadTopology,
     RenewLease,
     Send,
+    ShelveSlice,
     StoreEpoch,
     Surprise,
     TrimLog,
@@ -39,6 +40,7 @@ from limosa.core.events import (
     RowsLinked,
     RowsRead,
     SliceRead,
+    SliceShelved,
     Started,
     Stored,
     TailRead,
@@ -86,7 +88,7 @@ from limosa.core.model.keys import (
     Revision,
     SessionId,
 )
-from limosa.core.model.rows import Entry
+from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner
@@ -118,6 +120,8 @@ class Participant:
         self._stored: deque[tuple[int, Callable[[float], None]]] = deque()
         self._reads: dict[int, Held] = {}
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
+        self._shelving: dict[int, tuple[Held, End, str, int]] = {}
+        """Slices on their way to a file: of what, for whom, and since which beginning."""
         self._links: dict[int, tuple[Held, Held, Link, int]] = {}
         """What is being linked to what, why, and in which epoch the target was begun."""
         self._discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
@@ -150,6 +154,7 @@ class Participant:
             TailRead: self._tail_read,
             SliceRead: self._slice_read,
             RowsLinked: self._rows_linked,
+            SliceShelved: self._slice_shelved,
             DigestTaken: self._digest_taken,
             CollectionDue: self._collection_due,
             Measured: self._measured,
@@ -807,6 +812,7 @@ class Participant:
                 ticket,
                 message.slice,
                 message.slices,
+                owner.copied_up_to(),
             )
         )
 
@@ -822,6 +828,7 @@ class Participant:
             event.rows,
             event.through,
             held.producers.value(event.through),
+            event.rows.digest(),
         )
         self._send(sender, fetched)
 
@@ -848,22 +855,61 @@ class Participant:
         if problem:
             self._deny(sender, message, problem)
             return
+        rows = tuple(part.rows for part in sorted(parts, key=lambda part: part.number))
+        if sum(each.bytes for each in rows) >= self.settings.shelved_bytes:
+            self._shelve(held, sender, message, rows)
+        elif sum(each.digest() for each in rows) != message.digest:
+            self._deny(sender, message, "the digest differs")
+        else:
+            self._apply_slice(held, sender, message, rows)
+
+    def _apply_slice(self, held: Held, sender: str, message: End, rows: tuple[Rows, ...]) -> None:
         held.producers.unite(message.producers)
         ticket = self._when_stored(lambda now: self._landed(held, sender, message, ticket))
         held.permits[ticket] = message.session
-        rows = tuple(part.rows for part in parts)
         self.out.append(
             ApplySlice(held.partition, held.replica.incarnation, ticket, rows, message.producers)
         )
+
+    def _shelve(self, held: Held, sender: str, message: End, rows: tuple[Rows, ...]) -> None:
+        ticket = next(self._tickets)
+        self._shelving[ticket] = (held, message, sender, held.beginnings)
+        held.permits[ticket] = message.session
+        self.out.append(
+            ShelveSlice(
+                message.partition,
+                message.to,
+                ticket,
+                message.slice,
+                message.slices,
+                rows,
+                message.digest,
+            )
+        )
+
+    def _slice_shelved(self, now: float, event: SliceShelved) -> None:
+        """Its rows are there; the rest follows by the log, and only then has it landed."""
+        shelving = self._shelving.pop(event.ticket, None)
+        if shelving is None:
+            return
+        held, message, sender, beginnings = shelving
+        held.permits.pop(event.ticket, None)
+        self._changed = True
+        if event.problem:
+            self._deny(sender, message, event.problem)
+        elif (
+            self.held.get((message.partition, message.to)) is held
+            and held.beginnings == beginnings  # or the rows may have been there, and are no more
+            and self._permit(message.partition, message.session, message.epoch)
+        ):
+            self._apply_slice(held, sender, message, event.rest)
 
     def _incomplete(self, held: Held, message: End, parts: list[Chunk]) -> str:
         if not 0 <= message.slice < message.slices:
             return f"there is no slice {message.slice} of {message.slices}"
         if not parts or sum(len(part.rows) for part in parts) != message.count:
             return "rows are missing"
-        if sum(part.rows.digest() for part in parts) != message.digest:
-            return "the digest differs"
-        if held.begun == message.epoch and message.through < held.first:
+        if held.begun == message.epoch and message.through < held.base:
             return "the copy is older than where this replica begins"
         if held.begun != message.epoch and message.through > held.watermark:
             return "the copy is ahead of this replica: a read would see half of a batch"
@@ -912,7 +958,7 @@ class Participant:
         if event.through is None:
             held.trouble = "unlinkable"  # so that its rows are carried instead
             return
-        if event.through < held.first:
+        if event.through < held.base:
             return  # what lies between is in neither; it will be asked for again
         producers = source.producers.value(event.through)
         held.producers.unite(producers)

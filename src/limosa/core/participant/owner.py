@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from limosa.core import routing
 from limosa.core.effects import AppendEntries, Effect, MakeCommit, ReadTail, Send, Surprise
+from limosa.core.machines.machine import Work
 from limosa.core.messages import (
     Acked,
     Answer,
@@ -61,6 +62,7 @@ class Peer:
 
     __slots__ = (
         "acked",
+        "base",
         "heard",
         "matched",
         "reachable",
@@ -81,6 +83,8 @@ class Peer:
         self.sent: Position = 0
         """Up to where; what comes behind goes when this is acknowledged."""
         self.acked: Position = 0
+        self.base: Position | None = None
+        """Where its log begins at the latest, if it was begun by this owner."""
         self.told: Position = 0
         """The watermark that it knows."""
         self.heard = now
@@ -181,8 +185,10 @@ class Owner:
         if peer is None or message.epoch != self.epoch:
             return
         if self.must_begin(peer.replica, message.begun):
-            self.replicate(peer, self.base(), "begin")
+            peer.base = self.base()
+            self.replicate(peer, peer.base, "begin")
             return
+        peer.base = None  # perhaps it is another run of it, which has let go of some of its log
         common = self.held.nearest(message.last)
         if common is None:
             peer.reachable = False
@@ -202,6 +208,16 @@ class Owner:
     def base(self) -> Position:
         """Where a new replica's log begins: what is committed is copied, the rest is sent."""
         return self.held.watermark
+
+    def copied_up_to(self) -> Position | None:
+        """What was committed later than this, every new replica has in its log: a copy may leave it
+        out. None: nobody knows."""
+        stage = routing.stage_of(self.record)
+        if stage is None or Work.COPY not in stage.work:
+            return None
+        peers = [self.peers.get(replica) for replica in routing.new_only(self.record)]
+        bases = [peer.base for peer in peers if peer is not None and peer.base is not None]
+        return max(bases) if bases and len(bases) == len(peers) else None
 
     def replicate(
         self, peer: Peer, previous: Position, how: str = "append", probed: LeaseId = 0

@@ -28,5 +28,7 @@ class Settings(Struct, frozen=True):
     """... and of all logs of this node together, about how many bytes."""
     recent_bytes: int = 1 << 20
     """How much of the end of each log stays in memory: what is sent is seldom older."""
+    shelved_bytes: int = 1 << 20
+    """A copied slice of so many bytes goes to a file of its own; smaller ones share the log."""
     replicate_bytes: int = 8 << 20
     """No more than this in one message to another replica, but at least one entry."""
