@@ -6,7 +6,7 @@ alone: the same nodes, the target storing durably, a plain loop, no Spark, nobod
     (a) a writer at a tenth of its maximum      the whole move, verified and handed over
     (b) a writer at full speed                  what is left to it, with the default bandwidth limit
     (c) 5 warm moves                            the longest write, beside equal windows without one
-    (d) as many keys as others move             beside Valkey, Redis and PostgreSQL
+    (d) as many keys as others move             beside Valkey, Redis and PostgreSQL, no limit either
     (e) 64 partitions of 1,000 rows             what Spark costs each, alone and together
 
 Contenders are processes of their own on one machine. The last line is JSON.
@@ -270,6 +270,7 @@ def large(report: Report, moving: Moving, rows: int, quick: bool) -> None:
         start, end = moving.move([partition])
         during = writer.rate(start, end)
     report.note("foreground_before_rows_per_second", before)
+    report.note("two_replicas_over_one", two_replicas(moving, rows // 10, quick) / before)
     report.note("foreground_move_seconds", end - start)
     report.ratio("foreground_during_over_before", during / before)
     moving.cluster.settle(30.0)
@@ -290,6 +291,20 @@ def large(report: Report, moving: Moving, rows: int, quick: bool) -> None:
         "stall_with_move_over_without", statistics.median(with_move) / statistics.median(without)
     )
     moving.connection.drop_table("large")
+
+
+def two_replicas(moving: Moving, rows: int, quick: bool) -> float:
+    """What a writer gets whose rows always go to both nodes: during a move it can't get more."""
+    table = moving.connection.create_table("twice", SCHEMA, "key", partitions=1, replicas=2)
+    fill(table, rows, LOAD_ROWS)
+    moving.cluster.settle(30.0)
+    with BatchWriter(table, rows) as writer:
+        time.sleep(2.0)
+        start = perf_counter()
+        time.sleep(5.0 if quick else 10.0)
+        rate = writer.rate(start, perf_counter())
+    moving.connection.drop_table("twice")
+    return rate
 
 
 def warm_up(moving: Moving) -> None:
@@ -349,6 +364,8 @@ class OurPair:
 
 def peers(report: Report, moving: Moving, rows: int, quick: bool) -> None:
     """(d)"""
+    moving.carry_by("--pipeline", "spark", "--bandwidth", "0")
+    warm_up(moving)
     keys = PEER_KEYS // 10 if quick else PEER_KEYS
     ours = measure(OurPair(moving, keys), keys)
     _note(report, ours)
