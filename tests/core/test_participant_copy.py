@@ -157,8 +157,9 @@ def test_the_coordinator_hears_what_is_free_and_what_replicas_take() -> None:
     assert status.free_bytes == {"": 500}
     assert [(each.rows, each.bytes) for each in status.replicas[P]] == [(3, 400)]
     stage = owner_on_stage()
-    stage.tell(Measured({}, {(P, "first"): (3, 400)}))
+    stage.tell(Measured({}, {(P, "first"): (3, 400)}, {P: (7.0, 8.0)}))
     assert [(each.rows, each.bytes) for each in stage.status().replicas[P]] == [(3, 400)]
+    assert [each.rates for each in stage.status().replicas[P]] == [(7.0, 8.0)]
 
 
 def test_what_comes_after_the_copy_is_whole_is_not_applied() -> None:

@@ -5,7 +5,7 @@ import pytest
 from limosa.core import routing
 from limosa.core.machines.catalogue import MACHINES, MOVE
 from limosa.core.machines.machine import Side
-from limosa.core.model.topology import Partition, Replica
+from limosa.core.model.topology import Partition, Replica, Zone
 from limosa.errors import UnknownStage
 from tests.core.samples import NEW, OLD, A, B, C, D, moving, stable
 
@@ -112,3 +112,22 @@ def test_a_stage_that_does_not_exist_is_an_error_that_lists_those_that_do() -> N
         routing.stage_of(lost)
     assert "limbo is no stage of move" in caught.value.message
     assert all(stage.name in caught.value.advice for stage in MOVE.stages)
+
+
+@pytest.mark.parametrize(
+    ("record", "zone", "needed"),
+    [
+        (stable(), Zone("z"), 2),
+        (stable(), Zone("z", min_in_sync=3), 3),
+        (stable((A,)), Zone("z", replica_count=3), 1),
+        (stable((A,)), Zone("z", replica_count=3, min_in_sync=2), 1),
+        (moving("streaming"), Zone("z", replica_count=5), 2),
+        (stable(), Zone("z", replica_count=1), 2),
+    ],
+    ids=["majority", "all", "one of three", "one, two wanted", "three of five", "three of one"],
+)
+def test_more_replicas_do_not_stop_writes_while_they_are_copied(
+    record: Partition, zone: Zone, needed: int
+) -> None:
+    """What is needed is counted among the replicas that are read now, not those to come."""
+    assert routing.needed(record, zone) == needed

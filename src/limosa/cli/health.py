@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from limosa.cli.overview import Overview
 from limosa.cli.showing import count, size
+from limosa.core import routing
 
 Verdict: TypeAlias = Literal["ok", "warning", "problem"]
 
@@ -79,8 +80,8 @@ def in_sync(overview: Overview) -> Finding:
     behind = overview.not_in_sync
     short = []
     for id in behind:
-        needed = zones[partitions[id].zone].needed_in_sync()
-        if len(partitions[id].in_sync) < needed:
+        needed = routing.needed(partitions[id], zones[partitions[id].zone])
+        if len(routing.electable(partitions[id])) < needed:
             short.append(id)
     if short:
         return Finding(

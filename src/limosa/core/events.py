@@ -145,6 +145,8 @@ class Measured(Struct, frozen=True):
 
     free_bytes: dict[str, int]
     sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
+    rates: dict[PartitionId, tuple[float, float]] = {}
+    """Of partitions that are used here: (rows written, keys read), each in a second."""
 
 
 class Disconnected(Struct, frozen=True, gc=False):

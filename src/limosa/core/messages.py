@@ -320,6 +320,8 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     """Where a digest is being taken."""
     trouble: Trouble = ""
     """In this session: its rows can't be read, or those beside it can't be linked."""
+    rates: tuple[float, float] = (0.0, 0.0)
+    """At an owner: rows written and keys read lately, in a second."""
 
 
 class Status(Message, frozen=True, gc=False):

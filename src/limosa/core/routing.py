@@ -5,7 +5,7 @@ Nothing here looks at a clock, a lease or a cache: two processes that know the s
 
 from limosa.core.machines.catalogue import MACHINES
 from limosa.core.machines.machine import Machine, Side, Stage
-from limosa.core.model.topology import Partition, Replica, Transition
+from limosa.core.model.topology import Partition, Replica, Transition, Zone
 
 
 def machine_of(transition: Transition) -> Machine:
@@ -65,6 +65,15 @@ def writers(partition: Partition) -> tuple[Replica, ...]:
 def electable(partition: Partition) -> tuple[Replica, ...]:
     """Who may become owner: in sync, and on the side that is read."""
     return tuple(r for r in readers(partition) if r in partition.in_sync)
+
+
+def needed(partition: Partition, zone: Zone) -> int:
+    """How many replicas must be in sync for a write: what the zone says, or a majority.
+
+    Of those that there are: a zone that was given more replicas goes on while they are copied.
+    """
+    there = len(readers(partition))
+    return min(zone.min_in_sync or there // 2 + 1, there)
 
 
 def may_return(partition: Partition) -> tuple[Replica, ...]:

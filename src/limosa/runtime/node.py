@@ -61,6 +61,7 @@ from limosa.runtime.peers import Peers
 from limosa.runtime.reading import Reading
 from limosa.runtime.slices import slice_of
 from limosa.runtime.tables import Tables
+from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import Worker
 from limosa.storage.rows import Bundle
 from limosa.storage.store import Store
@@ -106,7 +107,8 @@ class NodeDriver:
         self.brain = Participant(node.id, settings.participant)
         self.agreed = Agreed()
         self.now = clock.now
-        self.reading = Reading(self.brain, store, clock.now, lambda: self.is_over)
+        self.traffic = Traffic()
+        self.reading = Reading(self.brain, store, clock.now, self.traffic, lambda: self.is_over)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -393,7 +395,7 @@ class NodeDriver:
         ]
         self._no_room = "; ".join(short)
         sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
-        self.deliver(Measured(free, sizes))
+        self.deliver(Measured(free, sizes, self.traffic.measure(time.monotonic())))
 
     def _followed(self, agreed: Agreed, asked: bool) -> None:
         self.agreed = agreed

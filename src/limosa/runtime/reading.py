@@ -18,6 +18,7 @@ from limosa.core.messages import Answer, Found, Read, Redirect, Wait
 from limosa.core.participant.held import Held
 from limosa.core.participant.node import Participant
 from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected
+from limosa.runtime.traffic import Traffic
 from limosa.runtime.wire import FoundRow, FoundRows, Keys
 from limosa.storage.rows import concat_columns
 from limosa.storage.schema import Table
@@ -58,8 +59,10 @@ class Reading:
         brain: Participant,
         store: Store,
         now: Callable[[], float],
+        traffic: Traffic,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._traffic = traffic
         self._is_over = is_over
         self._brain = brain
         self._store = store
@@ -70,6 +73,8 @@ class Reading:
         if not isinstance(held, Held):
             return held
         assert isinstance(message.keys, Keys)
+        many = message.keys.many
+        self._traffic.read(message.partition, 1 if many is None else many.num_rows)
         view = self._view(held)
         rows = None if view is None else look_up(view, message.keys)
         if view is None or not self._may_answer(held, message.eventual, view):

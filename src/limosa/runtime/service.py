@@ -170,6 +170,7 @@ class NodeService:
                 inbound.settle(request.id)
                 inbound.link.reply(refusal(request.id, error))
             else:
+                self.driver.traffic.wrote(request.partition, len(request.rows))
                 if any(batch.deleted is not None for batch in _batches(request)):
                     self.driver.note_deletes(request.partition)
         for first in range(0, len(checked), TOGETHER_MAX):
@@ -282,6 +283,7 @@ class NodeService:
         brain = driver.brain
         lease = brain.lease
         sizes = driver.store.sizes()
+        rates = driver.traffic.rates
         replicas = [
             {
                 "partition": partition,
@@ -299,6 +301,8 @@ class NodeService:
                 "bytes": sizes[partition, incarnation].bytes
                 if (partition, incarnation) in sizes
                 else 0,
+                "written_a_second": rates.get(partition, (0.0, 0.0))[0],
+                "read_a_second": rates.get(partition, (0.0, 0.0))[1],
             }
             for (partition, incarnation), held in sorted(brain.held.copy().items())
         ]

@@ -391,7 +391,8 @@ class Participant:
         if owner is None or owner.epoch != record.epoch or owner.held is not held:
             owner = Owner(held, record, self.lease, self._tickets, self.settings)
             self.owners[held.partition] = owner
-        owner.adopt(now, record, revision, self.topology.zones[record.zone].needed_in_sync())
+        needed = routing.needed(record, self.topology.zones[record.zone])
+        owner.adopt(now, record, revision, needed)
         self._collect_from(owner)
 
     def _disown(self, held: Held) -> None:
@@ -1074,6 +1075,7 @@ class Participant:
             size,
             held.checking,
             held.trouble,
+            self._size.rates.get(held.partition, (0.0, 0.0)),
         )
 
 
