@@ -15,6 +15,7 @@ from limosa.core.machines.machine import END, REVERT, Side
 from limosa.core.model.changes import Agreed, report_key
 from limosa.core.model.intent import Assignment
 from limosa.core.model.keys import PartitionId
+from limosa.core.model.reports import BY_HAND
 from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RunMove, Totals
 from limosa.core.model.topology import Partition
 
@@ -237,6 +238,13 @@ def one_run_at_a_time(before: Agreed, after: Agreed) -> Iterator[str]:
         yield f"{active} have not ended, but it is {now.state} {named}"
 
 
+def the_checkpoint_holds_all_moves(before: Agreed, after: Agreed) -> Iterator[str]:
+    """From the commit on that begins the run."""
+    run = after.runs.get(after.rebalance.run)
+    if run is not None and len(after.moves.get(run.id, {})) != run.moves:
+        yield f"{run.id} has {run.moves} moves, and not all of them are written down"
+
+
 def a_rebalance_follows_its_life(before: Agreed, after: Agreed) -> Iterator[str]:
     was, now = before.rebalance, after.rebalance
     if now.state != was.state and now.state not in REBALANCE.edges[was.state].values():
@@ -322,6 +330,14 @@ def failed_means_ended(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"{new.partition} in {new.run} failed, and is still under way"
 
 
+def what_somebody_stopped_is_not_tried_again(before: Agreed, after: Agreed) -> Iterator[str]:
+    for old, new in _changed_moves(before, after):
+        report = after.reports.get(report_key(new.partition, f"t{new.trigger}"))
+        by_hand = report is not None and report.why in BY_HAND
+        if by_hand and new.state == "PENDING" and old is not None and old.state == "FAILED":
+            yield f"{new.partition} in {new.run} was stopped by hand, and is tried again"
+
+
 def _is_under_way(agreed: Agreed, move: RunMove) -> bool:
     pending = _pending(agreed, move.partition)
     return move.trigger > 0 and pending is not None and pending.trigger == move.trigger
@@ -340,6 +356,9 @@ def an_ended_run_leaves_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
                 yield f"{name} is {run.outcome}, and its move of {move.partition} was left out"
             if run.outcome == "done" and move.state != "COMMITTED":
                 yield f"{name} is done, and its move of {move.partition} is {move.state}"
+        for node in run.drains:
+            if run.outcome == "cancelled" and _state_of(after, node) == "decommissioning":
+                yield f"{name} was cancelled, and {node} is still being emptied"
 
 
 INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
@@ -361,6 +380,7 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     features_stay_enabled,
     who_has_left_holds_nothing,
     one_run_at_a_time,
+    the_checkpoint_holds_all_moves,
     a_rebalance_follows_its_life,
     a_run_stays_what_it_was,
     moves_follow_their_life,
@@ -368,6 +388,7 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     runs_keep_their_limits,
     committed_means_switched,
     failed_means_ended,
+    what_somebody_stopped_is_not_tried_again,
     an_ended_run_leaves_nothing,
 )
 

@@ -6,7 +6,7 @@ of all that it was computed from, so a stale coordinator changes nothing.
 """
 
 from limosa.core import routing
-from limosa.core.coordinator import ownership, reports, requests, runs, transitions
+from limosa.core.coordinator import ownership, reports, requests, run_ends, runs, transitions
 from limosa.core.coordinator.attention import Attention
 from limosa.core.coordinator.checks import no_room
 from limosa.core.coordinator.flights import Flights
@@ -140,7 +140,7 @@ class Coordinator:
         if state is self.agreed and view.now - answered_at < self.settings.ask_again_seconds:
             return
         self._answered_at = (self.agreed, view.now)
-        forgetting = (requests.forget_answered, reports.forget_old, runs.forget_old)
+        forgetting = (requests.forget_answered, reports.forget_old, run_ends.forget_old)
         for forgotten in (forget(view) for forget in forgetting):
             if forgotten is not None:
                 out.append(MakeCommit(forgotten))

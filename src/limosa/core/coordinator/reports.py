@@ -8,10 +8,6 @@ from limosa.core.model.changes import COORDINATOR_KEY, Commit, Remove, report_ke
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Partition, Transition
 
-CANCELLED = "cancelled"
-REVERSED = "reversed by request"
-"""Why a transition was given up, if a person wanted that."""
-
 
 def report_of(
     view: View,

@@ -12,7 +12,7 @@ from limosa.core import routing
 from limosa.core.coordinator import controls, drains, members, run_requests, tables
 from limosa.core.coordinator.answers import Answer
 from limosa.core.coordinator.checks import check, place_reads, replaced
-from limosa.core.coordinator.reports import CANCELLED, REVERSED, report_of
+from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
 from limosa.core.coordinator.view import View
 from limosa.core.machines.catalogue import READ_NEW
@@ -40,6 +40,7 @@ from limosa.core.model.intent import (
     with_cancel,
 )
 from limosa.core.model.keys import Revision
+from limosa.core.model.reports import CANCELLED, REVERSED
 from limosa.core.model.topology import Partition, Transition, TransitionKind
 from limosa.core.planning.placement import data_nodes, place
 from limosa.core.planning.spread import on_volumes

@@ -14,7 +14,7 @@ from limosa.core import routing
 from limosa.core.coordinator.checks import check
 from limosa.core.coordinator.memory import SealAsked
 from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
-from limosa.core.coordinator.reports import CANCELLED, report_of
+from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.turns import topology_request_waits
 from limosa.core.coordinator.view import View, with_stage
 from limosa.core.effects import Compare, Effect, Send, StartCopy
@@ -23,6 +23,7 @@ from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import DropReplica, Link, Seal, Trouble, Verify
 from limosa.core.model.changes import Change, Commit, Put
 from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
+from limosa.core.model.reports import CANCELLED
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
 from limosa.errors import IllegalRequest
 
