@@ -11,6 +11,17 @@ from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Assignment, Intent, Placement, Request, RequestKind
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.runs import (
+    Controls,
+    Estimate,
+    Limits,
+    PlannedMove,
+    Rebalance,
+    Run,
+    RunMove,
+    RunPlan,
+    Totals,
+)
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -56,6 +67,16 @@ MEMBERS = st.builds(
     *(NAMES, NAMES, NAMES, NAMES, NAMES, SOME_NAMES, st.booleans()),
     *(NAMES, SOME_NAMES, NAMES),
 )
+PLACE = st.builds(Placement, NAMES, NAMES)
+LIMITS = st.builds(Limits, COUNTS, COUNTS, COUNTS)
+ESTIMATES = st.none() | st.builds(Estimate, COUNTS, SECONDS, COUNTS, SECONDS)
+WHO = st.sampled_from(["operator", "balancer"])
+PLANS = st.builds(
+    RunPlan,
+    NAMES,
+    st.lists(st.builds(PlannedMove, NAMES, NAMES, PLACE), max_size=3).map(tuple),
+    *(LIMITS, SECONDS, SECONDS, ESTIMATES, WHO, NAMES, SOME_NAMES, st.booleans()),
+)
 TABLES = st.builds(NamedTable, NAMES, NAMES, NAMES, st.binary(max_size=40))
 RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
     Cluster: st.builds(Cluster, NAMES, NAMES, NAMES),
@@ -98,8 +119,27 @@ RECORDS: dict[type[Record], st.SearchStrategy[Record]] = {
         COUNTS,
         st.sampled_from(["waiting", "done", "refused"]),
         *(NAMES, NAMES, st.none() | TABLES, NAMES, COUNTS, COUNTS, st.none() | MEMBERS, NAMES),
-        *(SECONDS, st.booleans()),
+        *(SECONDS, st.booleans(), NAMES, st.none() | PLACE),
+        *(st.none() | PLANS, SOME_NAMES, st.booleans()),
     ),
+    Rebalance: st.builds(
+        Rebalance, st.sampled_from(["idle", "running", "paused", "cancelling"]), NAMES
+    ),
+    Run: st.builds(
+        Run,
+        *(NAMES, NAMES, COUNTS, WHO, NAMES, LIMITS, SECONDS, SECONDS, ESTIMATES),
+        *(SOME_NAMES, st.booleans(), SECONDS, SECONDS),
+        *(st.sampled_from(["", "done", "cancelled", "failed-in-part"]), NAMES),
+        st.builds(Totals, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, SECONDS),
+        COUNTS,
+    ),
+    RunMove: st.builds(
+        RunMove,
+        *(NAMES, COUNTS, NAMES, NAMES, PLACE),
+        st.sampled_from(["PENDING", "DUAL_WRITE", "COPYING", "COMMITTED", "FAILED"]),
+        *(COUNTS, COUNTS, st.booleans(), COUNTS, COUNTS, SECONDS, SECONDS, SECONDS, NAMES),
+    ),
+    Controls: st.builds(Controls, NAMES, st.booleans()),
     NodeLease: st.builds(NodeLease, NAMES, COUNTS),
     CoordinatorLease: st.builds(CoordinatorLease, NAMES, COUNTS),
     Report: st.builds(

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from limosa.core.coordinator import explaining
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.explaining import (
-    NO_COORDINATOR,
     NOTHING,
     STABLE,
     Copying,
@@ -17,6 +16,7 @@ from limosa.core.coordinator.explaining import (
     explain,
     status_about,
 )
+from limosa.core.coordinator.progress import NO_COORDINATOR
 from limosa.core.coordinator.settings import Settings
 from limosa.core.events import AgreedRead, CoordinatorEvent, Elected, Received
 from limosa.core.machines.catalogue import (

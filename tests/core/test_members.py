@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from limosa.core.coordinator.members import enabled
 from limosa.core.model.changes import (
     CLUSTER_KEY,
+    CONTROLS_KEY,
     COORDINATOR_KEY,
     FEATURES_KEY,
     Agreed,
@@ -63,6 +64,7 @@ def test_a_node_that_may_join_is_normal_in_one_commit() -> None:
         node_key("d"): 0,
         **{node_key(node.id): OFFICE for node in MEMBERS},
         COORDINATOR_KEY: OFFICE,
+        CONTROLS_KEY: 0,
     }
 
 

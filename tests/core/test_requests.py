@@ -17,6 +17,7 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.messages import Status
 from limosa.core.model.changes import (
+    CONTROLS_KEY,
     COORDINATOR_KEY,
     Agreed,
     Commit,
@@ -105,6 +106,7 @@ def test_an_answer_is_guarded_by_all_that_it_was_computed_from() -> None:
         **{node_key(place.node): 2 for place in MOVE.placements},
         **{lease_key(place.node): LEASES[place.node] for place in MOVE.placements},
         COORDINATOR_KEY: OFFICE,
+        CONTROLS_KEY: 0,
     }
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from limosa.core.model.changes import (
+    CONTROLS_KEY,
     COORDINATOR_KEY,
     Agreed,
     intent_key,
@@ -81,6 +82,7 @@ def test_what_a_table_was_computed_from_guards_it() -> None:
         lease_key("b"): 51,
         lease_key("c"): 0,
         COORDINATOR_KEY: OFFICE,
+        CONTROLS_KEY: 0,
     }
 
 

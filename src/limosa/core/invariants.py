@@ -4,14 +4,19 @@ Each looks at one commit, the state before and after it, and yields what is wron
 are checked after every commit of a simulation, and by tests.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from msgspec.structs import replace
+
 from limosa.core import routing
-from limosa.core.machines.catalogue import NODE
+from limosa.core.machines.catalogue import CLEANUP, NODE, REBALANCE, RUN_MOVE, USE_NEW
 from limosa.core.machines.machine import END, REVERT, Side
-from limosa.core.model.changes import Agreed
+from limosa.core.model.changes import Agreed, report_key
 from limosa.core.model.intent import Assignment
 from limosa.core.model.keys import PartitionId
+from limosa.core.model.reports import BY_HAND
+from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RunMove, Totals
 from limosa.core.model.topology import Partition
 
 
@@ -196,6 +201,166 @@ def features_stay_enabled(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"the feature {name} is not enabled any more"
 
 
+def who_has_left_holds_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Nothing was left behind on a node that leaves, and nothing comes to one that has left."""
+    left = {name for name, node in after.topology.nodes.items() if node.state == "left"}
+    went = {name for name in left if _state_of(before, name) not in ("left", "")}
+    records = (
+        after.topology.partitions.values() if went else (new for _, new in _changed(before, after))
+    )
+    for record in records:
+        for replica in routing.everywhere(record):
+            if replica.node in left:
+                yield f"{replica.node} has left, and holds a replica of {record.id}"
+
+
+def _state_of(agreed: Agreed, node: str) -> str:
+    return agreed.topology.nodes[node].state if node in agreed.topology.nodes else ""
+
+
+# --- runs
+
+
+def _changed_moves(before: Agreed, after: Agreed) -> Iterator[tuple[RunMove | None, RunMove]]:
+    for run, moves in after.moves.items():
+        old = before.moves.get(run, {})
+        if old is not moves:
+            for number, move in moves.items():
+                if old.get(number) is not move:
+                    yield old.get(number), move
+
+
+def one_run_at_a_time(before: Agreed, after: Agreed) -> Iterator[str]:
+    now = after.rebalance
+    named = [] if now.state == "idle" else [now.run]
+    active = [run.id for run in after.runs.values() if not run.outcome]
+    if active != named:
+        yield f"{active} have not ended, but it is {now.state} {named}"
+
+
+def the_checkpoint_holds_all_moves(before: Agreed, after: Agreed) -> Iterator[str]:
+    """From the commit on that begins the run."""
+    run = after.runs.get(after.rebalance.run)
+    if run is not None and len(after.moves.get(run.id, {})) != run.moves:
+        yield f"{run.id} has {run.moves} moves, and not all of them are written down"
+
+
+def a_rebalance_follows_its_life(before: Agreed, after: Agreed) -> Iterator[str]:
+    was, now = before.rebalance, after.rebalance
+    if now.state != was.state and now.state not in REBALANCE.edges[was.state].values():
+        yield f"the rebalance went from {was.state} to {now.state}"
+    if was.run and now.run and now.run != was.run:
+        yield f"{now.run} began before {was.run} had ended"
+
+
+def a_run_stays_what_it_was(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Its words and its plan never change; once it has ended, nothing of it does."""
+    for name, run in after.runs.items():
+        old = before.runs.get(name)
+        if old is None or old is run:
+            continue
+        blank = {"ended": 0.0, "outcome": "", "words": "", "totals": Totals(), "starts": 0}
+        if old.outcome or replace(old, **blank) != replace(run, **blank):
+            yield f"{name} is not what it was"
+
+
+def moves_follow_their_life(before: Agreed, after: Agreed) -> Iterator[str]:
+    for old, new in _changed_moves(before, after):
+        name = f"{new.partition} in {new.run}"
+        if old is None:
+            if new.state != "PENDING":
+                yield f"{name} began as {new.state}"
+            continue
+        if (old.partition, old.source, old.target) != (new.partition, new.source, new.target):
+            yield f"{name} is another move"
+        if new.state != old.state and new.state not in RUN_MOVE.edges[old.state].values():
+            yield f"{name} went from {old.state} to {new.state}"
+        if new.attempts > ATTEMPTS_MAX:
+            yield f"{name} was tried {new.attempts} times"
+
+
+def moves_begin_only_when_they_may(before: Agreed, after: Agreed) -> Iterator[str]:
+    for old, new in _changed_moves(before, after):
+        if old is None or old.state != "PENDING" or new.state not in IN_FLIGHT:
+            continue
+        run = before.runs[new.run]
+        if before.rebalance.state != "running" or before.rebalance.run != new.run:
+            yield f"{new.partition} began, but {new.run} is not running"
+        if before.controls.locked:
+            yield f"{new.partition} began, though all is locked"
+        if run.by == "balancer" and not before.controls.balancing:
+            yield f"{new.partition} began, though balancing is off"
+
+
+def runs_keep_their_limits(before: Agreed, after: Agreed) -> Iterator[str]:
+    if not after.rebalance.run or after.moves is before.moves:
+        return
+    limits = after.runs[after.rebalance.run].limits
+    flying = [m for m in after.moves.get(after.rebalance.run, {}).values() if m.state in IN_FLIGHT]
+    for way, limit, nodes in (
+        ("to", limits.moves_in, [move.target.node for move in flying]),
+        ("away from", limits.moves_out, [move.source for move in flying]),
+    ):
+        for node, count in Counter(nodes).items():
+            if count > limit:
+                yield f"{count} moves {way} {node} at once, and {limit} are allowed"
+
+
+def committed_means_switched(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Nobody reads the old replica any more, and nothing can bring it back."""
+    for old, new in _changed_moves(before, after):
+        if new.state == "COMMITTED" and old is not None and old.state != new.state:
+            report = after.reports.get(report_key(new.partition, f"t{new.trigger}"))
+            done = report is not None and report.outcome == "done"
+            if not done and not _switched(after, new):
+                yield f"{new.partition} in {new.run} is committed, and did not switch"
+
+
+def _switched(agreed: Agreed, move: RunMove) -> bool:
+    record = agreed.topology.partitions[move.partition]
+    if record.transition is not None and record.transition.id == f"t{move.trigger}":
+        return record.transition.stage in (USE_NEW, CLEANUP)
+    return move.target in agreed.intents[move.partition].stable
+
+
+def failed_means_ended(before: Agreed, after: Agreed) -> Iterator[str]:
+    """What is left of the attempt is gone before the move is called failed."""
+    for _, new in _changed_moves(before, after):
+        if new.state == "FAILED" and _is_under_way(after, new):
+            yield f"{new.partition} in {new.run} failed, and is still under way"
+
+
+def what_somebody_stopped_is_not_tried_again(before: Agreed, after: Agreed) -> Iterator[str]:
+    for old, new in _changed_moves(before, after):
+        report = after.reports.get(report_key(new.partition, f"t{new.trigger}"))
+        by_hand = report is not None and report.why in BY_HAND
+        if by_hand and new.state == "PENDING" and old is not None and old.state == "FAILED":
+            yield f"{new.partition} in {new.run} was stopped by hand, and is tried again"
+
+
+def _is_under_way(agreed: Agreed, move: RunMove) -> bool:
+    pending = _pending(agreed, move.partition)
+    return move.trigger > 0 and pending is not None and pending.trigger == move.trigger
+
+
+def an_ended_run_leaves_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
+    """No transition, and so no session; no move that nobody will look at again."""
+    for name, run in after.runs.items():
+        if not run.outcome or name not in before.runs or before.runs[name].outcome:
+            continue
+        for move in after.moves.get(name, {}).values():
+            if move.state in IN_FLIGHT or _is_under_way(after, move):
+                yield f"{name} has ended, and its move of {move.partition} has not"
+            left = move.state == "PENDING" or (move.state == "FAILED" and not move.final)
+            if left and run.outcome != "cancelled":
+                yield f"{name} is {run.outcome}, and its move of {move.partition} was left out"
+            if run.outcome == "done" and move.state != "COMMITTED":
+                yield f"{name} is done, and its move of {move.partition} is {move.state}"
+        for node in run.drains:
+            if run.outcome == "cancelled" and _state_of(after, node) == "decommissioning":
+                yield f"{name} was cancelled, and {node} is still being emptied"
+
+
 INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     layouts_name_existing_partitions,
     counters_never_go_back,
@@ -213,6 +378,18 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     tables_and_partitions_have_a_zone,
     nodes_follow_their_life,
     features_stay_enabled,
+    who_has_left_holds_nothing,
+    one_run_at_a_time,
+    the_checkpoint_holds_all_moves,
+    a_rebalance_follows_its_life,
+    a_run_stays_what_it_was,
+    moves_follow_their_life,
+    moves_begin_only_when_they_may,
+    runs_keep_their_limits,
+    committed_means_switched,
+    failed_means_ended,
+    what_somebody_stopped_is_not_tried_again,
+    an_ended_run_leaves_nothing,
 )
 
 

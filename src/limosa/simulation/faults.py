@@ -7,7 +7,7 @@ each of its partitions lives, and everything heals in the end.
 from collections.abc import Callable
 
 from limosa.core import routing
-from limosa.core.machines.catalogue import MACHINES
+from limosa.core.machines.catalogue import MACHINES, REBALANCE, RUN_MOVE
 from limosa.core.model.topology import Partition
 from limosa.simulation.hosts import METASTORE, NodeProcess, Process
 from limosa.simulation.world import World
@@ -224,7 +224,20 @@ STAGES: tuple[str, ...] = (
     "stable",
     *dict.fromkeys(stage.name for machine in MACHINES.values() for stage in machine.stages),
 )
-CELLS: tuple[tuple[str, str], ...] = tuple((stage, fault) for stage in STAGES for fault in FAULTS)
+RUN_EDGES: tuple[tuple[str, str], ...] = tuple(
+    (f"{life.name} {state}", event)
+    for life in (REBALANCE, RUN_MOVE)
+    for state, events in life.edges.items()
+    for event in events
+)
+ACTIVE = ("running", "paused", "cancelling")
+CELLS: tuple[tuple[str, str], ...] = (
+    *((stage, fault) for stage in STAGES for fault in FAULTS),
+    *RUN_EDGES,
+    *((f"rebalance {state}", replace_coordinator.__name__) for state in ACTIVE),
+)
+"""Every fault in every stage; every edge of a run and of its moves; and every state of a run in
+which its coordinator is replaced."""
 
 
 def inject(world: World, partition: str, fault: str) -> None:
@@ -234,5 +247,6 @@ def inject(world: World, partition: str, fault: str) -> None:
         return
     world.faults += 1
     world.cells.add((world.stage_name(partition), fault))
+    world.cells.add((f"rebalance {world.agreed.rebalance.state}", fault))
     world.tell(f"FAULT {fault}", partition)
     FAULTS[fault](world, record)

@@ -480,6 +480,10 @@ class ClientProcess(Process):
                     self.on_finish(effect)
 
 
+TaskKey = tuple[str, str, Replica, int]
+"""Partition, session, target, and which slice."""
+
+
 class _Task:
     """One slice of a copy to one target: fetch, send, end; again until it is landed or denied."""
 
@@ -492,13 +496,18 @@ class _Task:
         self.slices = slices
         self.attempt = 0
 
+    def is_about(self, message: Fetched | Landed | Denied) -> bool:
+        """Sessions of several partitions may have one name: that of what began them all."""
+        named = (message.partition, message.session, message.slice)
+        return named == (self.job.partition, self.job.session, self.slice)
+
 
 class Mover(Process):
     """Carries rows from sources to targets, as Spark's tasks will: at least once, in no order."""
 
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
-        self.tasks: dict[tuple[str, Replica, int], _Task] = {}
+        self.tasks: dict[TaskKey, _Task] = {}
 
     @property
     def slices(self) -> int:
@@ -517,12 +526,12 @@ class Mover(Process):
             return
         for target in job.targets:
             for number in range(self.slices):
-                key = (job.session, target, number)
+                key = (job.partition, job.session, target, number)
                 if key not in self.tasks:
                     self.tasks[key] = _Task(job, target, number, self.slices)
                     self._attempt(key, self.run, self.tasks[key])
 
-    def _attempt(self, key: tuple[str, Replica, int], run: int, task: _Task) -> None:
+    def _attempt(self, key: TaskKey, run: int, task: _Task) -> None:
         if run != self.run or self.tasks.get(key) is not task:
             return
         task.attempt += 1
@@ -550,12 +559,12 @@ class Mover(Process):
         match message:
             case Fetched():
                 for task in list(self.tasks.values()):
-                    if task.job.session == message.session and task.slice == message.slice:
+                    if task.is_about(message):
                         self._pass_on(task, message)
             case Landed() | Denied():
                 for key, task in list(self.tasks.items()):
-                    same = task.job.session == message.session and task.slice == message.slice
-                    if same and (isinstance(message, Denied) or task.target.node == event.sender):
+                    by_target = isinstance(message, Denied) or task.target.node == event.sender
+                    if task.is_about(message) and by_target:
                         del self.tasks[key]
 
     def _pass_on(self, task: _Task, fetched: Fetched) -> None:

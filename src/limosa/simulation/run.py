@@ -19,8 +19,9 @@ from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.faults import inject
+from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
-from limosa.simulation.themes import THEMES, Theme, weather_of
+from limosa.simulation.themes import RUNS, THEMES, Theme, weather_of
 from limosa.simulation.workloads import KINDS, History, Reader, Registers, Then, Workload
 from limosa.simulation.world import ZONE, Shape, World
 
@@ -28,6 +29,8 @@ HEALING_SECONDS = 45.0
 LATEST_MESSAGE_SECONDS = 7.0
 LIVE_MOVES = 6
 """One seed of so many is about what can go wrong with a copy, and about moves with conditions."""
+RUN_SEEDS = 12
+"""Two seeds of so many are about runs of many moves."""
 
 
 class Result(Struct, frozen=True):
@@ -42,11 +45,15 @@ class Result(Struct, frozen=True):
     story: tuple[tuple[float, str, str], ...] = ()
 
 
+def is_about_runs(seed: int) -> bool:
+    return seed % RUN_SEEDS in (7, 10)
+
+
 def shape_of(theme: Theme, dice: Random) -> Shape:
     replicas = dice.choice(theme.replicas)
     return Shape(
-        nodes=dice.choice((replicas + 1, 4)),
-        partitions=dice.choice((1, 1, 2)),
+        nodes=dice.choice((replicas + 1, *theme.nodes)),
+        partitions=dice.choice(theme.partitions),
         replicas=replicas,
         clients=dice.choice((3, 4)),
         min_in_sync=dice.choice((0, 0, 1)),
@@ -65,7 +72,7 @@ def run_seed(
     real_storage: bool = False,
 ) -> Result:
     dice = Random(f"shape {seed}")
-    theme = dice.choice(THEMES)
+    theme = dice.choice(RUNS if is_about_runs(seed) else THEMES)
     shape = structs.replace(
         shape_of(theme, dice), real_storage=real_storage, live_moves=seed % LIVE_MOVES == 5
     )
@@ -102,6 +109,7 @@ class Drama:
         self.pace = dice.choice((0.03, 0.06, 0.12))
         self.aimed = dice.choice(theme.aimed)
         self.more_dice = Random(f"live moves {world.seed}")
+        self.rebalancing = Rebalancing(world)
         self.requests = 0
         self.workloads: list[Workload] = []
         reader, *others = world.clients
@@ -118,6 +126,7 @@ class Drama:
         world.on_stage = self._stage_entered
         world.on_wait = self._waited
         world.on_record = self._waited
+        world.on_run = self._run_turned
         end = world.now + self.seconds
         for workload in self.workloads:
             self._keep_busy(workload, end)
@@ -125,12 +134,27 @@ class Drama:
         while at < end:
             world.schedule(at - world.now, self._operate)
             at += dice.expovariate(1 / self.theme.operator_seconds)
+        if self.theme.run_seconds:
+            self._operate_runs(end)
         at = world.now + dice.uniform(0.2, 3)
         while at < end:
             partition = dice.choice(list(world.agreed.topology.partitions))
             world.schedule(at - world.now, inject, world, partition, self._fault())
             at += dice.expovariate(1 / dice.choice(self.theme.fault_seconds))
         world.run_until(end)
+
+    def _operate_runs(self, end: float) -> None:
+        if self.world.now < end and not self.world.healed:
+            self.rebalancing.operate()
+            delay = self.rebalancing.dice.expovariate(1 / self.theme.run_seconds)
+            self.world.schedule(delay, self._operate_runs, end)
+
+    def _run_turned(self, state: str) -> None:
+        """A run began, paused, went on, is cancelled or ended: often the coordinator dies then."""
+        if state != "idle" and self.rebalancing.dice.random() < self.theme.at_turns:
+            partition = next(iter(self.world.agreed.topology.partitions))
+            delay = self.rebalancing.dice.choice((0.0, 0.005, 0.1))
+            self.world.schedule(delay, inject, self.world, partition, "replace_coordinator")
 
     def _keep_busy(self, workload: Workload, end: float) -> None:
         if self.world.now < end and not self.world.healed:
@@ -265,6 +289,7 @@ class Drama:
 
     def _unfinished(self) -> list[tuple[str, str]]:
         self._cancel_what_waits()
+        self.rebalancing.let_end()
         waiting = unfinished(self.world)
         if self.history.outstanding:
             waiting.append((f"{self.history.outstanding} operations", ""))

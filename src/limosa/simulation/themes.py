@@ -38,6 +38,13 @@ class Theme(Struct, frozen=True):
     stuck: tuple[float, ...] = (0.0, 0.0, 0.004, 0.02)
     hold_seconds: tuple[float, ...] = (0.0, 0.0, 1.0)
     replicas: tuple[int, ...] = (1, 2, 2, 3, 3, 3)
+    partitions: tuple[int, ...] = (1, 1, 2)
+    nodes: tuple[int, ...] = (4,)
+    """How many there are, if not just one more than replicas."""
+    run_seconds: float = 0.0
+    """How often something is asked of runs; 0: never."""
+    at_turns: float = 0.0
+    """How often the coordinator is replaced when a run changes its state."""
 
 
 OPERATOR = {
@@ -135,6 +142,40 @@ THEMES: tuple[Theme, ...] = (
         replicas=(1, 2, 3),
     ),
 )  # fmt: skip
+
+
+RUNS: tuple[Theme, ...] = (
+    Theme(
+        "runs",
+        dict.fromkeys(FAULTS, 1.0),
+        {"move": 6, "volume_move": 1, "rebuild": 1, "cancel": 8, "reverse": 4, "complete": 1},
+        CLIENTS,
+        aimed=(0.02, 0.05, 0.15),
+        waits=0.02,
+        operator_seconds=2.5,
+        fault_seconds=(2.0, 5.0),
+        replicas=(1, 2, 2, 3),
+        partitions=(2, 3, 4),
+        nodes=(4, 5, 5),
+        run_seconds=0.7,
+        at_turns=0.15,
+    ),
+    Theme(
+        "runs of several coordinators",
+        {"replace_coordinator": 8, "kill_mover": 1, "crash_target": 2, "crash_owner": 1},
+        {"move": 3, "cancel": 4, "reverse": 1},
+        CLIENTS,
+        aimed=(0.05, 0.15),
+        waits=0.02,
+        operator_seconds=3.0,
+        fault_seconds=(1.5, 4.0),
+        replicas=(1, 2, 2),
+        partitions=(3, 4, 5),
+        nodes=(4, 5),
+        run_seconds=0.5,
+        at_turns=0.4,
+    ),
+)
 
 
 def weather_of(theme: Theme, dice: Random) -> Weather:

@@ -17,6 +17,8 @@ from limosa.core.coordinator.settings import Settings as CoordinatorSettings
 from limosa.core.effects import ApplySlice
 from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
+from limosa.core.machines.catalogue import REBALANCE, RUN_MOVE
+from limosa.core.machines.machine import Life
 from limosa.core.model.changes import Agreed, Commit, Put, Topology
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
@@ -60,6 +62,12 @@ class Shape(Struct, frozen=True):
     """Nodes keep what they hold in the real log and segments, on a file system in memory."""
 
 
+def edge(life: Life, was: str, now: str) -> list[tuple[str, str]]:
+    """The cell of an edge that was taken."""
+    events = life.edges[was].items()
+    return [(f"{life.name} {was}", event) for event, to in events if to == now]
+
+
 class World:
     """Everything that exists in one run."""
 
@@ -94,6 +102,7 @@ class World:
         self.on_stage: Callable[[Partition], None] = lambda record: None
         self.on_record: Callable[[PartitionId], None] = lambda partition: None
         self.on_wait: Callable[[PartitionId, str], None] = lambda partition, why: None
+        self.on_run: Callable[[str], None] = lambda state: None
         settings = Settings(
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
@@ -149,6 +158,8 @@ class World:
             CoordinatorSettings(
                 compare_seconds=2.0,
                 copy_silence_seconds=4.0 if self.shape.live_moves else 300.0,
+                retry_seconds=0.5,
+                runs_kept=3,
             ),
         )
 
@@ -233,6 +244,7 @@ class World:
             self.violate(problem, "")
         if after.topology.generation != before.topology.generation:
             self._notice_stages(before, after)
+        self._notice_runs(before, after)
         self._push(after, after.topology.generation != before.topology.generation)
 
     def _notice_stages(self, before: Agreed, after: Agreed) -> None:
@@ -247,6 +259,18 @@ class World:
                 self.on_stage(record)
             else:
                 self.on_record(name)
+
+    def _notice_runs(self, before: Agreed, after: Agreed) -> None:
+        was, now = before.rebalance.state, after.rebalance.state
+        if was != now:
+            self.cells.update(edge(REBALANCE, was, now))
+            self.on_run(now)
+        for run, moves in after.moves.items():
+            old = before.moves.get(run, {})
+            if old is not moves:
+                for number, move in moves.items():
+                    if number in old and old[number].state != move.state:
+                        self.cells.update(edge(RUN_MOVE, old[number].state, move.state))
 
     def _push(self, agreed: Agreed, topology: bool) -> None:
         """The watch: late, out of order, or lost."""

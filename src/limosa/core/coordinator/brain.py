@@ -6,10 +6,13 @@ of all that it was computed from, so a stale coordinator changes nothing.
 """
 
 from limosa.core import routing
-from limosa.core.coordinator import ownership, reports, requests, transitions
+from limosa.core.coordinator import ownership, reports, requests, run_ends, runs, transitions
 from limosa.core.coordinator.attention import Attention
+from limosa.core.coordinator.checks import no_room
+from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import Settings as Settings
+from limosa.core.coordinator.turns import held_back
 from limosa.core.coordinator.view import View
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
@@ -27,6 +30,7 @@ from limosa.core.model.changes import (
     Agreed,
     Commit,
     Put,
+    change_key,
     intent_key,
     request_key,
 )
@@ -51,6 +55,8 @@ class Coordinator:
         """Requests that are not answered yet, the first one first."""
         self._answered_at = (self.agreed, -1e9)
         """For which state they were last answered, and when."""
+        self._flights = Flights()
+        """Moves of the run under way, by what they wait for."""
         self._asked: dict[PartitionId, tuple[dict[str, Revision], float]] = {}
         self._effects_at: dict[PartitionId, tuple[transitions.Waiting | None, float]] = {}
         self._memory = Memory(settings)
@@ -109,10 +115,14 @@ class Coordinator:
 
     def _decide(self, now: float, wall: float) -> list[Effect]:
         assert self.office is not None
-        view = View(self.agreed, self.statuses, self.office, now, wall, self.settings, self._memory)
+        if self._flights.run != self.agreed.rebalance.run:
+            self._flights = Flights(self.agreed.rebalance.run)
+        self._flights.follow(self.agreed)
+        seen = (self.agreed, self.statuses, self.office, now, wall, self.settings, self._memory)
+        view = View(*seen, tuple(self._flights.open.values()), self._waiting)
         out: list[Effect] = []
         self._answer(view, out)
-        asked = {request.partition for request in self._waiting}
+        asked = {each.partition for each in self._waiting if not held_back(view, each)}
         for partition in self._attention.take(now, self.agreed):
             record = self.agreed.topology.partitions.get(partition)
             if record is None:
@@ -124,19 +134,23 @@ class Coordinator:
         return out
 
     def _answer(self, view: View, out: list[Effect]) -> None:
-        """One request of each partition, and one of all others; the agreed state decides alone."""
+        """One request of each partition, and one of all others, and what a run does next; the
+        agreed state decides alone."""
         state, answered_at = self._answered_at
         if state is self.agreed and view.now - answered_at < self.settings.ask_again_seconds:
             return
         self._answered_at = (self.agreed, view.now)
-        for forgotten in (requests.forget_answered(view), reports.forget_old(view)):
+        forgetting = (requests.forget_answered, reports.forget_old, run_ends.forget_old)
+        for forgotten in (forget(view) for forget in forgetting):
             if forgotten is not None:
                 out.append(MakeCommit(forgotten))
         answered: set[PartitionId] = set()
         for request in self._waiting:
-            if request.partition not in answered:
+            if request.partition not in answered and not held_back(view, request):
                 answered.add(request.partition)
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
+        for commit in runs.advance(view, self._flights):
+            self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
 
     def _forget(self, partition: PartitionId) -> None:
         """It was dropped."""
@@ -218,21 +232,27 @@ class Coordinator:
         asked = view.agreed.requests.get(name)
         if asked is not None:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {asked.answer}")
-        no_room = requests.no_room(view, record, Placement(replica.node, replica.volume))
-        if no_room:
-            return transitions.Waiting(f"{replica.node} is not rebuilt: {no_room}")
+        problem = no_room(view, record, Placement(replica.node, replica.volume))
+        if problem:
+            return transitions.Waiting(f"{replica.node} is not rebuilt: {problem}")
         request = Request(name, "rebuild", record.id, renewed=(replica.node,))
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
 
     def _propose(
-        self, now: float, partition: PartitionId, commit: Commit, out: list[Effect]
+        self,
+        now: float,
+        about: str,
+        commit: Commit,
+        out: list[Effect],
+        asked: dict[str, tuple[dict[str, Revision], float]] | None = None,
     ) -> None:
         """Once for each state it was computed from; a lost answer is made good after a while."""
-        guards, asked_at = self._asked.get(partition, ({}, 0.0))
+        known = self._asked if asked is None else asked
+        guards, asked_at = known.get(about, ({}, 0.0))
         if guards == commit.guards and now - asked_at < self.settings.ask_again_seconds:
             return
-        self._asked[partition] = (commit.guards, now)
+        known[about] = (commit.guards, now)
         out.append(MakeCommit(commit))
 
     def _wait(

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.progress import NO_COORDINATOR, waits_in_a_run
 from limosa.core.coordinator.settings import Settings
 from limosa.core.coordinator.transitions import Waiting
+from limosa.core.coordinator.turns import TOPOLOGY, held_back
 from limosa.core.coordinator.view import View
 from limosa.core.effects import StartCopy
 from limosa.core.machines.catalogue import READ_NEW
@@ -36,7 +38,6 @@ Value = TypeVar("Value")
 
 STABLE = "stable"
 NOTHING = "nothing"
-NO_COORDINATOR = "no coordinator lives: nothing advances; start one: `limosa serve coordinator`"
 
 AFTER_THE_END = {
     END: "the end: it is where it was meant to be, and nothing is left of the change",
@@ -147,10 +148,12 @@ def waits_for(view: View, record: Partition, held_since: float) -> str:
 def _waits_for(view: View, record: Partition, held_since: float) -> str:
     for request in view.agreed.requests.values():
         if request.partition == record.id and request.state == "waiting":
-            return f"the coordinator's answer to the request {request.id} ({request.kind})"
+            why = held_back(view, request)
+            answer = f"the coordinator's answer to the request {request.id} ({request.kind})"
+            return f"{answer}: {why}" if why else answer
     decision = decide(view, record, held_since)
     if decision is None:
-        return NOTHING
+        return waits_in_a_run(view, record.id) or NOTHING
     if isinstance(decision, Commit):
         why = decision.why.removeprefix(f"{record.id}: ")
         return f"the coordinator's next commit: {why}"
@@ -310,7 +313,13 @@ def reports_of(agreed: Agreed, partition: PartitionId) -> tuple[Report, ...]:
 def about(agreed: Agreed, partition: PartitionId) -> Agreed:
     """All of the agreed state that concerns one partition: a node answers with no more."""
     topology = agreed.topology
-    requests = {key: each for key, each in agreed.requests.items() if each.partition == partition}
+    requests = {
+        key: each
+        for key, each in agreed.requests.items()
+        if each.partition == partition or (each.state == "waiting" and each.kind in TOPOLOGY)
+    }
+    run = agreed.rebalance.run
+    moves = {n: m for n, m in agreed.moves.get(run, {}).items() if m.partition == partition}
     keys = [partition_key(partition), intent_key(partition), COORDINATOR_KEY]
     keys += map(request_key, requests)
     return replace(
@@ -326,6 +335,8 @@ def about(agreed: Agreed, partition: PartitionId) -> Agreed:
         requests=requests,
         reports={k: v for k, v in agreed.reports.items() if v.partition == partition},
         revisions=picked(agreed.revisions, keys),
+        runs=picked(agreed.runs, [run]),
+        moves={run: moves} if moves else {},
     )
 
 

@@ -36,10 +36,10 @@ def after(node: Node, *events: str, state: str = "none") -> Node:
     return replace(node, state=state)
 
 
-def enabled(topology: Topology, node: Node) -> Features:
-    """What every member can do once this node is as it says; what was enabled stays."""
-    members = [each for each in topology.nodes.values() if each.id != node.id]
-    supported = [set(each.features) for each in (*members, node) if each.state != "left"]
+def enabled(topology: Topology, *nodes: Node) -> Features:
+    """What every member can do once these nodes are as they say; what was enabled stays."""
+    members = topology.nodes | {node.id: node for node in nodes}
+    supported = [set(each.features) for each in members.values() if each.state != "left"]
     common = set.intersection(*supported) if supported else set()
     return Features(tuple(sorted(common | set(topology.features.enabled))))
 

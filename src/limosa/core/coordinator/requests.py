@@ -9,21 +9,23 @@ from typing import NamedTuple, cast
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.coordinator import members, tables
+from limosa.core.coordinator import controls, drains, members, run_requests, tables
 from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.checks import check, place_reads, replaced
+from limosa.core.coordinator.reports import report_of
+from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
 from limosa.core.coordinator.view import View
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
+    CONTROLS_KEY,
     COORDINATOR_KEY,
     Change,
     Commit,
     Put,
     Remove,
     intent_key,
-    lease_key,
     node_key,
-    partition_key,
     request_key,
     zone_key,
 )
@@ -38,14 +40,11 @@ from limosa.core.model.intent import (
     with_cancel,
 )
 from limosa.core.model.keys import Revision
-from limosa.core.model.topology import Partition, TransitionKind
+from limosa.core.model.reports import CANCELLED, REVERSED
+from limosa.core.model.topology import Partition, Transition, TransitionKind
 from limosa.core.planning.placement import data_nodes, place
 from limosa.core.planning.spread import on_volumes
 from limosa.errors import IllegalRequest, IllegalTransition
-
-ROOM = 1.2
-"""What a copy may take of what its source takes."""
-
 
 CHANGING: dict[TransitionKind, str] = {
     "move": "is being moved",
@@ -72,7 +71,9 @@ def answer(view: View, request: Request) -> Commit:
         changes, words, state = Answer((), str(refusal), "refused")
     guards = {name: view.agreed.revision_of(name) for name in (key, *service.reads(view, request))}
     guards[COORDINATOR_KEY] = view.coordinator
-    answered = Put(replace(request, state=state, answer=words))
+    if request.kind in HELD_BY_THE_LOCK:
+        guards[CONTROLS_KEY] = view.agreed.revision_of(CONTROLS_KEY)
+    answered = Put(replace(request, state=state, answer=words, run=None))
     why = f"{about(request)}: {request.kind} {state}: {words}"
     return Commit(guards, (*changes, answered), why)
 
@@ -96,14 +97,12 @@ def forget_answered(view: View) -> Commit | None:
 def about(request: Request) -> str:
     table = "" if request.table is None else request.table.name
     node = "" if request.node is None else request.node.id
-    return request.partition or request.zone or request.name or table or node
+    return request.partition or request.zone or request.name or table or node or "cluster"
 
 
 def partition_reads(view: View, request: Request) -> list[str]:
-    keys = [partition_key(request.partition), intent_key(request.partition)]
-    for each in (*request.placements, *([] if request.target is None else [request.target])):
-        keys += [node_key(each.node), lease_key(each.node)]
-    return keys
+    target = [] if request.target is None else [request.target]
+    return place_reads(view, request.partition, (*request.placements, *target))
 
 
 def zone_reads(view: View, request: Request) -> list[str]:
@@ -150,7 +149,7 @@ def serve(view: View, request: Request, trigger: Revision) -> Answer:
     if record is None or intent is None:
         raise IllegalRequest(f"there is no partition {request.partition}", "list the partitions")
     if request.kind == "cancel":
-        return cancel(record, intent, request)
+        return cancel(view, record, intent, request)
     if request.kind == "reverse" or request.kind == "complete":
         return end_hold(record, request)
     if request.hold_seconds < 0 or request.max_pause_seconds < 0:
@@ -185,18 +184,7 @@ def placements(record: Partition, intent: Intent, request: Request) -> tuple[Pla
     """All places, also if somebody says only which replica goes and where to."""
     if request.target is None:
         return request.placements
-    nodes = [each.node for each in intent.stable]
-    if request.source not in nodes:
-        raise IllegalRequest(
-            f"{request.source or 'no node'} holds no replica of {record.id}",
-            f"name one of {', '.join(nodes)}",
-        )
-    kept = [each for each in intent.stable if each.node != request.source]
-    if request.target.node in [each.node for each in kept]:
-        raise IllegalRequest(
-            f"{request.target.node} holds a replica of {record.id} already", "choose another node"
-        )
-    return tuple(request.target if p.node == request.source else p for p in intent.stable)
+    return replaced(record.id, intent.stable, request.source, request.target)
 
 
 def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assignment) -> None:
@@ -211,79 +199,12 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
     )
 
 
-def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
-    zone = view.agreed.topology.zones[record.zone]
-    nodes = [each.node for each in places]
-    twice = [node for node in nodes if nodes.count(node) > 1]
-    if twice:
-        raise IllegalRequest(f"two replicas on one node, {twice[0]}", "name distinct nodes")
-    if len(nodes) != zone.replica_count:
-        raise IllegalRequest(
-            f"{len(nodes)} replicas, but the zone {zone.id} asks for {zone.replica_count}",
-            "name as many nodes as the zone has replicas",
-        )
-    for each in new.placements:
-        check_place(view, each)
-    for node in new.renewed:
-        if node not in nodes:
-            raise IllegalRequest(f"{node} holds no replica of {record.id}", "name a node that does")
-        kept = [r for r in record.in_sync if r.node != node]
-        if not kept:
-            raise IllegalRequest(
-                f"{node} holds the only good replica", "it can't be rebuilt from others"
-            )
-    here = [Placement(replica.node, replica.volume) for replica in record.replicas]
-    for each in places:
-        if each not in here or each.node in new.renewed:
-            problem = no_room(view, record, each)
-            if problem:
-                raise IllegalRequest(problem, "choose another node or volume, or make room")
-    if new.kind == "volume_move":
-        before = {replica.node for replica in record.replicas}
-        if before != set(nodes):
-            raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
-
-
-def check_place(view: View, place: Placement) -> None:
-    node = view.agreed.topology.nodes.get(place.node)
-    if node is None or node.state == "left":
-        raise IllegalRequest(f"{place.node} is no member", "list the nodes")
-    if not node.tokens:
-        raise IllegalRequest(f"{place.node} holds no data by choice", "choose another node")
-    if place.volume not in node.volumes:
-        raise IllegalRequest(
-            f"{place.node} has no volume {place.volume!r}",
-            f"it has {', '.join(map(repr, node.volumes))}",
-        )
-    if not view.is_live(place.node):
-        raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
-
-
-def no_room(view: View, record: Partition, place: Placement) -> str:
-    """Why it does not fit there, as far as it is known what is free and what a replica takes."""
-    status, owner = view.status(place.node), view.owner_status(record)
-    free = None if status is None else status.free_bytes.get(place.volume)
-    size = 0 if owner is None else owner.bytes
-    needed = int(size * ROOM) + view.settings.free_bytes_kept
-    if free is None or not size or free >= needed:
-        return ""
-    volume = f" on its volume {place.volume}" if place.volume else ""
-    return (
-        f"{place.node} has {mebibytes(free)} free{volume}, and {record.id} needs "
-        f"{mebibytes(needed)}: it takes {mebibytes(size)}, and some must stay free"
-    )
-
-
-def mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
-
-
-def cancel(record: Partition, intent: Intent, request: Request) -> Answer:
+def cancel(view: View, record: Partition, intent: Intent, request: Request) -> Answer:
     """Stored only for the change that the caller saw; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, request.cancels)
     if stage is None:
-        return Answer((Put(cancelled(intent)),), "cancelled before it began")
+        return Answer(never_begun(view, record, intent), "cancelled before it began")
     if stage.reads is Side.OLD and not stage.given_up:
         raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
     if stage.reads is Side.NEW:
@@ -292,6 +213,16 @@ def cancel(record: Partition, intent: Intent, request: Request) -> Answer:
             "it will complete; while it is held, `reverse` takes it back",
         )
     return Answer((Put(after),), "will be cancelled")
+
+
+def never_begun(view: View, record: Partition, intent: Intent) -> tuple[Change, ...]:
+    """There is a report of it, too: whoever asked for it learns what became of it."""
+    assert intent.pending is not None
+    never = Transition(
+        f"t{intent.pending.trigger}", intent.pending.kind, "", record.replicas, begun=view.wall
+    )
+    report = report_of(view, record, never, "reverted", CANCELLED)
+    return Put(cancelled(intent)), Put(report)
 
 
 def end_hold(record: Partition, request: Request) -> Answer:
@@ -310,12 +241,14 @@ def end_hold(record: Partition, request: Request) -> Answer:
         return Answer((Put(released),), "completing")
     if not stage.given_up:
         raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
-    reversing = replace(change, giving_up="reversed by request")
+    reversing = replace(change, giving_up=REVERSED)
     return Answer((Put(replace(record, transition=reversing)),), "reversing")
 
 
 _OF_A_PARTITION = Service(serve, partition_reads)
 _OF_A_ZONE = Service(serve_zone, zone_reads)
+_OF_A_RUN = Service(run_requests.turn, run_requests.turn_reads)
+_OF_ALL = Service(controls.switch, controls.switch_reads)
 SERVICES: dict[RequestKind, Service] = {
     "move": _OF_A_PARTITION,
     "rebuild": _OF_A_PARTITION,
@@ -330,4 +263,13 @@ SERVICES: dict[RequestKind, Service] = {
     "drop_table": Service(tables.drop, tables.drop_reads),
     "join": Service(members.join, members.join_reads),
     "remove_node": Service(members.remove, members.remove_reads),
+    "start_run": Service(run_requests.start, run_requests.start_reads),
+    "drain_nodes": Service(run_requests.start, run_requests.start_reads),
+    "pause_run": _OF_A_RUN,
+    "resume_run": _OF_A_RUN,
+    "cancel_run": _OF_A_RUN,
+    "undrain_nodes": Service(drains.undrain, drains.undrain_reads),
+    "set_balancing": _OF_ALL,
+    "lock": _OF_ALL,
+    "unlock": _OF_ALL,
 }

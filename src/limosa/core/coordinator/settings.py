@@ -26,3 +26,9 @@ class Settings(Struct, frozen=True):
     moves_advice: str = ""
     free_bytes_kept: int = 256 << 20
     """A replica is put only where so much stays free."""
+    runs_kept: int = 50
+    """Ended runs; older ones are forgotten, with their moves."""
+    run_moves_kept: int = 5_000
+    """Of all ended runs together; the last run is kept whatever it has."""
+    retry_seconds: float = 2.0
+    """How long to wait before a move that failed is tried again."""

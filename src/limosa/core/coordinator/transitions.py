@@ -11,10 +11,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from limosa.core import routing
+from limosa.core.coordinator.checks import check
 from limosa.core.coordinator.memory import SealAsked
 from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
 from limosa.core.coordinator.reports import report_of
-from limosa.core.coordinator.requests import check
+from limosa.core.coordinator.turns import topology_request_waits
 from limosa.core.coordinator.view import View, with_stage
 from limosa.core.effects import Compare, Effect, Send, StartCopy
 from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
@@ -22,6 +23,7 @@ from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import DropReplica, Link, Seal, Trouble, Verify
 from limosa.core.model.changes import Change, Commit, Put
 from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
+from limosa.core.model.reports import CANCELLED
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
 from limosa.errors import IllegalRequest
 
@@ -111,7 +113,7 @@ def advance(view: View, record: Partition, held_since: float) -> Commit | Waitin
     if change.giving_up and stage.given_up:
         return fall_back(view, record) if stage.name == READ_NEW else compare(view, record)
     if stage.given_up and stage.name != READ_NEW and intent is not None and intent.cancel:
-        return give_up(view, record, "cancelled")
+        return give_up(view, record, CANCELLED)
     for work in stage.work:
         progress = DO[work](view, record, held_since)
         if isinstance(progress, GivenUp):
@@ -408,6 +410,7 @@ def hold(view: View, record: Partition, held_since: float) -> Progress:
     left = held_since + change.hold_seconds - view.now
     intent = view.agreed.intents.get(record.id)
     waited_for = intent is not None and intent.planned is not None
+    waited_for = waited_for or topology_request_waits(view) is not None
     if change.released or waited_for or left <= 0:
         return None
     return Waiting(f"held for another {left:.0f} s; `complete` ends the hold, `reverse` goes back")

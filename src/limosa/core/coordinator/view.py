@@ -19,7 +19,9 @@ from limosa.core.model.changes import (
     lease_key,
     partition_key,
 )
+from limosa.core.model.intent import Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.runs import IN_FLIGHT, RunMove
 from limosa.core.model.topology import Partition, Replica
 
 
@@ -35,6 +37,8 @@ class View:
         wall: float = 0.0,
         settings: Settings | None = None,
         memory: Memory | None = None,
+        flights: tuple[RunMove, ...] | None = None,
+        waiting: list[Request] | None = None,
     ) -> None:
         self.agreed = agreed
         self.statuses = statuses
@@ -44,6 +48,28 @@ class View:
         """What people's clocks show; nothing is decided by it."""
         self.settings = settings or Settings()
         self.memory = memory or Memory(self.settings)
+        self._flights = flights
+        self._waiting = waiting
+
+    def waiting(self) -> list[Request]:
+        """Requests that are not answered yet, the first one first."""
+        if self._waiting is None:
+            requests = self.agreed.requests.values()
+            self._waiting = [each for each in requests if each.state == "waiting"]
+        return self._waiting
+
+    def flights(self) -> tuple[RunMove, ...]:
+        """Moves of the run under way whose last attempt may not have ended."""
+        if self._flights is None:
+            moves = self.agreed.moves.get(self.agreed.rebalance.run, {}).values()
+            self._flights = tuple(m for m in moves if m.state in (*IN_FLIGHT, "COMMITTED"))
+        return self._flights
+
+    def is_under_way(self, move: RunMove) -> bool:
+        """Is its last attempt what its partition is meant to become?"""
+        intent = self.agreed.intents.get(move.partition)
+        pending = None if intent is None else intent.pending
+        return pending is not None and pending.trigger == move.trigger
 
     def is_live(self, node: NodeId) -> bool:
         return node in self.agreed.leases

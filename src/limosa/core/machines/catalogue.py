@@ -84,4 +84,25 @@ SESSION = Life(
     },
 )
 
-LIVES: dict[str, Life] = {life.name: life for life in (NODE, SESSION)}
+REBALANCE = Life(
+    "rebalance",
+    {
+        "idle": {"start": "running"},
+        "running": {"pause": "paused", "cancel": "cancelling", "end": "idle"},
+        "paused": {"resume": "running", "cancel": "cancelling", "end": "idle"},
+        "cancelling": {"end": "idle"},
+    },
+)
+
+RUN_MOVE = Life(
+    "move of a run",
+    {
+        "PENDING": {"start": "DUAL_WRITE", "be refused": "FAILED"},
+        "DUAL_WRITE": {"copy": "COPYING", "fail": "FAILED"},
+        "COPYING": {"commit": "COMMITTED", "fail": "FAILED"},
+        "COMMITTED": {},
+        "FAILED": {"try again": "PENDING"},
+    },
+)
+
+LIVES: dict[str, Life] = {life.name: life for life in (NODE, SESSION, REBALANCE, RUN_MOVE)}

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.runs import Controls, Rebalance, Run, RunMove
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -29,6 +30,8 @@ CLUSTER_KEY = "topology/cluster"
 FEATURES_KEY = "topology/features"
 COORDINATOR_KEY = "lease/coordinator"
 PIPELINE_KEY = "pipeline"
+REBALANCE_KEY = "rebalance"
+CONTROLS_KEY = "controls"
 
 
 def node_key(node: NodeId) -> str:
@@ -63,6 +66,14 @@ def report_key(partition: PartitionId, transition: str) -> str:
     return f"report/{partition}/{transition}"
 
 
+def run_key(run: str) -> str:
+    return f"run/{run}"
+
+
+def run_move_key(run: str, number: int) -> str:
+    return f"run-move/{run}/{number}"
+
+
 def lease_key(node: NodeId) -> str:
     return f"lease/node/{node}"
 
@@ -87,6 +98,14 @@ def key_of(record: Record) -> str:
             return report_key(name, transition)
         case Pipeline():
             return PIPELINE_KEY
+        case Run(id=name):
+            return run_key(name)
+        case RunMove(run=name, number=number):
+            return run_move_key(name, number)
+        case Rebalance():
+            return REBALANCE_KEY
+        case Controls():
+            return CONTROLS_KEY
         case NodeLease(node=name):
             return lease_key(name)
         case CoordinatorLease():
@@ -164,6 +183,11 @@ class Agreed(Struct, frozen=True):
     pipeline: Pipeline | None = None
     revisions: dict[str, Revision] = {}
     """Of the keys outside the topology."""
+    rebalance: Rebalance = Rebalance()
+    runs: dict[str, Run] = {}
+    moves: dict[str, dict[int, RunMove]] = {}
+    """Of each run, by number."""
+    controls: Controls = Controls()
 
     def revision_of(self, key: str) -> Revision:
         return self.topology.revisions.get(key, 0) or self.revisions.get(key, 0)
@@ -247,19 +271,45 @@ def _change_singleton(draft: _Draft, key: str, change: Change) -> None:
         draft.fields["features"] = record or Features()
 
 
+_SINGLETONS: dict[str, tuple[str, Record | None]] = {
+    COORDINATOR_KEY: ("coordinator", None),
+    PIPELINE_KEY: ("pipeline", None),
+    REBALANCE_KEY: ("rebalance", Rebalance()),
+    CONTROLS_KEY: ("controls", Controls()),
+}
+"""Records that there is one of: their field, and what is so without one."""
+_FIELDS = {"intent": "intents", "request": "requests", "lease": "leases", "run": "runs"}
+
+
 def _change_other(draft: _Draft, key: str, change: Change, revision: Revision) -> None:
     draft.date(key, change, revision)
-    if key in (COORDINATOR_KEY, PIPELINE_KEY):
-        record = change.record if isinstance(change, Put) else None
-        assert record is None or isinstance(record, CoordinatorLease | Pipeline)
-        draft.fields["coordinator" if key == COORDINATOR_KEY else "pipeline"] = record
+    if key in _SINGLETONS:
+        field, without = _SINGLETONS[key]
+        draft.fields[field] = change.record if isinstance(change, Put) else without
         return
     kind, name = key.split("/", 1)
     if kind == "report":
         draft.change("reports", key, change)
-        return
-    field = {"intent": "intents", "request": "requests", "lease": "leases"}[kind]
-    draft.change(field, name.removeprefix("node/"), change)
+    elif kind == "run-move":
+        _change_move(draft, name, change)
+    else:
+        draft.change(_FIELDS[kind], name.removeprefix("node/"), change)
+
+
+def _change_move(draft: _Draft, name: str, change: Change) -> None:
+    """Only the moves of its own run are copied, once."""
+    assert isinstance(draft.of, Agreed)
+    run, number = name.rsplit("/", 1)
+    runs = draft.copied("moves")
+    moves: dict[int, Any] = runs.get(run, {})
+    if moves is draft.of.moves.get(run) or not moves:
+        moves = runs[run] = dict(moves)
+    if isinstance(change, Put):
+        moves[int(number)] = change.record
+    else:
+        moves.pop(int(number), None)
+    if not moves:
+        del runs[run]
 
 
 def with_mark(commit: Commit) -> tuple[Change, ...]:

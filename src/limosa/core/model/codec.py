@@ -6,6 +6,7 @@ import msgspec
 
 from limosa.core.model.intent import Intent, Request
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.runs import Controls, Rebalance, Run, RunMove
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -35,6 +36,10 @@ AnyRecord: TypeAlias = (
     | CoordinatorLease
     | Report
     | Pipeline
+    | Rebalance
+    | Run
+    | RunMove
+    | Controls
     | Mark
 )
 

@@ -11,7 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
+from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable, Node, Record, TransitionKind
+from limosa.core.model.topology import Placement as Placement
 from limosa.errors import IllegalRequest
 
 RequestKind: TypeAlias = Literal[
@@ -28,16 +30,18 @@ RequestKind: TypeAlias = Literal[
     "drop_table",
     "join",
     "remove_node",
+    "start_run",
+    "drain_nodes",
+    "pause_run",
+    "resume_run",
+    "cancel_run",
+    "undrain_nodes",
+    "set_balancing",
+    "lock",
+    "unlock",
 ]
 """Of a partition, down to `complete`; of a zone (another replica count, or another set of data
-nodes); of a table; of a node."""
-
-
-class Placement(Struct, frozen=True, order=True):
-    """A place for a replica."""
-
-    node: NodeId
-    volume: str = ""
+nodes); of a table; of a node; of a run, down to `cancel_run`; and of the whole cluster."""
 
 
 class Assignment(Struct, frozen=True):
@@ -86,7 +90,8 @@ class Request(Record, frozen=True):
     state: Literal["waiting", "done", "refused"] = "waiting"
     answer: str = ""
     name: str = ""
-    """For `drop_table` and `remove_node`: of what."""
+    """For `drop_table` and `remove_node`: of what; for a run that is paused, resumed or cancelled:
+    its id, or nothing for whichever is under way; for `lock`: why, in words."""
     table: NamedTable | None = None
     """For `create_table`."""
     table_id: str = ""
@@ -107,6 +112,12 @@ class Request(Record, frozen=True):
     """For `move`, in place of all `placements`: the node that a replica leaves ..."""
     target: Placement | None = None
     """... and where it goes."""
+    run: RunPlan | None = None
+    """For `start_run` and `drain_nodes`. Once the run is there, it is the run that has the plan."""
+    names: tuple[str, ...] = ()
+    """For `undrain_nodes`: which."""
+    on: bool = True
+    """For `set_balancing`."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

@@ -5,6 +5,11 @@ from typing import Literal
 from limosa.core.model.keys import PartitionId
 from limosa.core.model.topology import Record, Replica, TransitionKind
 
+CANCELLED = "cancelled"
+REVERSED = "reversed by request"
+BY_HAND = (CANCELLED, REVERSED)
+"""Why a transition was given up, if somebody wanted that."""
+
 
 class Report(Record, frozen=True):
     """How one transition of one partition ended."""

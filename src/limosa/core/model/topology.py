@@ -130,6 +130,13 @@ class Layout(Record, frozen=True):
         return TokenRange(self.starts[index], end)
 
 
+class Placement(Struct, frozen=True, order=True):
+    """A place for a replica."""
+
+    node: NodeId
+    volume: str = ""
+
+
 class Replica(Struct, frozen=True, order=True):
     """One copy of a partition on one volume of one node, under the id of what made it."""
 

@@ -28,6 +28,8 @@ def unfinished(world: "World") -> list[tuple[str, str]]:
         if intent.cancel is not None:
             waiting.append(("a cancel is left", name))
         waiting += _busy(world, name)
+    if agreed.rebalance.state != "idle":
+        waiting.append((f"run {agreed.rebalance.run} is {agreed.rebalance.state}", ""))
     for request in agreed.requests.values():
         if request.state == "waiting":
             waiting.append((f"request {request.id}", request.partition))

@@ -1,0 +1,139 @@
+"""May a replica be put there? What a move needs of its places, asked for by whomever."""
+
+from collections.abc import Iterable
+
+from limosa.core.coordinator.view import View
+from limosa.core.model.changes import intent_key, lease_key, node_key, partition_key, zone_key
+from limosa.core.model.intent import Assignment, Placement
+from limosa.core.model.keys import NodeId, PartitionId
+from limosa.core.model.topology import Partition
+from limosa.errors import IllegalRequest
+
+ROOM = 1.2
+"""What a copy may take of what its source takes."""
+
+
+def replaced(
+    partition: PartitionId, places: tuple[Placement, ...], source: NodeId, target: Placement
+) -> tuple[Placement, ...]:
+    """All places, if one replica leaves a node for another place."""
+    nodes = [each.node for each in places]
+    if source not in nodes:
+        raise IllegalRequest(
+            f"{source or 'no node'} holds no replica of {partition}",
+            f"name one of {', '.join(nodes)}",
+        )
+    if target.node in [node for node in nodes if node != source]:
+        raise IllegalRequest(
+            f"{target.node} holds a replica of {partition} already", "choose another node"
+        )
+    return tuple(target if each.node == source else each for each in places)
+
+
+def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
+    zone = view.agreed.topology.zones[record.zone]
+    nodes = [each.node for each in places]
+    twice = [node for node in nodes if nodes.count(node) > 1]
+    if twice:
+        raise IllegalRequest(f"two replicas on one node, {twice[0]}", "name distinct nodes")
+    if len(nodes) != zone.replica_count:
+        raise IllegalRequest(
+            f"{len(nodes)} replicas, but the zone {zone.id} asks for {zone.replica_count}",
+            "name as many nodes as the zone has replicas",
+        )
+    here = [Placement(replica.node, replica.volume) for replica in record.replicas]
+    for each in new.placements:
+        check_place(view, each, each in here)
+    for node in new.renewed:
+        if node not in nodes:
+            raise IllegalRequest(f"{node} holds no replica of {record.id}", "name a node that does")
+        kept = [r for r in record.in_sync if r.node != node]
+        if not kept:
+            raise IllegalRequest(
+                f"{node} holds the only good replica", "it can't be rebuilt from others"
+            )
+    for each in places:
+        if each not in here or each.node in new.renewed:
+            problem = no_room(view, record, each)
+            if problem:
+                raise IllegalRequest(problem, "choose another node or volume, or make room")
+    if new.kind == "volume_move":
+        before = {replica.node for replica in record.replicas}
+        if before != set(nodes):
+            raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
+
+
+def check_place(view: View, place: Placement, is_there: bool) -> None:
+    """A replica that is there already may stay on a node that gets no new ones."""
+    node = view.agreed.topology.nodes.get(place.node)
+    if node is None or node.state == "left":
+        raise IllegalRequest(f"{place.node} is no member", "list the nodes")
+    if not node.tokens:
+        raise IllegalRequest(f"{place.node} holds no data by choice", "choose another node")
+    if node.state != "normal" and not is_there:
+        raise IllegalRequest(
+            f"{place.node} is {node.state}, and gets no new replicas", "choose another node"
+        )
+    if place.volume not in node.volumes:
+        raise IllegalRequest(
+            f"{place.node} has no volume {place.volume!r}",
+            f"it has {', '.join(map(repr, node.volumes))}",
+        )
+    if not view.is_live(place.node):
+        raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
+
+
+def place_reads(
+    view: View, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
+) -> list[str]:
+    """The keys that it depends on whether a partition may be moved to these places."""
+    keys = [partition_key(partition), intent_key(partition)]
+    record = view.agreed.topology.partitions.get(partition)
+    if with_zone and record is not None:
+        keys.append(zone_key(record.zone))
+    for each in places:
+        keys += [node_key(each.node), lease_key(each.node)]
+    return keys
+
+
+def no_room(view: View, record: Partition, place: Placement) -> str:
+    """Why it does not fit there, as far as it is known what is free and what a replica takes."""
+    free, size = free_bytes(view, place), bytes_of(view, record)
+    needed = int(size * ROOM) + view.settings.free_bytes_kept
+    if free is None or not size or free >= needed:
+        return ""
+    return (
+        f"{place.node} has {mebibytes(free)} free{on_volume(place)}, and {record.id} needs "
+        f"{mebibytes(needed)}: it takes {mebibytes(size)}, and some must stay free"
+    )
+
+
+def no_room_for_all(view: View, coming: dict[Placement, int]) -> str:
+    """Why so many bytes do not fit to where they are meant to come, all together."""
+    for place, size in sorted(coming.items()):
+        free = free_bytes(view, place)
+        needed = int(size * ROOM) + view.settings.free_bytes_kept
+        if free is not None and size and free < needed:
+            return (
+                f"{place.node} has {mebibytes(free)} free{on_volume(place)}, and all that is to "
+                f"come needs {mebibytes(needed)}"
+            )
+    return ""
+
+
+def free_bytes(view: View, place: Placement) -> int | None:
+    status = view.status(place.node)
+    return None if status is None else status.free_bytes.get(place.volume)
+
+
+def bytes_of(view: View, record: Partition) -> int:
+    owner = view.owner_status(record)
+    return 0 if owner is None else owner.bytes
+
+
+def on_volume(place: Placement) -> str:
+    return f" on its volume {place.volume}" if place.volume else ""
+
+
+def mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

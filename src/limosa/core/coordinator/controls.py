@@ -1,0 +1,34 @@
+"""May the cluster change by itself, and may it change at all? Switches that an operator has.
+
+Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
+While locked, nothing that changes the topology begins; what has begun goes on.
+"""
+
+from msgspec.structs import replace
+
+from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.view import View
+from limosa.core.model.changes import CONTROLS_KEY, Put
+from limosa.core.model.intent import Request
+from limosa.core.model.keys import Revision
+from limosa.errors import IllegalRequest
+
+
+def switch(view: View, request: Request, trigger: Revision) -> Answer:
+    controls = view.agreed.controls
+    if request.kind == "set_balancing":
+        words = "balancing is on" if request.on else "balancing is off"
+        return Answer((Put(replace(controls, balancing=request.on)),), words)
+    if request.kind == "unlock":
+        if not controls.locked:
+            raise IllegalRequest("the cluster is not locked", "nothing is to be done")
+        return Answer((Put(replace(controls, locked="")),), "unlocked")
+    if controls.locked:
+        raise IllegalRequest(
+            f"the cluster is locked already: {controls.locked}", "unlock it first, or leave it so"
+        )
+    return Answer((Put(replace(controls, locked=request.name or "by an operator")),), "locked")
+
+
+def switch_reads(view: View, request: Request) -> list[str]:
+    return [CONTROLS_KEY]

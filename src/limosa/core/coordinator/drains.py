@@ -1,0 +1,127 @@
+"""May these nodes be emptied, are they empty, and what are they then?
+
+A node that is being emptied gets no new replicas from the commit on that begins its run. What is
+left on it is looked up in the end, whatever the plan was.
+"""
+
+from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.members import after, enabled, held_by
+from limosa.core.coordinator.view import View
+from limosa.core.model.changes import (
+    FEATURES_KEY,
+    REBALANCE_KEY,
+    Change,
+    Put,
+    intent_key,
+    node_key,
+    zone_key,
+)
+from limosa.core.model.intent import Request
+from limosa.core.model.keys import NodeId, Revision
+from limosa.core.model.runs import Outcome, Run, RunPlan
+from limosa.core.model.topology import Node
+from limosa.core.planning.placement import data_nodes
+from limosa.errors import IllegalRequest
+
+
+def begin(view: View, plan: RunPlan) -> tuple[Change, ...]:
+    """The nodes get nothing new from now on; refused if they can't be emptied."""
+    nodes = [member(view, name) for name in plan.drains]
+    if len(set(plan.drains)) != len(plan.drains):
+        raise IllegalRequest("a node is named twice", "name each once")
+    check_enough_stay(view, plan.drains)
+    for node in nodes:
+        check_emptied(view, node.id, plan)
+    return tuple(
+        Put(after(node, "leave", state=node.state)) for node in nodes if node.state == "normal"
+    )
+
+
+def member(view: View, name: NodeId) -> Node:
+    node = view.agreed.topology.nodes.get(name)
+    if node is None or node.state == "left":
+        raise IllegalRequest(f"{name} is no member", "list the nodes")
+    return node
+
+
+def check_enough_stay(view: View, leaving: tuple[NodeId, ...]) -> None:
+    topology = view.agreed.topology
+    others = [node for node in topology.nodes.values() if node.id not in leaving]
+    if not any(node.tokens and node.state == "normal" for node in others):
+        raise IllegalRequest(
+            f"no data node is left without {', '.join(leaving)}", "let another one join first"
+        )
+    for zone in topology.zones.values():
+        stay = data_nodes(zone, others)
+        fewer = len(stay) < len(data_nodes(zone, topology.nodes.values()))
+        if fewer and len(stay) < zone.replica_count:
+            raise IllegalRequest(
+                f"the zone {zone.id} has {zone.replica_count} replicas of everything, and "
+                f"{len(stay)} of its data nodes stay",
+                "let others join first, drain fewer, or ask for fewer replicas",
+            )
+
+
+def check_emptied(view: View, node: NodeId, plan: RunPlan) -> None:
+    moved = {move.partition for move in plan.moves if move.source == node}
+    left = [partition for partition in held_by(view, node) if partition not in moved]
+    if left:
+        raise IllegalRequest(
+            f"the plan leaves {len(left)} replicas on {node}, like one of {left[0]}", "plan anew"
+        )
+
+
+def begin_reads(view: View, plan: RunPlan) -> list[str]:
+    """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
+    if not plan.drains:
+        return []
+    topology = view.agreed.topology
+    keys = [*map(node_key, topology.nodes), *map(zone_key, topology.zones)]
+    return [*keys, *map(node_key, plan.drains), *map(intent_key, view.agreed.intents)]
+
+
+def end(view: View, run: Run, outcome: Outcome) -> tuple[tuple[Change, ...], Outcome, str]:
+    """What becomes of the nodes: empty, all of them, or normal again. (Changes, outcome, words.)"""
+    nodes = [view.agreed.topology.nodes[name] for name in run.drains]
+    names = ", ".join(run.drains)
+    if not nodes:
+        return (), outcome, ""
+    holds = {node.id: held_by(view, node.id) for node in nodes}
+    full = [f"{name} holds a replica of {held[0]}" for name, held in holds.items() if held]
+    if outcome == "cancelled" or full:
+        back = tuple(Put(after(node, "fail", state=node.state)) for node in nodes)
+        why = f" ({full[0]})" if full and outcome != "cancelled" else ""
+        failed: Outcome = "cancelled" if outcome == "cancelled" else "failed-in-part"
+        return back, failed, f"not drained, and normal again: {names}{why}"
+    if not run.decommission:
+        return (), outcome, f"drained: {names}"
+    gone = [after(node, "succeed", state=node.state) for node in nodes]
+    features = Put(enabled(view.agreed.topology, *gone))
+    return (*map(Put, gone), features), outcome, f"left: {names}"
+
+
+def end_reads(view: View, run: Run) -> list[str]:
+    if not run.drains:
+        return []
+    keys = [FEATURES_KEY, *map(node_key, view.agreed.topology.nodes)]
+    return [*keys, *map(intent_key, view.agreed.intents)]
+
+
+def undrain(view: View, request: Request, trigger: Revision) -> Answer:
+    """Nodes that were emptied, and did not leave, take part again."""
+    run = view.agreed.runs.get(view.agreed.rebalance.run)
+    back: list[Change] = []
+    for name in dict.fromkeys(request.names):
+        node = member(view, name)
+        if run is not None and name in run.drains:
+            raise IllegalRequest(f"{name} is being drained by {run.id}", "cancel that run")
+        if node.state != "decommissioning":
+            raise IllegalRequest(f"{name} is {node.state}", "name nodes that were drained")
+        back.append(Put(after(node, "fail", state=node.state)))
+    if not back:
+        raise IllegalRequest("no node is named", "name nodes that were drained")
+    return Answer(tuple(back), f"normal again: {', '.join(request.names)}")
+
+
+def undrain_reads(view: View, request: Request) -> list[str]:
+    return [REBALANCE_KEY, *map(node_key, request.names)]

@@ -1,0 +1,88 @@
+"""Which moves of the run under way are worth a look? An index of them, by what they wait for.
+
+It is made of the agreed state alone, and only what changed in it is looked at again.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+
+from limosa.core.model.changes import Agreed
+from limosa.core.model.keys import NodeId, Revision
+from limosa.core.model.runs import RunMove
+
+Pair = tuple[NodeId, NodeId]
+
+
+class Flights:
+    """The moves of one run: to begin, in flight, failed."""
+
+    def __init__(self, run: str = "") -> None:
+        self.run = run
+        self._known: dict[int, RunMove] = {}
+        self.open: dict[int, RunMove] = {}
+        """In flight, or committed, and its transition may not have ended."""
+        self.failed: dict[int, RunMove] = {}
+        """To be tried again."""
+        self.pending: dict[Pair, dict[int, RunMove]] = {}
+        self.asked: dict[str, tuple[dict[str, Revision], float]] = {}
+        """Which commits were asked for, with which guards, and when."""
+        self._failed_at: dict[int, float] = {}
+
+    def follow(self, agreed: Agreed) -> None:
+        moves = agreed.moves.get(self.run, {})
+        if moves is self._known:
+            return
+        for number, move in moves.items():
+            before = self._known.get(number)
+            if before is not move:
+                self._take_out(before)
+                self._put_in(move)
+        self._known = moves
+
+    def _take_out(self, move: RunMove | None) -> None:
+        if move is None:
+            return
+        self.open.pop(move.number, None)
+        self.failed.pop(move.number, None)
+        self._failed_at.pop(move.number, None)
+        bucket = self.pending.get(_pair(move), {})
+        bucket.pop(move.number, None)
+        if not bucket:
+            self.pending.pop(_pair(move), None)
+
+    def _put_in(self, move: RunMove) -> None:
+        if move.state == "PENDING":
+            self.pending.setdefault(_pair(move), {})[move.number] = move
+        elif move.state == "FAILED":
+            if not move.final:
+                self.failed[move.number] = move
+        else:
+            self.open[move.number] = move
+
+    def failed_since(self, move: RunMove, now: float) -> float:
+        """Since when it is known here; a successor waits for as long again."""
+        return self._failed_at.setdefault(move.number, now)
+
+    def close(self, move: RunMove) -> None:
+        """Nothing of it is left to end."""
+        self.open.pop(move.number, None)
+
+    def to_begin(self, has_room: Callable[[NodeId, NodeId], bool]) -> Iterator[RunMove]:
+        """Those to begin, in their order; not those whose nodes have no room by then."""
+        heap = []
+        for pair, bucket in self.pending.items():
+            numbers = iter(bucket)
+            heap.append((next(numbers), pair, numbers))
+        heapify(heap)
+        while heap:
+            number, pair, numbers = heappop(heap)
+            if not has_room(*pair):
+                continue
+            yield self.pending[pair][number]
+            later = next(numbers, None)
+            if later is not None:
+                heappush(heap, (later, pair, numbers))
+
+
+def _pair(move: RunMove) -> Pair:
+    return move.source, move.target.node

@@ -1,0 +1,158 @@
+"""How far is a run, and what does it wait for? For people: of the agreed state and of what nodes
+say, by whoever has these.
+"""
+
+from collections import Counter
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.run_starts import Traffic, busy, stopped
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.model.keys import PartitionId
+from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RebalanceState, Run, RunMove
+from limosa.errors import IllegalRequest
+
+NO_COORDINATOR = "no coordinator lives: nothing advances; start one: `limosa serve coordinator`"
+SENTENCES_MAX = 10
+
+
+class Progress(Struct, frozen=True):
+    """One run, as it is now or was when it ended."""
+
+    run: Run
+    state: RebalanceState
+    """`idle` once it has ended."""
+    total: int
+    pending: int
+    in_flight: int
+    committed: int
+    failed: int
+    """Those that are tried again, too."""
+    rows: int
+    """Of committed moves, and of those in flight as far as they have arrived; so `bytes`."""
+    bytes: int
+    seconds: float
+    """Since it began; of one that has ended, in all."""
+    bytes_per_second: float
+    seconds_left: float | None
+    """About; None: it has ended or stopped, or nobody can say yet."""
+    pause_seconds: float
+    """The longest so far for which a hand-over paused writes."""
+    waits: tuple[str, ...]
+    """What it waits for, in words."""
+    current: tuple[RunMove, ...]
+    """Those in flight, with what there is to say about them."""
+
+
+def progress(view: View, name: str) -> Progress:
+    run = view.agreed.runs.get(name)
+    if run is None:
+        raise IllegalRequest(f"there is no run {name}", "list the runs")
+    moves = view.agreed.moves.get(name, {}).values()
+    over = sum(m.state == "COMMITTED" or (m.state == "FAILED" and m.final) for m in moves)
+    current = tuple(shown(view, move) for move in moves if move.state in IN_FLIGHT)
+    arrived = [copied(view, move) for move in current]
+    committed = [move for move in moves if move.state == "COMMITTED"]
+    counts = Counter(move.state for move in moves)
+    size = sum(m.bytes for m in committed) + sum(size for _, size in arrived)
+    seconds = max(0.0, (run.ended or view.wall) - run.started)
+    rate = size / seconds if seconds else 0.0
+    return Progress(
+        run,
+        state_of(view, run),
+        run.moves,
+        counts["PENDING"],
+        len(current),
+        len(committed),
+        counts["FAILED"],
+        sum(m.rows for m in committed) + sum(rows for rows, _ in arrived),
+        size,
+        seconds,
+        rate,
+        seconds_left(view, run, over, size, seconds),
+        max((move.pause_seconds for move in moves), default=0.0),
+        waits_of(view, run),
+        current,
+    )
+
+
+def state_of(view: View, run: Run) -> RebalanceState:
+    return view.agreed.rebalance.state if view.agreed.rebalance.run == run.id else "idle"
+
+
+def seconds_left(view: View, run: Run, ended: int, size: int, seconds: float) -> float | None:
+    """By bytes, if it was estimated how many there are; else by moves."""
+    if state_of(view, run) != "running" or not seconds:
+        return None
+    whole = 0 if run.estimate is None else run.estimate.bytes
+    if whole and size:
+        return seconds * max(0, whole - size) / size
+    return seconds * (run.moves - ended) / ended if ended else None
+
+
+def shown(view: View, move: RunMove) -> RunMove:
+    """With what its partition's transition has to say."""
+    record = view.agreed.topology.partitions.get(move.partition)
+    change = None if record is None else record.transition
+    if change is None or change.id != f"t{move.trigger}":
+        return move
+    if change.giving_up:
+        return replace(move, detail=f"goes back: {change.giving_up}")
+    held = change.stage == READ_NEW and change.hold_seconds and not change.released
+    return replace(move, detail="held") if held else move
+
+
+def copied(view: View, move: RunMove) -> tuple[int, int]:
+    """Rows and bytes that have arrived so far."""
+    record = view.agreed.topology.partitions.get(move.partition)
+    known = [] if record is None else [view.of(record, r) for r in routing.new_only(record)]
+    said = [each for each in known if each is not None]
+    return sum(each.rows for each in said), sum(each.bytes for each in said)
+
+
+# --- what it waits for
+
+
+def waits_of(view: View, run: Run) -> tuple[str, ...]:
+    if run.outcome:
+        return ()
+    out = [] if view.agreed.coordinator is not None else [NO_COORDINATOR]
+    moves = view.agreed.moves.get(run.id, {}).values()
+    out += [retried(move) for move in moves if move.state == "FAILED" and not move.final]
+    pending = [move for move in moves if move.state == "PENDING"]
+    why = stopped(view, run)
+    if why:
+        out.append(why)
+    elif pending:
+        traffic = Traffic(view, run)
+        reasons = [move_waits(view, traffic, move) for move in pending]
+        out += [reason for reason in dict.fromkeys(reasons) if reason]
+    return tuple(out[:SENTENCES_MAX])
+
+
+def retried(move: RunMove) -> str:
+    return (
+        f"the move of {move.partition} failed ({move.detail}) and is tried again: "
+        f"{move.attempts} of {ATTEMPTS_MAX} attempts are over"
+    )
+
+
+def move_waits(view: View, traffic: Traffic, move: RunMove) -> str:
+    return traffic.full(move.source, move.target.node) or busy(view, move)
+
+
+def waits_in_a_run(view: View, partition: PartitionId) -> str:
+    """Of a partition that a run is to move: why it has not begun to."""
+    run = view.agreed.runs.get(view.agreed.rebalance.run)
+    if run is None:
+        return ""
+    moves = view.agreed.moves.get(run.id, {}).values()
+    mine = [m for m in moves if m.partition == partition and m.state in ("PENDING", "FAILED")]
+    if not mine or (mine[0].state == "FAILED" and mine[0].final):
+        return ""
+    if mine[0].state == "FAILED":
+        return retried(mine[0])
+    return f"its turn in run {run.id}: {stopped(view, run) or 'it begins when its nodes have room'}"

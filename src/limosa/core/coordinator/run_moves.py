@@ -1,0 +1,150 @@
+"""How far is a move of a run? Its partition's transition goes its way, and the record follows.
+
+A move is written down step by step, whatever was missed meanwhile. One that went back is tried
+again after a while, unless somebody did not want it any more.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.flights import Flights
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import (
+    ALLOW,
+    CLEANUP,
+    READ_NEW,
+    RUN_MOVE,
+    STREAMING,
+    USE_NEW,
+    WRITE_BOTH,
+)
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    REBALANCE_KEY,
+    Change,
+    Commit,
+    Put,
+    intent_key,
+    partition_key,
+    report_key,
+    run_move_key,
+)
+from limosa.core.model.reports import BY_HAND, Report
+from limosa.core.model.runs import ATTEMPTS_MAX, RunMove
+from limosa.core.model.topology import Partition
+
+STATE_IN: dict[str, int] = {
+    ALLOW: 0,
+    WRITE_BOTH: 0,
+    STREAMING: 1,
+    READ_NEW: 1,
+    USE_NEW: 2,
+    CLEANUP: 2,
+}
+"""How far a move is while its transition goes forward."""
+FORWARD = ("copy", "commit")
+"""What happens to it on its way."""
+FAR = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
+GONE = "the partition is gone"
+WITH_ITS_RUN = "its run was cancelled"
+
+
+def written(view: View, keys: Iterable[str], changes: tuple[Change, ...], why: str) -> Commit:
+    """A commit for the run under way, guarded by all that it was computed from."""
+    guards = {key: view.agreed.revision_of(key) for key in (REBALANCE_KEY, *keys)}
+    guards[COORDINATOR_KEY] = view.coordinator
+    return Commit(guards, changes, why)
+
+
+def follow(view: View, flights: Flights, move: RunMove) -> Commit | None:
+    """Write down how far it is, one step at a time."""
+    now = followed(view, move)
+    if now is move:
+        if not view.is_under_way(move) and move.state == "COMMITTED":
+            flights.close(move)
+        return None
+    keys = [
+        run_move_key(move.run, move.number),
+        partition_key(move.partition),
+        intent_key(move.partition),
+        report_key(move.partition, f"t{move.trigger}"),
+    ]
+    return written(view, keys, (Put(now),), f"{move.partition}: {move.run}: {now.state}")
+
+
+def followed(view: View, move: RunMove) -> RunMove:
+    """The move as it should be written down; the same one if there is nothing new."""
+    record = view.agreed.topology.partitions.get(move.partition)
+    if move.state == "COMMITTED":
+        return move
+    if record is None:
+        return failed(view, move, GONE, final=True)
+    report = view.agreed.reports.get(report_key(move.partition, f"t{move.trigger}"))
+    if view.is_under_way(move):
+        stage = routing.stage_of(record)
+        far = 0 if stage is None else STATE_IN.get(stage.name, 0)
+    elif has_landed(view, move, report):
+        far = FAR["COMMITTED"]
+    else:
+        return given_up(view, move, report)
+    if far <= FAR[move.state]:
+        return move
+    return forward(view, record, move, report)
+
+
+def has_landed(view: View, move: RunMove, report: Report | None) -> bool:
+    """Did its attempt end well? Its report says so; without one, the replicas do."""
+    if report is not None:
+        return report.outcome == "done"
+    stable = view.agreed.intents[move.partition].stable
+    left = all(place.node != move.source or place == move.target for place in stable)
+    return move.target in stable and left
+
+
+def forward(view: View, record: Partition, move: RunMove, report: Report | None) -> RunMove:
+    state = RUN_MOVE.after(move.state, FORWARD[FAR[move.state]])
+    if state != "COMMITTED":
+        return replace(move, state=state)
+    owner = view.owner_status(record)
+    change = record.transition
+    paused = 0.0 if change is None else change.pause_seconds
+    return replace(
+        move,
+        state=state,
+        rows=0 if owner is None else owner.rows,
+        bytes=move.bytes if owner is None else owner.bytes,
+        ended=view.wall,
+        pause_seconds=paused if report is None else report.pause_seconds,
+    )
+
+
+def given_up(view: View, move: RunMove, report: Report | None) -> RunMove:
+    """Tried again, unless a person did not want it any more."""
+    why = "it was given up" if report is None else report.why
+    if view.agreed.rebalance.state == "cancelling":
+        return failed(view, move, WITH_ITS_RUN, final=True)
+    return failed(view, move, why, final=why in BY_HAND)
+
+
+def failed(view: View, move: RunMove, why: str, final: bool) -> RunMove:
+    event = "be refused" if move.state == "PENDING" else "fail"
+    return replace(
+        move,
+        state=RUN_MOVE.after(move.state, event),
+        final=final or move.attempts >= ATTEMPTS_MAX,
+        ended=view.wall,
+        detail=why,
+    )
+
+
+def try_again(view: View, flights: Flights, move: RunMove) -> Commit | None:
+    """After a while: what was in the way may be gone."""
+    since = flights.failed_since(move, view.now)
+    if view.now - since < view.settings.retry_seconds:
+        return None
+    state = RUN_MOVE.after(move.state, "try again")
+    key = run_move_key(move.run, move.number)
+    why = f"{move.partition}: {move.run}: to be tried again"
+    return written(view, [key], (Put(replace(move, state=state, ended=0.0)),), why)

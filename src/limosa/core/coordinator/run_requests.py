@@ -1,0 +1,210 @@
+"""May a run begin, pause, go on or be cancelled? Each is one commit, or a refusal that writes
+nothing.
+
+A plan is accepted as a whole. Two moves of one partition are possible if they are about two
+replicas of it: the second begins when the first has ended.
+"""
+
+from typing import cast
+
+from msgspec.structs import replace
+
+from limosa.core.coordinator import drains
+from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.checks import (
+    bytes_of,
+    check,
+    no_room_for_all,
+    place_reads,
+    replaced,
+)
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import REBALANCE
+from limosa.core.model.changes import REBALANCE_KEY, Put
+from limosa.core.model.intent import Assignment, Placement, Request, RequestKind
+from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.runs import PlannedMove, Rebalance, RebalanceState, Run, RunMove, RunPlan
+from limosa.core.model.topology import Partition, TransitionKind
+from limosa.errors import IllegalRequest
+
+# --- begin
+
+
+def start(view: View, request: Request, trigger: Revision) -> Answer:
+    """The whole plan becomes records, in one commit; its first moves begin by another."""
+    plan = request.run
+    if plan is None:
+        raise IllegalRequest("a run without a plan", "say which replicas go where")
+    check_idle(view)
+    check_words(view, plan, request.kind)
+    check_moves(view, plan)
+    leaving = drains.begin(view, plan) if plan.drains else ()
+    name = f"r{trigger}"
+    run = Run(
+        name,
+        plan.action,
+        len(plan.moves),
+        plan.by,
+        plan.why,
+        plan.limits,
+        plan.hold_seconds,
+        plan.max_pause_seconds,
+        plan.estimate,
+        plan.drains,
+        plan.decommission,
+        started=view.wall,
+    )
+    moves = (
+        Put(RunMove(name, number, move.partition, move.source, move.target))
+        for number, move in enumerate(plan.moves)
+    )
+    started = Put(Rebalance(next_state(view, "start"), name))
+    return Answer((started, Put(run), *moves, *leaving), f"started as run {name}")
+
+
+def next_state(view: View, event: str) -> RebalanceState:
+    return cast(RebalanceState, REBALANCE.after(view.agreed.rebalance.state, event))
+
+
+def check_idle(view: View) -> None:
+    """Before anything else: one who comes second changes nothing."""
+    now = view.agreed.rebalance
+    if now.state != "idle":
+        action = view.agreed.runs[now.run].action
+        raise IllegalRequest(
+            f"run {now.run} is {now.state} already: {action}", "wait for its end, or cancel it"
+        )
+
+
+def check_words(view: View, plan: RunPlan, kind: RequestKind) -> None:
+    if plan.by == "balancer" and not view.agreed.controls.balancing:
+        raise IllegalRequest("balancing is off", "switch it on, or ask for the moves yourself")
+    if plan.moves and view.settings.moves_refused:
+        raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
+    if kind == "start_run" and plan.drains:
+        raise IllegalRequest("a run that also drains nodes", "ask for the drain instead")
+    if kind == "drain_nodes" and not plan.drains:
+        raise IllegalRequest("no node is named", "name the nodes that are to be emptied")
+    if kind == "start_run" and not plan.moves:
+        raise IllegalRequest("a run without moves", "nothing is to be done")
+    limits = plan.limits
+    if limits.moves_in < 1 or limits.moves_out < 1 or limits.bytes_per_second < 0:
+        raise IllegalRequest(
+            f"limits of {limits.moves_in} moves to a node, {limits.moves_out} away from one and "
+            f"{limits.bytes_per_second} bytes a second",
+            "allow at least 1 move, or nothing would ever move; 0 bytes: as many as there are",
+        )
+    if plan.hold_seconds < 0 or plan.max_pause_seconds < 0:
+        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+
+
+def check_moves(view: View, plan: RunPlan) -> None:
+    """Each, after those before it, and all together."""
+    places: dict[PartitionId, tuple[Placement, ...]] = {}
+    seen: dict[tuple[PartitionId, NodeId], None] = {}
+    coming: dict[Placement, int] = {}
+    for move in plan.moves:
+        record = known(view, move.partition)
+        if (move.partition, move.source) in seen:
+            raise IllegalRequest(
+                f"two moves of the replica of {move.partition} on {move.source}", "name it once"
+            )
+        seen[move.partition, move.source] = None
+        before = places.get(move.partition, view.agreed.intents[move.partition].stable)
+        after = replaced(move.partition, before, move.source, move.target)
+        check(view, record, Assignment(kind_of(move), after), after)
+        check_given(view, record)
+        places[move.partition] = after
+        coming[move.target] = coming.get(move.target, 0) + bytes_of(view, record)
+    problem = no_room_for_all(view, coming)
+    if problem:
+        raise IllegalRequest(problem, "move less there, or make room")
+
+
+def kind_of(move: PlannedMove | RunMove) -> TransitionKind:
+    return "volume_move" if move.source == move.target.node else "move"
+
+
+def known(view: View, partition: PartitionId) -> Partition:
+    record = view.agreed.topology.partitions.get(partition)
+    if record is None:
+        raise IllegalRequest(f"there is no partition {partition}", "plan anew")
+    if view.agreed.intents[partition].pending is not None:
+        raise IllegalRequest(
+            f"another change of {partition} is under way", "wait for its end, or cancel it"
+        )
+    return record
+
+
+def check_given(view: View, record: Partition) -> None:
+    """A copy is read from a replica that lives and has everything; the one that goes need not."""
+    if not any(view.is_live(replica.node) for replica in record.in_sync):
+        away = ", ".join(sorted(replica.node for replica in record.in_sync))
+        raise IllegalRequest(
+            f"nobody who lives can give {record.id}: {away} does not live", "start it first"
+        )
+
+
+def start_reads(view: View, request: Request) -> list[str]:
+    plan = request.run or RunPlan("")
+    keys = [REBALANCE_KEY, *drains.begin_reads(view, plan)]
+    for move in plan.moves:
+        intent = view.agreed.intents.get(move.partition)
+        stable = () if intent is None else intent.stable
+        keys += place_reads(view, move.partition, (*stable, move.target), with_zone=True)
+    return list(dict.fromkeys(keys))
+
+
+# --- pause, go on, cancel
+
+
+class _Turn:
+    """What one who asks for it in another state is told."""
+
+    def __init__(self, event: str, words: str, **refusals: tuple[str, str]) -> None:
+        self.event = event
+        self.words = words
+        self.refusals = refusals
+
+
+_NONE = ("no run is under way", "start one")
+_ENDING = ("{run} is being cancelled", "wait for its end")
+_TURNS: dict[RequestKind, _Turn] = {
+    "pause_run": _Turn(
+        "pause",
+        "{run} is paused; what is in flight ends",
+        idle=_NONE,
+        paused=("{run} is paused already", "resume it, or cancel it"),
+        cancelling=_ENDING,
+    ),
+    "resume_run": _Turn(
+        "resume",
+        "{run} goes on",
+        idle=_NONE,
+        running=("{run} is running", "nothing is to be done"),
+        cancelling=_ENDING,
+    ),
+    "cancel_run": _Turn(
+        "cancel",
+        "{run} is being cancelled; what is committed stays",
+        idle=_NONE,
+        cancelling=("{run} is being cancelled already", "wait for its end"),
+    ),
+}
+
+
+def turn(view: View, request: Request, trigger: Revision) -> Answer:
+    """The state alone changes; what follows from it follows by other commits."""
+    now = view.agreed.rebalance
+    asked = _TURNS[request.kind]
+    if request.name and request.name != now.run:
+        raise IllegalRequest(f"{request.name} is not under way", "look at the runs")
+    if now.state in asked.refusals:
+        words, advice = asked.refusals[now.state]
+        raise IllegalRequest(words.format(run=f"run {now.run}"), advice)
+    after = replace(now, state=next_state(view, asked.event))
+    return Answer((Put(after),), asked.words.format(run=f"run {now.run}"))
+
+
+def turn_reads(view: View, request: Request) -> list[str]:
+    return [REBALANCE_KEY]

@@ -1,0 +1,153 @@
+"""Which moves of a run begin now? As many as the limits allow, in their order.
+
+A move begins as any other does: by the intent of its partition, with the revision of the move's own
+record as the trigger. If another change of the partition came first, the move waits for its end; if
+the replica is elsewhere by then, the move has failed, since nobody may guess what is wanted now.
+"""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from limosa.core import routing
+from limosa.core.coordinator.checks import bytes_of, check, place_reads, replaced
+from limosa.core.coordinator.flights import Flights
+from limosa.core.coordinator.run_moves import GONE, failed, written
+from limosa.core.coordinator.run_requests import kind_of
+from limosa.core.coordinator.turns import topology_request_waits
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import RUN_MOVE
+from limosa.core.model.changes import CONTROLS_KEY, Change, Commit, Put, run_key, run_move_key
+from limosa.core.model.intent import Assignment, Intent, assign
+from limosa.core.model.keys import NodeId, PartitionId
+from limosa.core.model.runs import IN_FLIGHT, Run, RunMove
+from limosa.errors import IllegalRequest
+
+
+class Traffic:
+    """How many replicas are on their way to and away from each node, as the topology says."""
+
+    def __init__(self, view: View, run: Run) -> None:
+        self.limits = run.limits
+        self.to: Counter[NodeId] = Counter()
+        self.away: Counter[NodeId] = Counter()
+        for record in view.agreed.topology.partitions.values():
+            if record.transition is not None:
+                self.to.update(replica.node for replica in routing.new_only(record))
+                self.away.update(replica.node for replica in routing.old_only(record))
+        for move in view.flights():
+            if move.state in IN_FLIGHT and not has_begun(view, move):
+                self.add(move)
+
+    def add(self, move: RunMove) -> None:
+        self.to[move.target.node] += 1
+        self.away[move.source] += 1
+
+    def has_room(self, source: NodeId, target: NodeId) -> bool:
+        return not self.full(source, target)
+
+    def full(self, source: NodeId, target: NodeId) -> str:
+        """Which node is at its limit, in words."""
+        if self.to[target] >= self.limits.moves_in:
+            return f"{target} is at its limit of {self.limits.moves_in} moves to it at once"
+        if self.away[source] >= self.limits.moves_out:
+            return f"{source} is at its limit of {self.limits.moves_out} moves away from it at once"
+        return ""
+
+
+def has_begun(view: View, move: RunMove) -> bool:
+    record = view.agreed.topology.partitions.get(move.partition)
+    change = None if record is None else record.transition
+    return change is not None and change.id == f"t{move.trigger}"
+
+
+def stopped(view: View, run: Run) -> str:
+    """Why no move of the run may begin, in words; nothing: they may."""
+    if view.agreed.rebalance.state == "paused":
+        return "it is paused; `resume` goes on"
+    if view.agreed.rebalance.state == "cancelling":
+        return "it is being cancelled: what is in flight goes back or completes"
+    if view.agreed.controls.locked:
+        return f"the cluster is locked: {view.agreed.controls.locked}"
+    if run.by == "balancer" and not view.agreed.controls.balancing:
+        return "balancing is off"
+    request = topology_request_waits(view)
+    if request is not None:
+        return f"the request {request.id} ({request.kind}) is served first"
+    return ""
+
+
+def begin(view: View, run: Run, flights: Flights) -> Commit | None:
+    """As many as the limits allow, in one commit: of two who count at once only one begins."""
+    if not flights.pending or stopped(view, run):
+        return None
+    traffic = Traffic(view, run)
+    keys = [run_key(run.id), CONTROLS_KEY]
+    changes: list[Change] = []
+    starts = 0
+    looked_at: dict[PartitionId, None] = {}
+    for move in flights.to_begin(traffic.has_room):
+        if move.partition in looked_at or busy(view, move):
+            continue
+        looked_at[move.partition] = None
+        keys += move_reads(view, move)
+        tried, intent = attempt(view, run, move)
+        changes.append(Put(tried))
+        if intent is not None:
+            changes.append(Put(intent))
+            starts += 1
+        if tried.state != "FAILED":
+            traffic.add(move)
+    if not changes:
+        return None
+    counted = Put(replace(run, starts=run.starts + starts))
+    why = f"{run.id}: {starts} moves begin" if starts else f"{run.id}: looks at its next moves"
+    return written(view, keys, (counted, *changes), why)
+
+
+def busy(view: View, move: RunMove) -> str:
+    """What its partition is busy with, in words."""
+    record = view.agreed.topology.partitions.get(move.partition)
+    intent = view.agreed.intents.get(move.partition)
+    if record is None or intent is None:
+        return ""
+    if record.transition is not None or intent.pending is not None:
+        return f"another change of {move.partition} is under way"
+    asked = [each for each in view.waiting() if each.partition == move.partition]
+    return f"the request {asked[0].id} about {move.partition} comes first" if asked else ""
+
+
+def move_reads(view: View, move: RunMove) -> list[str]:
+    intent = view.agreed.intents.get(move.partition)
+    stable = () if intent is None else intent.stable
+    places = place_reads(view, move.partition, (*stable, move.target), with_zone=True)
+    return [run_move_key(move.run, move.number), *places]
+
+
+def attempt(view: View, run: Run, move: RunMove) -> tuple[RunMove, Intent | None]:
+    """Its record, and the intent with which it begins, if it can and can now."""
+    record = view.agreed.topology.partitions.get(move.partition)
+    if record is None:
+        return failed(view, move, GONE, final=True), None
+    intent = view.agreed.intents[move.partition]
+    trigger = view.agreed.revision_of(run_move_key(move.run, move.number))
+    if trigger <= intent.change:
+        return move, None  # written again, it has a revision that is newer than the last change
+    tried = replace(move, attempts=move.attempts + 1, trigger=trigger, began=view.wall, detail="")
+    try:
+        places = replaced(move.partition, intent.stable, move.source, move.target)
+    except IllegalRequest as refusal:
+        return failed(view, tried, f"another request moved it: {refusal}", final=True), None
+    new = Assignment(
+        kind_of(move),
+        places,
+        hold_seconds=run.hold_seconds,
+        trigger=trigger,
+        max_pause_seconds=run.max_pause_seconds,
+    )
+    try:
+        check(view, record, new, places)
+    except IllegalRequest as refusal:
+        return failed(view, tried, str(refusal), final=False), None
+    begun = replace(tried, state=RUN_MOVE.after(move.state, "start"), bytes=bytes_of(view, record))
+    return begun, assign(intent, new)

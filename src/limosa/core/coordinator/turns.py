@@ -1,0 +1,53 @@
+"""Whose turn is it? Some requests wait: for an operator's lock, or for moves that are in flight.
+
+While a request that changes the topology waits, a run begins no more moves, and holds end. So what
+is in flight ends, the request is served, and the run goes on: neither starves the other.
+"""
+
+from limosa.core.coordinator.view import View
+from limosa.core.model.intent import Request, RequestKind
+
+TOPOLOGY: tuple[RequestKind, ...] = (
+    "set_replicas",
+    "follow_nodes",
+    "drop_table",
+    "join",
+    "remove_node",
+    "undrain_nodes",
+)
+"""These wait until what a run has in flight has ended."""
+HELD_BY_THE_LOCK: tuple[RequestKind, ...] = (
+    *TOPOLOGY,
+    "create_table",
+    "move",
+    "volume_move",
+    "start_run",
+    "drain_nodes",
+)
+"""What heals (`rebuild`, `repair`), what stops and what unlocks is served also while locked."""
+
+
+def held_back(view: View, request: Request) -> str:
+    """Why it is not answered yet, in words; nothing: it is its turn."""
+    locked = view.agreed.controls.locked
+    if locked and request.kind in HELD_BY_THE_LOCK:
+        return f"the cluster is locked: {locked}"
+    if request.kind in TOPOLOGY:
+        for move in view.flights():
+            if view.is_under_way(move) and not may_wait_for_ever(view):
+                return f"the move of {move.partition} in run {move.run} ends first"
+    return ""
+
+
+def may_wait_for_ever(view: View) -> bool:
+    """A move that may pause writes for so long only waits for a quiet moment, which may not come:
+    nobody waits for it in turn."""
+    run = view.agreed.runs.get(view.agreed.rebalance.run)
+    return run is not None and run.max_pause_seconds > 0
+
+
+def topology_request_waits(view: View) -> Request | None:
+    """One that a run makes way for."""
+    if view.agreed.rebalance.state == "idle" or view.agreed.controls.locked:
+        return None
+    return next((each for each in view.waiting() if each.kind in TOPOLOGY), None)

@@ -1,0 +1,98 @@
+"""How is a bug planted? By replacing small functions of the core for the duration of a run.
+
+The core itself has no switches. Each mutant is listed with the seed that finds it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from msgspec import Struct
+
+Plant = Callable[[Callable[[Any, str, Any], None]], None]
+
+
+class Mutant(Struct, frozen=True):
+    """One planted bug."""
+
+    name: str
+    breaks: str
+    plant: Plant
+    seed: int = -1
+    argument: str = ""
+    """Why nothing can find it, if other rules make it redundant."""
+
+
+# The first seed that finds each, as `limosa mutants --search` prints it.
+SEEDS: dict[str, int] = {
+    "ack_without_a_silent_replica": 61,
+    "ack_without_the_new_side": 13,
+    "chunk_without_its_end": 1,
+    "commit_without_revisions": 0,
+    "copy_ahead_of_the_replica": 2144,
+    "copy_kept_over_failover": 3,
+    "copy_older_than_the_log": 13,
+    "copy_without_versions": 21,
+    "duplicate_applied_twice": 0,
+    "epoch_not_compared": 83,
+    "failover_to_the_unread_side": 2,
+    "failover_without_lease_end": 9,
+    "fallback_to_one_that_was_taken_out": 48,
+    "fence_raised_after_the_drain": 16,
+    "floor_forgotten": 17,
+    "follower_commits_by_itself": 23,
+    "hand_over_without_seal": 252,
+    "lease_before_the_topology": 5,
+    "lease_counted_from_the_answer": 230,
+    "leftover_reused": 71,
+    "log_not_cut": 6,
+    "lost_replica_made_anew": 901,
+    "mismatch_answered_at_once": 1,
+    "new_side_taken_out_and_put_back": 87,
+    "no_barrier_before_cleanup": 52,
+    "no_barrier_before_cleanup_target": 64,
+    "no_barrier_before_streaming": 33,
+    "no_barrier_before_use_new": 47,
+    "opens_without_equalising": 337,
+    "permit_not_checked": 23,
+    "producers_not_moved": 1,
+    "reads_above_the_watermark": 20,
+    "redirect_retried_on_the_same_partition": 9,
+    "restart_keeps_its_epoch": 1,
+    "retries_applied_again": 0,
+    "retry_acked_at_once": 1,
+    "seal_lifted_by_time": 1254,
+    "seal_never_lifted": 37,
+    "serves_after_its_lease": 20,
+    "slices_of_any_number": 4157,
+    "stale_watch_trusted": 0,
+    "switch_despite_a_mismatch": 53,
+    "tombstone_collected_early": 561,
+    "unknown_called_failed": 3,
+}
+
+MUTANTS: dict[str, Mutant] = {}
+REDUNDANT: dict[str, Mutant] = {}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    mutant = MUTANTS.get(name) or REDUNDANT[name]
+    with ExitStack() as stack:
+
+        def change(where: Any, what: str, by: Any) -> None:
+            stack.enter_context(patch.object(where, what, by))
+
+        mutant.plant(change)
+        yield
+
+
+def mutant(breaks: str, argument: str = "") -> Callable[[Plant], Plant]:
+    def register(plant: Plant) -> Plant:
+        name = plant.__name__
+        listed = REDUNDANT if argument else MUTANTS
+        listed[name] = Mutant(name, breaks, plant, SEEDS.get(name, -1), argument)
+        return plant
+
+    return register

@@ -1,0 +1,124 @@
+"""What does an operator of many moves do? Runs, drains, pauses, cancels, locks: sensible or not.
+
+It has dice of its own, so that worlds without runs stay as they are.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from limosa.core.model.changes import Commit, Put, request_key
+from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.runs import Limits, PlannedMove, RunPlan
+from limosa.core.model.topology import Partition
+
+if TYPE_CHECKING:
+    from limosa.simulation.world import World
+
+RUN_OPERATIONS: dict[RequestKind, float] = {
+    "start_run": 30.0, "drain_nodes": 10.0, "pause_run": 10.0, "resume_run": 14.0,
+    "cancel_run": 9.0, "undrain_nodes": 4.0, "set_balancing": 8.0, "lock": 6.0, "unlock": 10.0,
+    "follow_nodes": 5.0,
+}  # fmt: skip
+
+
+class Rebalancing:
+    """Asks for runs, and for what becomes of them."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.dice = Random(f"runs {world.seed}")
+        self.asked = 0
+
+    def operate(self) -> None:
+        kinds = tuple(RUN_OPERATIONS)
+        kind = self.dice.choices(kinds, tuple(RUN_OPERATIONS.values()))[0]
+        match kind:
+            case "start_run":
+                self.ask(kind, run=self._plan())
+            case "drain_nodes":
+                self.ask(kind, run=self._drain())
+            case "undrain_nodes":
+                self.ask(kind, names=self._drained())
+            case "set_balancing":
+                self.ask(kind, on=self.dice.random() < 0.5)
+            case "follow_nodes":
+                self.ask(kind, zone="zone")
+            case _:
+                self.ask(kind)
+
+    def ask(self, kind: RequestKind, **what: object) -> None:
+        self.asked += 1
+        request = Request(f"b{self.asked:03}", kind, **what)  # type: ignore[arg-type]
+        guards = {request_key(request.id): 0}
+        self.world.commit(Commit(guards, (Put(request),), f"{kind} is asked for"), "operator")
+
+    # --- plans
+
+    def _plan(self) -> RunPlan:
+        records = list(self.world.agreed.topology.partitions.values())
+        chosen = self.dice.sample(records, self.dice.randint(1, len(records)))
+        moves = [self._move(record) for record in chosen]
+        if self.dice.random() < 0.2:
+            moves += [self._move(self.dice.choice(records))]
+        return self._with_conditions("moves", moves)
+
+    def _with_conditions(self, action: str, moves: list[PlannedMove]) -> RunPlan:
+        dice = self.dice
+        return RunPlan(
+            action,
+            tuple(moves),
+            Limits(dice.choice((1, 1, 2)), dice.choice((1, 2))),
+            hold_seconds=dice.choice((0.0, 0.0, 0.0, 1.5)),
+            max_pause_seconds=dice.choice((0.0, 0.0, 0.0, 0.0, 0.05)),
+            by="balancer" if dice.random() < 0.4 else "operator",
+        )
+
+    def _move(self, record: Partition) -> PlannedMove:
+        """Of any replica to any node; now and then to another volume, or to where it can't go."""
+        source = self.dice.choice(record.replicas)
+        if self.dice.random() < 0.1:
+            other = Placement(source.node, "" if source.volume else "v2")
+            return PlannedMove(record.id, source.node, other)
+        here = {replica.node for replica in record.replicas}
+        free = [name for name in self.world.nodes if name not in here]
+        nodes = free if free and self.dice.random() < 0.95 else list(self.world.nodes)
+        return PlannedMove(record.id, source.node, Placement(self.dice.choice(nodes)))
+
+    def _drain(self) -> RunPlan:
+        """Everything that one or two nodes hold goes to the others."""
+        topology = self.world.agreed.topology
+        normal = [name for name, node in topology.nodes.items() if node.state == "normal"]
+        leaving = self.dice.sample(normal, min(len(normal), self.dice.choice((1, 1, 1, 2))))
+        moves: list[PlannedMove] = []
+        for name, intent in self.world.agreed.intents.items():
+            here = [place.node for place in intent.stable]
+            for node in [each for each in here if each in leaving]:
+                free = [each for each in normal if each not in (*here, *leaving)]
+                if free:
+                    target = self.dice.choice(free)
+                    here.append(target)
+                    moves.append(PlannedMove(name, node, Placement(target)))
+        plan = self._with_conditions("drain", moves)
+        decommission = len(normal) > self.world.shape.replicas + 1 and self.dice.random() < 0.5
+        return RunPlan(
+            plan.action, plan.moves, plan.limits, plan.hold_seconds, plan.max_pause_seconds,
+            drains=tuple(leaving), decommission=decommission,
+        )  # fmt: skip
+
+    def _drained(self) -> tuple[str, ...]:
+        nodes = self.world.agreed.topology.nodes.values()
+        drained = [node.id for node in nodes if node.state == "decommissioning"]
+        return tuple(drained[:1]) or ("n1",)
+
+    # --- the end
+
+    def let_end(self) -> None:
+        """Nobody keeps a run from ending any more."""
+        agreed = self.world.agreed
+        waiting = {each.kind for each in agreed.requests.values() if each.state == "waiting"}
+        if agreed.controls.locked and "unlock" not in waiting:
+            self.ask("unlock")
+        if not agreed.controls.balancing and "set_balancing" not in waiting:
+            self.ask("set_balancing", on=True)
+        if agreed.rebalance.state == "paused" and "resume_run" not in waiting:
+            self.ask("resume_run")

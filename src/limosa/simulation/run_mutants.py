@@ -1,0 +1,173 @@
+"""Which bugs could a run have? Each of these is one that the simulator finds; see `mutants`."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from limosa.core.coordinator import drains, run_moves, run_requests, run_starts, runs
+from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.flights import Flights
+from limosa.core.coordinator.run_starts import Traffic
+from limosa.core.coordinator.view import View
+from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.model.changes import REBALANCE_KEY, Commit, Put
+from limosa.core.model.intent import Request
+from limosa.core.model.runs import Outcome, Rebalance, Run, RunMove
+from limosa.simulation.planting import mutant
+
+
+def _as_if(view: View, **what: Any) -> View:
+    """What a coordinator sees that does not look at some of it."""
+    agreed = replace(view.agreed, **what)
+    seen = (agreed, view.statuses, view.coordinator, view.now, view.wall)
+    return View(*seen, view.settings, view.memory)
+
+
+@mutant("a second start is refused, and disturbs nothing")
+def second_start_overwrites(change: Any) -> None:
+    next_state = run_requests.next_state
+
+    def always(view: View, event: str) -> Any:
+        return "running" if event == "start" else next_state(view, event)
+
+    change(run_requests, "check_idle", lambda view: None)
+    change(run_requests, "next_state", always)
+
+
+@mutant("the checkpoint holds all moves of a run")
+def checkpoint_of_one_move(change: Any) -> None:
+    start = run_requests.start
+
+    def first_only(view: View, request: Request, trigger: int) -> Answer:
+        answer = start(view, request, trigger)
+        kept = [
+            each
+            for each in answer.changes
+            if not isinstance(each, Put)
+            or not isinstance(each.record, RunMove)
+            or not each.record.number
+        ]
+        return answer._replace(changes=tuple(kept))
+
+    for kind in ("start_run", "drain_nodes"):
+        _serve(change, kind, first_only)
+
+
+def _serve(change: Any, kind: Any, act: Any) -> None:
+    from limosa.core.coordinator import requests
+
+    services = dict(requests.SERVICES)
+    services[kind] = services[kind]._replace(act=act)
+    change(requests, "SERVICES", services)
+
+
+@mutant("a pause is agreed, and not what one coordinator remembers")
+def pause_forgotten_by_a_successor(change: Any) -> None:
+    stopped = run_starts.stopped
+    seen: dict[tuple[str, int], int] = {}
+
+    def remembered(view: View, run: Run) -> str:
+        if view.agreed.rebalance.state == "paused":
+            first = seen.setdefault((run.id, run.starts), view.coordinator)
+            if first != view.coordinator:
+                view = _as_if(view, rebalance=Rebalance("running", run.id))
+        return stopped(view, run)
+
+    change(run_starts, "stopped", remembered)
+
+
+@mutant("while a run is cancelled, nothing begins")
+def begins_while_cancelling(change: Any) -> None:
+    stopped = run_starts.stopped
+
+    def ignoring(view: View, run: Run) -> str:
+        if view.agreed.rebalance.state == "cancelling":
+            view = _as_if(view, rebalance=Rebalance("running", run.id))
+        return stopped(view, run)
+
+    change(run_starts, "stopped", ignoring)
+
+
+@mutant("while the cluster is locked, nothing begins")
+def lock_ignored(change: Any) -> None:
+    stopped = run_starts.stopped
+
+    def ignoring(view: View, run: Run) -> str:
+        controls = replace(view.agreed.controls, locked="")
+        return stopped(_as_if(view, controls=controls), run)
+
+    change(run_starts, "stopped", ignoring)
+
+
+@mutant("without balancing, the balancer's runs do not go on")
+def balancing_never_off(change: Any) -> None:
+    stopped = run_starts.stopped
+
+    def ignoring(view: View, run: Run) -> str:
+        controls = replace(view.agreed.controls, balancing=True)
+        return stopped(_as_if(view, controls=controls), run)
+
+    change(run_starts, "stopped", ignoring)
+
+
+@mutant("a move begins by the state that it was decided by")
+def begins_by_an_older_state(change: Any) -> None:
+    written = run_moves.written
+
+    def unguarded(*arguments: Any) -> Commit:
+        commit = written(*arguments)
+        guards = {k: v for k, v in commit.guards.items() if k != REBALANCE_KEY}
+        return replace(commit, guards=guards)
+
+    change(run_starts, "written", unguarded)
+
+
+@mutant("a run has no more moves in flight than its limits allow")
+def limits_ignored(change: Any) -> None:
+    change(Traffic, "full", lambda self, source, target: "")
+
+
+@mutant("a cancelled run ends when what was in flight has ended")
+def cancelled_at_once(change: Any) -> None:
+    is_over = runs.is_over
+
+    def hasty(view: View, flights: Flights) -> bool:
+        return view.agreed.rebalance.state == "cancelling" or is_over(view, flights)
+
+    change(runs, "is_over", hasty)
+
+
+@mutant("a move is tried three times at most")
+def tried_without_end(change: Any) -> None:
+    change(run_moves, "ATTEMPTS_MAX", 10**9)
+
+
+@mutant("what somebody cancelled is not tried again")
+def cancelled_move_tried_again(change: Any) -> None:
+    change(run_moves, "BY_HAND", ())
+
+
+@mutant("a move is committed when nobody reads the old replica any more")
+def committed_before_the_switch(change: Any) -> None:
+    change(run_moves, "STATE_IN", {**run_moves.STATE_IN, READ_NEW: run_moves.FAR["COMMITTED"]})
+
+
+@mutant("a move that went back has failed")
+def failed_move_called_committed(change: Any) -> None:
+    change(run_moves, "has_landed", lambda view, move, report: True)
+
+
+@mutant("a node leaves when nothing is left on it, whatever was planned")
+def left_with_a_replica(change: Any) -> None:
+    change(drains, "held_by", lambda view, node: [])
+
+
+@mutant("nodes of a cancelled drain take part again")
+def cancelled_drain_keeps_its_nodes(change: Any) -> None:
+    end = drains.end
+
+    def without_nodes(view: View, run: Run, outcome: Outcome) -> Any:
+        nodes, outcome, words = end(view, run, outcome)
+        return (() if outcome == "cancelled" else nodes), outcome, words
+
+    change(drains, "end", without_nodes)
