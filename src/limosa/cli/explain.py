@@ -1,8 +1,8 @@
-"""Why is a partition where it is, and what may I do? `limosa explain`."""
+"""Why is a partition, a node or a run where it is, and what may I do? `limosa explain`."""
 
 import time
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from msgspec import to_builtins
@@ -10,19 +10,28 @@ from msgspec import to_builtins
 from limosa.cli.connecting import Target, of_cluster
 from limosa.cli.durations import lasted
 from limosa.cli.following import copy_words, landed_bytes, look_at, stage_words
-from limosa.cli.partition import Name
+from limosa.cli.rebalance import shown_run
 from limosa.cli.showing import count, print_json, print_table, size
+from limosa.client.rebalancing import look
 from limosa.core.coordinator.explaining import Explanation, Standing
+from limosa.core.coordinator.explaining_nodes import NodeExplanation, explain_node
 from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica
+from limosa.errors import IllegalRequest
 
 DIFFERENCES_SHOWN = 5
 
 
 @of_cluster
-def explain(target: Target, name: Name) -> None:
-    """Say where a partition is, what it waits for, what comes next, and what you may do.
+def explain(
+    target: Target,
+    name: Annotated[
+        str, typer.Argument(metavar="PARTITION|NODE|RUN", help="Its name, as the lists show it.")
+    ],
+) -> None:
+    """Say where a partition, a node or a run is, what it waits for, what comes next, and what you
+    may do.
 
     It is worked out from the agreed state and from what the live nodes say, by the rules that the
     coordinator itself follows; so it also works while there is none.
@@ -30,9 +39,22 @@ def explain(target: Target, name: Name) -> None:
     \b
     Examples:
       limosa explain items-0003
-      limosa explain items-0003 --json
+      limosa explain n2
+      limosa explain r123 --json
     """
     with target.connect() as connection:
+        view = look(connection, name)
+        if name in view.agreed.runs:
+            shown_run(target, connection, name)
+            return
+        if name in view.agreed.topology.nodes:
+            shown_node(target, explain_node(view, name))
+            return
+        if name not in view.agreed.topology.partitions:
+            raise IllegalRequest(
+                f"there is no partition, node or run {name}",
+                "see `limosa partitions`, `limosa nodes` and `limosa rebalance history`",
+            )
         explanation = look_at(connection, name)
     if target.as_json:
         print_json(as_facts(explanation))
@@ -46,6 +68,30 @@ def explain(target: Target, name: Name) -> None:
     )
     print_may(explanation)
     print_reports(explanation)
+
+
+def shown_node(target: Target, found: NodeExplanation) -> None:
+    if target.as_json:
+        print_json(to_builtins(found))
+        return
+    told = {
+        "node": found.node,
+        "state": f"{found.state}, {'live' if found.live else 'silent'}",
+        "holds": f"{count(found.replicas, 'replica')}, {size(found.bytes)}; owns {found.owned:,}",
+        "free": size(sum(found.free_bytes.values())) if found.free_bytes else "",
+        "load": "" if found.load is None else f"{found.load:.2f} times the mean",
+        "coming": ", ".join(found.coming),
+        "going": ", ".join(found.going),
+        "next": found.next,
+    }
+    for name, value in told.items():
+        if value:
+            typer.echo(f"{name:<13} {value}")
+    for why in found.waits:
+        typer.echo(f"{'waits for':<13} {why}")
+    typer.echo("\nYou may")
+    for sentence in found.may:
+        typer.echo(f"  {sentence}")
 
 
 def as_facts(explanation: Explanation) -> dict[str, Any]:

@@ -35,6 +35,8 @@ COMMANDS = {
     "table":      "limosa.cli.tables:table",
     "partition":  "limosa.cli.partition:partition",
     "node":       "limosa.cli.members:node",
+    "rebalance":  "limosa.cli.rebalance:rebalance",
+    "operations": "limosa.cli.operations:operations",
     "serve":      "limosa.cli.serve:serve",
 }
 # fmt: on

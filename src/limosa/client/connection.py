@@ -19,6 +19,7 @@ from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.runtime.peers import Dialer
@@ -256,8 +257,37 @@ class Connection:
         state: Agreed = _states.decode(self._session.call("state", partition.encode()))
         return state
 
-    def node_facts(self, node: str, partition: str) -> Status | None:
-        """What a node tells the coordinator about one partition; None: it is not a member yet."""
+    def runs(self, run: str = "") -> Agreed:
+        """What is agreed about the whole cluster, with the moves of the named run, or of the one
+        that is under way."""
+        state: Agreed = _states.decode(self._session.call("runs", run.encode()))
+        return state
+
+    def start_run(self, plan: RunPlan) -> Request:
+        """Begin a run of many moves, or one that empties nodes; raises `IllegalRequest` if it can't
+        be. Its name is in the answer."""
+        kind: RequestKind = "drain_nodes" if plan.drains else "start_run"
+        return self._request(Request(_request_id("run"), kind, run=plan))
+
+    def change_run(self, kind: RequestKind, run: str = "") -> Request:
+        """Pause, resume or cancel a run: the named one, or whichever is under way."""
+        return self._request(Request(_request_id(kind.replace("_", "-")), kind, name=run))
+
+    def switch(self, kind: RequestKind, *, on: bool = True, why: str = "") -> Request:
+        """Lock or unlock the cluster, or let the balancer begin runs or not."""
+        return self._request(Request(_request_id(kind.replace("_", "-")), kind, name=why, on=on))
+
+    def withdraw(self, request: str) -> Request:
+        """Take back a request that still waits."""
+        return self._request(Request(_request_id("withdraw"), "withdraw", name=request))
+
+    def undrain_nodes(self, names: Sequence[str]) -> Request:
+        """Let nodes that were drained, and did not leave, take part again."""
+        return self._request(Request(_request_id("undrain"), "undrain_nodes", names=tuple(names)))
+
+    def node_facts(self, node: str, partition: str = "") -> Status | None:
+        """What a node tells the coordinator about one partition, or all of them; None: it is not a
+        member yet."""
         body = self._session.call_node(node, "facts", partition.encode(), seconds=5.0)
         said = Decoder(lambda _: None, trusted=True)(pa.py_buffer(body)) if body else []
         return next((each for each in said if isinstance(each, Status)), None)

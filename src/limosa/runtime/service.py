@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from limosa.core.coordinator.explaining import about, status_about
+from limosa.core.coordinator.explaining import about, about_run, status_about
 from limosa.core.events import Received, Ticked
 from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
@@ -82,6 +82,7 @@ class NodeService:
             "status": (("client", "admin"), self._status),
             "agreed": (("client", "admin"), self._agreed),
             "state": (("client", "admin"), self._state),
+            "runs": (("client", "admin"), self._runs),
             "facts": (("client", "admin"), self._facts),
             "digests": (("admin",), self._digests),
             "replica": (("admin", "mover"), self._replica),
@@ -352,8 +353,12 @@ class NodeService:
         """All that is agreed about one partition."""
         return _topologies.encode(about(self.driver.agreed, _name_in(body)))
 
+    def _runs(self, body: bytes) -> bytes:
+        """What is agreed about the whole cluster, and the moves of one run."""
+        return _topologies.encode(about_run(self.driver.agreed, _name_in(body)))
+
     def _facts(self, body: bytes) -> bytes:
-        """What the coordinator is told about one partition; nothing while there is no lease."""
+        """What the coordinator is told, about one partition or all; nothing without a lease."""
         status = self.driver.status()
         if status is None:
             return b""

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from limosa.core.model.keys import PartitionId
 
-HALVED_SECONDS = 10.0
+HALVED_SECONDS = 60.0
 """After so long, what was counts for half."""
 FORGOTTEN = 0.01
 

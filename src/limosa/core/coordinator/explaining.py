@@ -340,7 +340,17 @@ def about(agreed: Agreed, partition: PartitionId) -> Agreed:
     )
 
 
+def about_run(agreed: Agreed, run: str = "") -> Agreed:
+    """What is agreed about the whole cluster, with the moves of one run: by default of the one
+    that is under way."""
+    wanted = run or agreed.rebalance.run
+    return replace(agreed, moves=picked(agreed.moves, [wanted]), reports={}, revisions={})
+
+
 def status_about(status: Status, partition: PartitionId) -> Status:
+    """Without a name: of all partitions."""
+    if not partition:
+        return status
     return replace(
         status,
         busy=picked(status.busy, [partition]),

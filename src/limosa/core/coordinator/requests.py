@@ -245,6 +245,23 @@ def end_hold(record: Partition, request: Request) -> Answer:
     return Answer((Put(replace(record, transition=reversing)),), "reversing")
 
 
+def withdraw(view: View, request: Request, trigger: Revision) -> Answer:
+    """One that still waits is refused, as its sender wants it no more."""
+    other = view.agreed.requests.get(request.name)
+    if other is None:
+        raise IllegalRequest(f"there is no request {request.name}", "list the operations")
+    if other.state != "waiting":
+        raise IllegalRequest(
+            f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
+        )
+    refused = replace(other, state="refused", answer="withdrawn", run=None)
+    return Answer((Put(refused),), f"{other.id} is withdrawn")
+
+
+def withdraw_reads(view: View, request: Request) -> list[str]:
+    return [request_key(request.name)]
+
+
 _OF_A_PARTITION = Service(serve, partition_reads)
 _OF_A_ZONE = Service(serve_zone, zone_reads)
 _OF_A_RUN = Service(run_requests.turn, run_requests.turn_reads)
@@ -272,4 +289,5 @@ SERVICES: dict[RequestKind, Service] = {
     "set_balancing": _OF_ALL,
     "lock": _OF_ALL,
     "unlock": _OF_ALL,
+    "withdraw": Service(withdraw, withdraw_reads),
 }

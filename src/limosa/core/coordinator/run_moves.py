@@ -107,14 +107,16 @@ def forward(view: View, record: Partition, move: RunMove, report: Report | None)
     state = RUN_MOVE.after(move.state, FORWARD[FAR[move.state]])
     if state != "COMMITTED":
         return replace(move, state=state)
-    owner = view.owner_status(record)
+    # A replica that has just come has not been measured yet.
+    known = [view.of(record, replica) for replica in routing.everywhere(record)]
+    said = [each for each in known if each is not None]
     change = record.transition
     paused = 0.0 if change is None else change.pause_seconds
     return replace(
         move,
         state=state,
-        rows=0 if owner is None else owner.rows,
-        bytes=move.bytes if owner is None else owner.bytes,
+        rows=max((each.rows for each in said), default=0),
+        bytes=max((each.bytes for each in said), default=0) or move.bytes,
         ended=view.wall,
         pause_seconds=paused if report is None else report.pause_seconds,
     )

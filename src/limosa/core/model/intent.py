@@ -39,6 +39,7 @@ RequestKind: TypeAlias = Literal[
     "set_balancing",
     "lock",
     "unlock",
+    "withdraw",
 ]
 """Of a partition, down to `complete`; of a zone (another replica count, or another set of data
 nodes); of a table; of a node; of a run, down to `cancel_run`; and of the whole cluster."""
@@ -91,7 +92,8 @@ class Request(Record, frozen=True):
     answer: str = ""
     name: str = ""
     """For `drop_table` and `remove_node`: of what; for a run that is paused, resumed or cancelled:
-    its id, or nothing for whichever is under way; for `lock`: why, in words."""
+    its id, or nothing for whichever is under way; for `lock`: why, in words; for `withdraw`: the
+    request that is not wanted any more."""
     table: NamedTable | None = None
     """For `create_table`."""
     table_id: str = ""

@@ -1,0 +1,208 @@
+"""What was asked of the cluster, and what came of it? `limosa operations`."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.following import LOOK_SECONDS
+from limosa.cli.showing import print_json, print_table
+from limosa.client.connection import Connection
+from limosa.core.coordinator.requests import about
+from limosa.core.model.changes import Agreed
+from limosa.core.model.intent import Assignment, Request
+from limosa.errors import IllegalRequest
+
+SHOWN = 50
+RUNS = ("start_run", "drain_nodes")
+
+operations = typer.Typer(
+    help="See what was asked of the cluster; take it back.", no_args_is_help=True
+)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations list` shows it.")]
+
+
+@operations.command("list")
+@of_cluster
+def list_(
+    target: Target,
+    every: Annotated[
+        bool, typer.Option("--all", help="Not only the last ones that are kept.")
+    ] = False,
+) -> None:
+    """List what was asked for: what waits first, then the last that was answered.
+
+    \b
+    Examples:
+      limosa operations list
+      limosa operations list --all --json
+    """
+    with target.connect() as connection:
+        agreed = connection.runs()
+    newest = reversed(agreed.requests.values())
+    found = sorted(newest, key=lambda each: each.state != "waiting")
+    shown = found if every else found[:SHOWN]
+    if target.as_json:
+        print_json({"operations": [facts(each) for each in shown]})
+        return
+    if not shown:
+        typer.echo("Nothing was asked for.")
+        return
+    print_table(
+        ("id", "kind", "about", "state", "answer"),
+        [(each.id, each.kind, about(each), each.state, each.answer) for each in shown],
+    )
+
+
+@operations.command()
+@of_cluster
+def show(target: Target, id: Id) -> None:
+    """Show one: what was asked for, what was answered, and what comes of it.
+
+    \b
+    Examples:
+      limosa operations show run-0123456789abcdef
+    """
+    with target.connect() as connection:
+        agreed = connection.runs()
+        request = find(agreed, id)
+    if target.as_json:
+        print_json({**facts(request), "next": next_of(request)})
+        return
+    for name, value in facts(request).items():
+        typer.echo(f"{name:<10} {value}")
+    typer.echo(f"{'next':<10} {next_of(request)}")
+
+
+@operations.command()
+@of_cluster
+def wait(target: Target, id: Id) -> None:
+    """Wait until one is answered. The exit code is 0 if it was done, 1 if it was refused.
+
+    A move or a run goes on after that: see `limosa rebalance status --wait`.
+
+    \b
+    Examples:
+      limosa operations wait run-0123456789abcdef
+    """
+    with target.connect() as connection:
+        while (request := find(connection.runs(), id)).state == "waiting":
+            time.sleep(LOOK_SECONDS)
+    if target.as_json:
+        print_json(facts(request))
+    else:
+        typer.echo(f"{request.id}: {request.state}: {request.answer}")
+    raise typer.Exit(0 if request.state == "done" else 1)
+
+
+@operations.command()
+@of_cluster
+def abort(target: Target, id: Id) -> None:
+    """Take one back: withdraw it while it waits, or give up the move or the run that came of it.
+
+    What has switched already, or was committed, stays.
+
+    \b
+    Examples:
+      limosa operations abort run-0123456789abcdef
+    """
+    with target.connect() as connection:
+        request = aborted(connection, connection.runs(), id)
+    answer = {"operation": request.id, "aborts": id, "answer": request.answer}
+    if target.as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"{request.answer}.")
+
+
+@operations.command()
+@of_cluster
+def lock(
+    target: Target, why: Annotated[str, typer.Argument(help="Why, for others who come by.")]
+) -> None:
+    """Let nothing begin that changes the topology, until `unlock`; what runs goes on.
+
+    \b
+    Examples:
+      limosa operations lock "backup until noon"
+    """
+    with target.connect() as connection:
+        _told(target, connection.switch("lock", why=why))
+
+
+@operations.command()
+@of_cluster
+def unlock(target: Target) -> None:
+    """Let changes of the topology begin again.
+
+    \b
+    Examples:
+      limosa operations unlock
+    """
+    with target.connect() as connection:
+        _told(target, connection.switch("unlock"))
+
+
+def _told(target: Target, request: Request) -> None:
+    if target.as_json:
+        print_json({"operation": request.id, "answer": request.answer})
+    else:
+        typer.echo(f"{request.answer}.")
+
+
+def facts(request: Request) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "kind": request.kind,
+        "about": about(request),
+        "state": request.state,
+        "answer": request.answer,
+    }
+
+
+def find(agreed: Agreed, id: str) -> Request:
+    request = agreed.requests.get(id)
+    if request is None:
+        raise IllegalRequest(
+            f"there is no operation {id}", "list them; old answers are forgotten after a while"
+        )
+    return request
+
+
+def run_of(request: Request) -> str:
+    """`started as run r123`."""
+    return request.answer.rsplit(" ", 1)[-1] if request.kind in RUNS else ""
+
+
+def next_of(request: Request) -> str:
+    if request.state == "waiting":
+        return f"limosa operations wait {request.id}"
+    if request.state == "done" and request.kind in RUNS:
+        return f"limosa rebalance status {run_of(request)}"
+    if request.state == "done" and request.partition:
+        return f"limosa explain {request.partition}"
+    return "nothing: it has ended"
+
+
+def aborted(connection: Connection, agreed: Agreed, id: str) -> Request:
+    request = find(agreed, id)
+    if request.state == "waiting":
+        return connection.withdraw(id)
+    if request.state == "done" and request.kind in RUNS:
+        return connection.change_run("cancel_run", run_of(request))
+    intent = agreed.intents.get(request.partition)
+    pending = None if intent is None else intent.pending
+    if request.state == "done" and pending is not None and came_of(pending, request):
+        return connection.change_partition("cancel", request.partition, cancels=pending.trigger)
+    raise IllegalRequest(f"{id} has ended: {request.state}, {request.answer}", "nothing to abort")
+
+
+def came_of(pending: Assignment, request: Request) -> bool:
+    """Is what a partition is becoming what this request asked for?"""
+    if pending.kind != request.kind or request.target is None:
+        return False
+    stays = request.source == request.target.node
+    nodes = [each.node for each in pending.placements]
+    return request.target in pending.placements and (stays or request.source not in nodes)

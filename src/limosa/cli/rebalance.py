@@ -1,0 +1,407 @@
+"""How are many moves driven? `limosa rebalance`: plan, start, watch, pause, resume, cancel."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.durations import lasted
+from limosa.cli.following import on_errors
+from limosa.cli.plans import (
+    Bandwidth,
+    Hold,
+    How,
+    MaxPause,
+    MovesIn,
+    MovesOut,
+    facts,
+    move_of,
+    print_plan,
+)
+from limosa.cli.run_following import COLUMNS, Watching, follow, lines_of, row_of
+from limosa.cli.run_following import facts as progress_facts
+from limosa.cli.showing import count, print_json, print_table, size, tell
+from limosa.client.connection import Connection
+from limosa.client.rebalancing import look, planned, progress_of
+from limosa.core.coordinator.progress import Progress, progress
+from limosa.core.machines.catalogue import READ_NEW
+from limosa.core.model.intent import Request, RequestKind
+from limosa.core.model.runs import IN_FLIGHT, Run, RunPlan
+from limosa.errors import IllegalRequest
+
+INTERRUPTED = 130
+BALANCE = "spread the load"
+
+rebalance = typer.Typer(help="Plan and drive runs of many moves.", no_args_is_help=True)
+
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Its name, like r123.", show_default="the one under way"),
+]
+Wait = Annotated[
+    bool | None,
+    typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+]
+
+
+@rebalance.command()
+@of_cluster
+def plan(target: Target, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
+    """Print what would be moved to spread the load, what it would cost, and what can't be moved.
+
+    Nothing is changed. Load is bytes, rows written and rows read; racks, nodes and volumes are
+    spread, and only what is worth its copy moves.
+
+    \b
+    Examples:
+      limosa rebalance plan
+      limosa rebalance plan --json
+    """
+    with target.connect() as connection:
+        found, run = planned(look(connection), How(moves_in, moves_out).plan(BALANCE))
+    if target.as_json:
+        print_json(facts(found, run))
+        return
+    print_plan(found, run)
+    if found.moves:
+        typer.echo("Start it: limosa rebalance start")
+
+
+@rebalance.command()
+@of_cluster
+def start(
+    target: Target,
+    move: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--move",
+            metavar="PARTITION:FROM:TO[/VOLUME]",
+            help="This move, instead of what spreads the load. Can be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    moves_in: MovesIn = 2,
+    moves_out: MovesOut = 2,
+    bandwidth: Bandwidth = "0",
+    hold: Hold = "0s",
+    max_pause: MaxPause = None,
+    wait: Wait = None,
+) -> None:
+    """Start a run that spreads the load, or of the moves that you name.
+
+    One run at a time. It goes on if the coordinator dies, can be paused, resumed and cancelled, and
+    tries each move up to 3 times. With --wait the exit code is 0 if every move is committed, else
+    1. Ctrl-C leaves the run going.
+
+    \b
+    Examples:
+      limosa rebalance start --wait
+      limosa rebalance start --moves-in 4 --bandwidth 100MiB --max-pause 50ms
+      limosa rebalance start --move items-0003:n1:n4 --move items-0007:n2:n4
+    """
+    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
+    with target.connect() as connection:
+        if move:
+            wanted = [move_of(each) for each in move]
+            run = replace(how.plan(f"{count(len(wanted), 'move')}"), moves=tuple(wanted))
+        else:
+            _, run = planned(look(connection), how.plan(BALANCE))
+        if not run.moves:
+            raise IllegalRequest("nothing is to be moved", "see `limosa rebalance plan`")
+        begin(target, connection, run, wait)
+
+
+def begin(target: Target, connection: Connection, plan: RunPlan, wait: bool | None) -> None:
+    """Start a run, say so, and follow it if somebody wants to."""
+    request = connection.start_run(plan)
+    name = request.answer.rsplit(" ", 1)[-1]
+    answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **_next(name)}
+    if not (is_watched(target) if wait is None else wait):
+        if target.as_json:
+            print_json({**answer, "state": "running"})
+            return
+        typer.echo(f"{name}: {plan.action}, {count(len(plan.moves), 'move')}.")
+        typer.echo(f"How far it is: {answer['next']}")
+        return
+    tell_end(target, followed(target, connection, name))
+
+
+def _next(run: str) -> dict[str, str]:
+    return {"next": f"limosa rebalance status {run}"}
+
+
+def is_watched(target: Target) -> bool:
+    return not target.as_json and on_errors().is_terminal
+
+
+def followed(target: Target, connection: Connection, run: str) -> Progress:
+    watching = Watching(target.as_json, on_errors())
+    try:
+        with watching.open():
+            return follow(connection, run, watching.show)
+    except KeyboardInterrupt:
+        pass
+    tell(f"The run goes on. See `limosa rebalance status`; end it: `limosa rebalance cancel {run}`")
+    if target.as_json:
+        print_json({"run": run, "state": "running", **_next(run)})
+    raise typer.Exit(INTERRUPTED)
+
+
+def tell_end(target: Target, ended: Progress) -> None:
+    if target.as_json:
+        print_json(progress_facts(ended))
+    else:
+        for line in lines_of(ended):
+            typer.echo(line)
+    raise typer.Exit(0 if ended.run.outcome == "done" else 1)
+
+
+@rebalance.command()
+@of_cluster
+def status(
+    target: Target,
+    run: RunName = None,
+    moves: Annotated[
+        bool, typer.Option("--moves", help="List every move, not only those in flight.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Show it until it has ended.")] = False,
+) -> None:
+    """Say how far a run is: rows, bytes, rate, time left, and what it waits for.
+
+    \b
+    Examples:
+      limosa rebalance status
+      limosa rebalance status r123 --moves
+      limosa rebalance status --wait
+    """
+    with target.connect() as connection:
+        view = look(connection, run or "")
+        name = run or view.agreed.rebalance.run or last_of(view.agreed.runs)
+        if not name:
+            if target.as_json:
+                print_json({"state": "idle", "run": None})
+            else:
+                typer.echo("No run is under way, and there was none so far.")
+            return
+        if name not in view.agreed.moves:
+            view = look(connection, name)
+        found = progress(view, name)
+        if wait and not found.run.outcome:
+            tell_end(target, followed(target, connection, name))
+    every = list(view.agreed.moves.get(name, {}).values())
+    if target.as_json:
+        print_json({**progress_facts(found), "moves": to_builtins(every)})
+        return
+    for line in lines_of(found):
+        typer.echo(line)
+    shown = every if moves else list(found.current)
+    if shown:
+        typer.echo("")
+        print_table(COLUMNS, [row_of(each) for each in sorted(shown, key=lambda m: m.number)])
+
+
+def last_of(runs: dict[str, Run]) -> str:
+    return max(runs.values(), key=lambda each: each.started).id if runs else ""
+
+
+@rebalance.command()
+@of_cluster
+def pause(target: Target, run: RunName = None) -> None:
+    """Begin no more moves; those in flight end.
+
+    \b
+    Examples:
+      limosa rebalance pause
+    """
+    _turn(target, "pause_run", run)
+
+
+@rebalance.command()
+@of_cluster
+def resume(target: Target, run: RunName = None) -> None:
+    """Go on with a run that was paused.
+
+    \b
+    Examples:
+      limosa rebalance resume
+    """
+    _turn(target, "resume_run", run)
+
+
+@rebalance.command()
+@of_cluster
+def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
+    """Give a run up: what is committed stays, what is in flight goes back unless it has switched.
+
+    \b
+    Examples:
+      limosa rebalance cancel
+      limosa rebalance cancel r123 --wait
+    """
+    with target.connect() as connection:
+        name = run or connection.runs().rebalance.run
+        request = connection.change_run("cancel_run", run or "")
+        if not (is_watched(target) if wait is None else wait):
+            _tell(target, request, name)
+            return
+        ended = followed(target, connection, name)
+    if target.as_json:
+        print_json(progress_facts(ended))
+        return
+    for line in lines_of(ended):
+        typer.echo(line)
+
+
+def _turn(target: Target, kind: RequestKind, run: str | None) -> None:
+    with target.connect() as connection:
+        request = connection.change_run(kind, run or "")
+        name = run or connection.runs().rebalance.run
+    _tell(target, request, name)
+
+
+def _tell(target: Target, request: Request, name: str) -> None:
+    answer: dict[str, Any] = {"run": name, "operation": request.id, "answer": request.answer}
+    if target.as_json:
+        print_json({**answer, **_next(name)})
+        return
+    typer.echo(f"{request.answer}.")
+    typer.echo(f"How far it is: limosa rebalance status {name}")
+
+
+# --- moves that are held
+
+
+@rebalance.command()
+@of_cluster
+def complete(target: Target) -> None:
+    """End the hold of every move of the run that is held: their old replicas go.
+
+    \b
+    Examples:
+      limosa rebalance complete
+    """
+    _end_holds(target, "complete")
+
+
+@rebalance.command()
+@of_cluster
+def reverse(target: Target) -> None:
+    """Take every move of the run that is held back to its old replicas; nothing is lost.
+
+    \b
+    Examples:
+      limosa rebalance reverse
+    """
+    _end_holds(target, "reverse")
+
+
+def _end_holds(target: Target, kind: RequestKind) -> None:
+    done: dict[str, str] = {}
+    with target.connect() as connection:
+        agreed = connection.runs()
+        run = agreed.rebalance.run
+        if not run:
+            raise IllegalRequest("no run is under way", "see `limosa rebalance history`")
+        for move in agreed.moves.get(run, {}).values():
+            record = agreed.topology.partitions.get(move.partition)
+            change = None if record is None else record.transition
+            if move.state in IN_FLIGHT and change is not None and change.stage == READ_NEW:
+                done[move.partition] = connection.change_partition(kind, move.partition).answer
+    if not done:
+        raise IllegalRequest(f"no move of {run} is held", "see `limosa rebalance status`")
+    if target.as_json:
+        print_json({"run": run, "answers": done})
+        return
+    for partition, answer in done.items():
+        typer.echo(f"{partition}: {answer}.")
+
+
+# --- what was
+
+
+@rebalance.command()
+@of_cluster
+def history(target: Target) -> None:
+    """List the runs that there were, the last one first.
+
+    \b
+    Examples:
+      limosa rebalance history
+      limosa rebalance history --json
+    """
+    with target.connect() as connection:
+        agreed = connection.runs()
+    runs = sorted(agreed.runs.values(), key=lambda each: each.started, reverse=True)
+    if target.as_json:
+        print_json({"runs": to_builtins(runs)})
+        return
+    if not runs:
+        typer.echo("There was no run so far.")
+        return
+    print_table(
+        (
+            "run",
+            "began",
+            "took",
+            "moves",
+            "committed",
+            "failed",
+            "copied",
+            "pause",
+            "outcome",
+            "what",
+        ),
+        [_row(each, agreed.rebalance.state) for each in runs],
+    )
+
+
+def _row(run: Run, state: str) -> tuple[object, ...]:
+    totals = run.totals
+    return (
+        run.id,
+        datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M:%S"),
+        lasted(run.ended - run.started) if run.outcome else None,
+        run.moves,
+        totals.committed if run.outcome else None,
+        totals.failed if run.outcome else None,
+        size(totals.bytes) if run.outcome else None,
+        lasted(totals.pause_seconds) if totals.pause_seconds else None,
+        run.outcome or state,
+        run.action,
+    )
+
+
+def shown_run(target: Target, connection: Connection, run: str) -> None:
+    """For `limosa explain`."""
+    found = progress_of(connection, run)
+    assert found is not None
+    if target.as_json:
+        print_json(progress_facts(found))
+        return
+    for line in lines_of(found):
+        typer.echo(line)
+    if found.current:
+        typer.echo("")
+        print_table(COLUMNS, [row_of(each) for each in found.current])
+    typer.echo("\nYou may")
+    for sentence in may(found):
+        typer.echo(f"  {sentence}")
+
+
+def may(found: Progress) -> list[str]:
+    run = found.run.id
+    if found.run.outcome:
+        return [f"list its moves: limosa rebalance status {run} --moves"]
+    turns = {
+        "running": [f"pause it: limosa rebalance pause {run}"],
+        "paused": [f"go on with it: limosa rebalance resume {run}"],
+    }
+    out = turns.get(found.state, [])
+    if found.state != "cancelling":
+        out.append(f"give it up: limosa rebalance cancel {run}")
+    if any(move.detail == "held" for move in found.current):
+        out.append("end the holds: limosa rebalance complete, or reverse")
+    return [*out, f"watch it: limosa rebalance status {run} --wait"]

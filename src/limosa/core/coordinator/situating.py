@@ -1,0 +1,111 @@
+"""What does the planner need to know, and what would its plan cost? From what is agreed and said.
+
+Whoever has the agreed state and the nodes' statuses plans alike: the coordinator, a command, the
+admin service. What a person saw as a plan is what is started.
+"""
+
+from collections.abc import Sequence
+from heapq import nlargest
+
+from limosa.core.coordinator.view import View
+from limosa.core.model.keys import NodeId, PartitionId
+from limosa.core.model.runs import Estimate, Limits, PlannedMove, Run, RunPlan
+from limosa.core.planning.load import Load
+from limosa.core.planning.plan import Plan
+from limosa.core.planning.situation import Rules, Situation
+
+BYTES_PER_SECOND = 64 << 20
+"""What copies may take together unless somebody says otherwise."""
+MOVE_SECONDS = 0.3
+"""What a move takes besides its bytes, when it is alone."""
+PAUSE_SECONDS = 0.05
+"""What a hand-over takes, as long as nobody has seen one."""
+
+
+def situation(view: View, draining: Sequence[NodeId] = ()) -> Situation:
+    """The cluster as it is known now; nodes that are being emptied stay so."""
+    topology = view.agreed.topology
+    leaving = [node.id for node in topology.nodes.values() if node.state == "decommissioning"]
+    return Situation(
+        topology.nodes,
+        topology.zones,
+        topology.partitions,
+        frozenset(view.agreed.leases),
+        loads(view),
+        {node: status.free_bytes for node, status in view.statuses.items()},
+        tuple(dict.fromkeys((*leaving, *draining))),
+        fixed(view),
+    )
+
+
+def rules(view: View) -> Rules:
+    return Rules(free_bytes_kept=view.settings.free_bytes_kept)
+
+
+def loads(view: View) -> dict[PartitionId, Load]:
+    known: dict[PartitionId, Load] = {}
+    for record in view.agreed.topology.partitions.values():
+        status = view.owner_status(record)
+        if status is not None:
+            known[record.id] = Load(status.bytes, *status.rates)
+    return known
+
+
+def fixed(view: View) -> dict[PartitionId, str]:
+    """Partitions that somebody else is about to change."""
+    return {
+        name: "another change of it is planned already"
+        for name, intent in view.agreed.intents.items()
+        if intent.pending is not None
+    }
+
+
+# --- what it costs
+
+
+def as_run(view: View, plan: Plan, like: RunPlan) -> RunPlan:
+    """The plan as a run that can be started: with its limits, and what it will probably cost."""
+    moves = tuple(PlannedMove(move.partition, move.source, move.target) for move in plan.moves)
+    return RunPlan(
+        like.action,
+        moves,
+        like.limits,
+        like.hold_seconds,
+        like.max_pause_seconds,
+        estimate(view, plan, like.limits),
+        like.by,
+        like.why,
+        like.drains,
+        like.decommission,
+    )
+
+
+def estimate(view: View, plan: Plan, limits: Limits) -> Estimate:
+    """By what the last run came to, if there was one; else by what is usual."""
+    past = [run for run in view.agreed.runs.values() if run.ended and run.totals.bytes]
+    last = max(past, key=lambda run: run.ended, default=None)
+    rate = rate_of(last) or float(BYTES_PER_SECOND)
+    if limits.bytes_per_second:
+        rate = min(rate, float(limits.bytes_per_second))
+    at_once = abreast(plan, limits)
+    sizes = [move.bytes for move in plan.moves if not move.stays]
+    pauses = [run.totals.pause_seconds for run in past if run.totals.pause_seconds]
+    return Estimate(
+        plan.bytes,
+        sum(sizes) / rate + MOVE_SECONDS * len(plan.moves) / max(1, at_once),
+        sum(nlargest(at_once, sizes)),
+        max(pauses, default=PAUSE_SECONDS) if plan.moves else 0.0,
+    )
+
+
+def rate_of(run: Run | None) -> float:
+    if run is None or run.ended <= run.started:
+        return 0.0
+    return run.totals.bytes / (run.ended - run.started)
+
+
+def abreast(plan: Plan, limits: Limits) -> int:
+    """How many moves can be in flight at once."""
+    coming = len({move.target.node for move in plan.moves}) * limits.moves_in
+    going = len({move.source for move in plan.moves}) * limits.moves_out
+    return min(coming, going, len(plan.moves))
