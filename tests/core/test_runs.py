@@ -427,10 +427,11 @@ def test_a_cancel_keeps_what_is_committed_and_rolls_the_rest_back() -> None:
 
 def test_a_cancel_takes_back_what_has_not_begun() -> None:
     cluster = running(SERIAL)
-    assert cluster.agreed.intents["p0"].pending is not None
+    begun = cluster.agreed.intents["p0"]
+    assert begun.pending is not None
     cluster.ask("cancel_run")
     cluster.settle()
-    assert cluster.agreed.intents["p0"].pending is None
+    assert cluster.agreed.intents["p0"] == replace(begun, pending=None)
     assert cluster.rebalance() == "idle"
     assert cluster.states() == ["FAILED", "PENDING", "PENDING"]
 
