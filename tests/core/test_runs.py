@@ -33,9 +33,10 @@ from limosa.core.model.changes import (
     run_move_key,
     table_key,
 )
-from limosa.core.model.intent import Assignment, Placement
+from limosa.core.model.intent import Assignment, Intent, Placement
+from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.runs import Limits, RunMove, RunPlan
-from limosa.core.model.topology import Node
+from limosa.core.model.topology import Layout, NamedTable, Node, Zone
 from tests.core.running import OFFICE, ONE_AT_A_TIME, Cluster, move, plan
 
 THREE = plan(move("p0", "a", "b"), move("p1", "a", "c"), move("p2", "a", "d"))
@@ -275,11 +276,28 @@ def test_a_replica_that_did_not_leave_has_not_moved() -> None:
     assert not run_moves.has_landed(cluster.view(), cluster.moves()[0], None)
 
 
+def test_a_move_of_one_table_touches_no_other() -> None:
+    """S26: what is moved is a partition of one zone, never a key or a name that two may share."""
+    cluster = Cluster(1)
+    record = replace(cluster.record("p0"), id="q0", zone="y")
+    cluster.put(
+        Zone("y", 1), Layout("y", 1, (TOKEN_MIN,), ("q0",)), NamedTable("u", "y", "u1", b"")
+    )
+    cluster.put(record, Intent("q0", (Placement("a"),)))
+    before = (cluster.record("q0"), cluster.agreed.intents["q0"])
+    cluster.ask("start_run", run=plan(move("p0", "a", "b")))
+    cluster.settle()
+    cluster.complete("p0")
+    cluster.settle()
+    assert cluster.last_run().outcome == "done"
+    assert (cluster.record("q0"), cluster.agreed.intents["q0"]) == before
+
+
 # --- failures
 
 
 def test_a_move_is_tried_three_times_and_the_others_go_on() -> None:
-    """F63: attempts == 3, state FAILED, the others COMMITTED; S29: the run says so."""
+    """F63: attempts == 3, state FAILED, the others COMMITTED; S29, S91: the run says so."""
     cluster = running(replace(THREE, limits=Limits(9, 9)))
     for attempt in (1, 2, 3):
         assert cluster.moves()[0].attempts == attempt
@@ -427,10 +445,11 @@ def test_a_cancel_keeps_what_is_committed_and_rolls_the_rest_back() -> None:
 
 def test_a_cancel_takes_back_what_has_not_begun() -> None:
     cluster = running(SERIAL)
-    assert cluster.agreed.intents["p0"].pending is not None
+    begun = cluster.agreed.intents["p0"]
+    assert begun.pending is not None
     cluster.ask("cancel_run")
     cluster.settle()
-    assert cluster.agreed.intents["p0"].pending is None
+    assert cluster.agreed.intents["p0"] == replace(begun, pending=None)
     assert cluster.rebalance() == "idle"
     assert cluster.states() == ["FAILED", "PENDING", "PENDING"]
 

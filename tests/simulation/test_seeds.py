@@ -7,7 +7,8 @@ killed. That every fault meets every stage takes more seeds: `make swarm` asks f
 
 import pytest
 
-from limosa.simulation.run import run_seed
+from limosa.simulation.faults import ACTIVE, RUN_EDGES
+from limosa.simulation.run import is_about_runs, run_seed
 from limosa.simulation.story import story_of, told
 
 SEEDS = 300
@@ -20,6 +21,16 @@ def test_seeds_are_clean(first: int) -> None:
     for seed in range(first, first + CHUNK):
         if run_seed(seed).violations:
             pytest.fail(told(story_of(seed)))
+
+
+def test_runs_take_every_edge() -> None:
+    """F55, F62: of a rebalance and of its moves, soon, and with coordinators that are replaced."""
+    missing = {*RUN_EDGES, *((f"rebalance {state}", "replace_coordinator") for state in ACTIVE)}
+    for seed in filter(is_about_runs, range(SEEDS)):
+        missing -= set(run_seed(seed).cells)
+        if not missing:
+            return
+    pytest.fail(f"not taken: {sorted(missing)}")
 
 
 @pytest.mark.parametrize("seed", [3, 9])

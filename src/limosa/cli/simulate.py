@@ -54,7 +54,10 @@ def simulate(
     ] = False,
     require_all_cells: Annotated[
         bool,
-        typer.Option("--require-all-cells", help="Fail unless each fault met each stage."),
+        typer.Option(
+            "--require-all-cells",
+            help="Fail unless each fault met each stage, and runs took each edge.",
+        ),
     ] = False,
     storage: Annotated[
         Storage,

@@ -41,19 +41,24 @@ def report_of(
 def forget_old(view: View) -> Commit | None:
     """The last few of each partition are kept, and so many of all."""
     settings = view.settings
+    each = Counter(report.partition for report in view.agreed.reports.values())
+    if each.total() <= settings.reports_kept and all(
+        count <= settings.reports_kept_each for count in each.values()
+    ):
+        return None
     newest_first = sorted(
         ((view.agreed.revision_of(key), key) for key in view.agreed.reports), reverse=True
     )
     kept: Counter[str] = Counter()
+    left = settings.reports_kept
     guards = {}
     for revision, key in newest_first:
         partition = view.agreed.reports[key].partition
-        if kept.total() < settings.reports_kept and kept[partition] < settings.reports_kept_each:
+        if left and kept[partition] < settings.reports_kept_each:
             kept[partition] += 1
+            left -= 1
         else:
             guards[key] = revision
-    if not guards:
-        return None
     removed = tuple(Remove(key) for key in guards)
     guards[COORDINATOR_KEY] = view.coordinator
     return Commit(guards, removed, f"{len(removed)} old reports are forgotten")

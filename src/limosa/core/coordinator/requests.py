@@ -80,6 +80,8 @@ def answer(view: View, request: Request) -> Commit:
 
 def forget_answered(view: View) -> Commit | None:
     """Answers are kept for those who wait for them, and for those who look back; not for ever."""
+    if len(view.agreed.requests) <= view.settings.requests_kept:
+        return None
     answered = sorted(
         (view.agreed.revision_of(request_key(request.id)), request.id)
         for request in view.agreed.requests.values()
