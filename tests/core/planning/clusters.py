@@ -1,4 +1,4 @@
-"""Clusters to plan for, what becomes of them when a plan is carried out, and what must hold then."""
+"""Clusters to plan for, and what becomes of them when a plan is carried out."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -18,21 +18,21 @@ UNEVEN = {"a": 10.0, "b": 2.0}
 
 # fmt: off
 CASES = [
-    # policy,                          loads,                 now, last check, last run's end, acts, why
-    (Policy(),                         UNEVEN,                1e9,  None,  None, False, "not enabled"),
-    (ON,                               UNEVEN,                0.0,  None,  None, True,  "a has 10, b only 2"),
-    (ON,                               UNEVEN,               59.9,   0.0,  None, False, "looked at"),
-    (ON,                               UNEVEN,               60.0,   0.0,  None, True,  "a has 10"),
-    (ON,                               UNEVEN,              299.9,   0.0,   0.0, False, "run ended"),
-    (ON,                               UNEVEN,              300.0,   0.0,   0.0, True,  "a has 10"),
-    (ON,                               {"a": 10.0},           0.0,  None,  None, False, "fewer than two"),
-    (ON,                               {},                    0.0,  None,  None, False, "fewer than two"),
-    (ON,                               {"a": 4.0, "b": 2.0},  0.0,  None,  None, False, "even enough"),
-    (ON,                               {"a": 4.1, "b": 2.0},  0.0,  None,  None, True,  "a has 4.1"),
-    (ON,                               {"a": 0.0, "b": 0.0},  0.0,  None,  None, False, "even enough"),
-    (ON,                               {"a": 0.0, "b": 1.0},  0.0,  None,  None, True,  "b has 1, a only 0"),
-    (Policy(enabled=True, ratio=6.0),  UNEVEN,                0.0,  None,  None, False, "even enough"),
-    (Policy(True, 2.0, 5.0, 7.0),      UNEVEN,                7.0,   2.0,   0.0, True,  "a has 10"),
+    # policy,                loads,              now, checked, run's end, acts, why
+    (Policy(),               UNEVEN,             1e9,  None,  None, False, "not enabled"),
+    (ON,                     UNEVEN,             0.0,  None,  None, True,  "a has 10, b only 2"),
+    (ON,                     UNEVEN,            59.9,   0.0,  None, False, "looked at"),
+    (ON,                     UNEVEN,            60.0,   0.0,  None, True,  "a has 10"),
+    (ON,                     UNEVEN,           299.9,   0.0,   0.0, False, "run ended"),
+    (ON,                     UNEVEN,           300.0,   0.0,   0.0, True,  "a has 10"),
+    (ON,                     {"a": 9.0},         0.0,  None,  None, False, "fewer than two"),
+    (ON,                     {},                 0.0,  None,  None, False, "fewer than two"),
+    (ON,                     {"a": 4, "b": 2},   0.0,  None,  None, False, "even enough"),
+    (ON,                     {"a": 5, "b": 2},   0.0,  None,  None, True,  "a has 5"),
+    (ON,                     {"a": 0, "b": 0},   0.0,  None,  None, False, "even enough"),
+    (ON,                     {"a": 0, "b": 1},   0.0,  None,  None, True,  "b has 1, a only 0"),
+    (Policy(True, ratio=6),  UNEVEN,             0.0,  None,  None, False, "even enough"),
+    (Policy(True, 2, 5, 7),  UNEVEN,             7.0,   2.0,   0.0, True,  "a has 10"),
 ]
 # fmt: on
 

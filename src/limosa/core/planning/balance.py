@@ -56,7 +56,7 @@ class Scope:
         """Nodes above their goal give to nodes below a fair share, as long as that is not even."""
         load = self.board.load
         giving = self.open.copy()
-        while giving.any():
+        while True:
             excess = np.where(giving, load - self.goal, -FULL)
             source = int(np.argmax(excess))
             least = int(load[self.open].min())
@@ -65,17 +65,18 @@ class Scope:
             giving[source] = self._gives(source, int(excess[source]), least)
 
     def _gives(self, source: int, excess: int, least: int) -> bool:
-        """The heaviest that it has in excess, and that somebody lacks."""
+        """The heaviest that it has in excess and somebody lacks; if there is none, the lightest
+        that does not turn the order around."""
         load, ladder = self.board.load, self._ladder(source)
         most = min(excess, self.level - least) + self.even // 2
-        for at in range(ladder.up_to(most) - 1, -1, -1):
+        half = int(load[source] - least) // 2
+        for at in ladder.around(min(most, half), half):
             target = self._target_of(ladder.replicas[at])
             if target == NOBODY:
                 continue
             lack = self.level - int(load[target])
-            gap = int(load[source]) - int(load[target])
-            fits = ladder.weights[at] <= min(lack + self.even // 2, gap // 2)
-            if fits and excess + lack > self.even:
+            half = int(load[source] - load[target]) // 2
+            if lack > 0 and excess + lack > self.even and ladder.weights[at] <= half:
                 self._move(source, at, target)
                 return True
         return False
@@ -84,9 +85,10 @@ class Scope:
         """Nodes that differ by more than it is worth come nearer, wherever their fair share is."""
         load = self.board.load
         giving = self.open.copy()
-        while giving.any():
-            source = int(np.argmax(np.where(giving, load, -1)))
-            gap = int(load[source] - load[self.open].min())
+        while True:
+            most = np.where(giving, load, -1)
+            source = int(np.argmax(most))
+            gap = int(most[source] - load[self.open].min())
             if gap <= self.worth:
                 return
             giving[source] = self._comes_nearer(source, gap) or self._swaps(source)
@@ -95,9 +97,7 @@ class Scope:
         """The heaviest that leaves the source near its goal; if there is none, the lightest."""
         load, ladder = self.board.load, self._ladder(source)
         excess = max(0, int(load[source] - self.goal[source])) + self.worth // 2
-        end = ladder.up_to(widest // 2)
-        modest = min(end, ladder.up_to(excess))
-        for at in (*range(modest - 1, -1, -1), *range(modest, end)):
+        for at in ladder.around(min(excess, widest // 2), widest // 2):
             target = self._target_of(ladder.replicas[at])
             if target == NOBODY:
                 continue
@@ -164,6 +164,7 @@ class Ladder(NamedTuple):
     replicas: list[int]
     weights: list[int]
 
-    def up_to(self, weight: int) -> int:
-        """How many are not heavier."""
-        return bisect_right(self.weights, weight)
+    def around(self, weight: int, most: int) -> list[int]:
+        """Those up to a weight, the heaviest first; then heavier ones, the lightest first."""
+        near, end = bisect_right(self.weights, weight), bisect_right(self.weights, most)
+        return [*range(near - 1, -1, -1), *range(near, end)]

@@ -61,7 +61,8 @@ class Board:
 
     def movable_on(self, node: int) -> Whole:
         held = np.array(self.on_node[node], np.int64)
-        return held[self.census.movable[held // self.census.width]]
+        movable: Whole = held[self.census.movable[held // self.census.width]]
+        return movable
 
     def racks_of(self, partition: int) -> list[int]:
         racks: list[int] = self.nodes.rack[self.holders(partition)].tolist()
@@ -76,7 +77,7 @@ class Board:
         """The nodes that a replica may go to: allowed, alive, with room, without another replica of
         it, and not in a rack that has one already, unless its own rack has another one as well."""
         partition = replica // self.census.width
-        may = self.nodes.open[self.census.filter[partition]].copy()
+        may: Mask = self.nodes.open[self.census.filter[partition]].copy()
         may &= self.room >= self.census.need[partition]
         may[self.holders(partition)] = False
         others = self.racks_of(partition)
@@ -92,7 +93,8 @@ class Board:
         counts = self.count_in_zone(zone)
         if counts[self.node[replica]] > 1:
             return np.ones(len(counts), bool)
-        return counts == 0
+        unused: Mask = counts == 0
+        return unused
 
     def least_loaded(self, among: Mask) -> int:
         """The first one of them, or nobody."""

@@ -39,13 +39,14 @@ class Nodes:
         self.filters = sorted({zone.datacenters for zone in zones.values()})
         """Zones that ask for the same datacenters use the same nodes."""
         one_of = {zone.datacenters: zone for zone in zones.values()}
-        can = [data_nodes(one_of[wanted], nodes.values()) for wanted in self.filters]
-        self.staying = np.array([self._mask(each) for each in can]).reshape(-1, len(nodes))
+        self.staying = np.zeros((len(self.filters), len(nodes)), bool)
         """By filter: who holds data, once those who are drained are empty."""
+        for at, wanted in enumerate(self.filters):
+            self.staying[at] = self._mask(data_nodes(one_of[wanted], nodes.values()))
         self.staying &= ~self.draining
         self.open = self.staying & self.live
         """By filter: who lives, too, so that something can go there."""
-        self.usable = self.open.any(axis=0)
+        self.usable: Mask = self.open.any(axis=0)
 
     def _mask(self, names: Iterable[NodeId]) -> Mask:
         mask = np.zeros(len(self.names), bool)

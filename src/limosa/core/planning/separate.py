@@ -81,9 +81,7 @@ def use_another_node(board: Board, zone: int) -> bool:
     counts = board.count_in_zone(zone)
     unused = counts == 0
     order = np.lexsort((-board.load, -counts))
-    for node in order[counts[order] > 1].tolist():
-        if not board.nodes.usable[node]:
-            continue
+    for node in order[np.flatnonzero((counts[order] > 1) & board.nodes.usable[order])].tolist():
         held = board.movable_on(node)
         held = held[census.zone[held // census.width] == zone]
         for replica in held[np.argsort(census.weight[held], kind="stable")].tolist():

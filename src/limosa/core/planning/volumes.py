@@ -23,12 +23,10 @@ def narrow(board: Board, node: int, volumes: range, worth: int) -> bool:
     for source in reversed(order):
         there = held[board.volume[held] == source]
         for replica in there[np.argsort(-census.weight[there], kind="stable")].tolist():
-            need = census.need[replica // census.width]
-            for target in order:
-                gap = board.volume_load[source] - board.volume_load[target]
-                if gap <= worth or census.weight[replica] > gap // 2:
-                    break
-                if board.free[target] >= need:
-                    board.put(replica, node, target, "volumes")
-                    return True
+            need, weight = census.need[replica // census.width], census.weight[replica]
+            most = board.volume_load[source] - max(worth + 1, 2 * weight)
+            wide = [each for each in order if board.free[each] >= need]
+            if wide and board.volume_load[wide[0]] <= most:
+                board.put(replica, node, wide[0], "volumes")
+                return True
     return False
