@@ -41,7 +41,7 @@ def situation(
         members,
         {zone.id: zone for zone in zones},
         {record.id: record for record in partitions},
-        sorted(set(members) - set(down)),
+        frozenset(members) - set(down),
         loads or {},
         free_bytes or {},
         tuple(draining),
@@ -57,9 +57,7 @@ def even(members: Mapping[str, Node], each: int, size: int = 1_000) -> Situation
 
 
 def with_node(before: Situation, node: Node) -> Situation:
-    return replace(
-        before, nodes={**before.nodes, node.id: node}, live=sorted({*before.live, node.id})
-    )
+    return replace(before, nodes={**before.nodes, node.id: node}, live={*before.live, node.id})
 
 
 def carried_out(before: Situation, plan: Plan) -> Situation:

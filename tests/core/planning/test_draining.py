@@ -91,7 +91,7 @@ def test_the_last_node_of_a_rack_that_is_needed_cant_be_drained() -> None:
     wider = replace(
         found,
         nodes={**members, "e": Node("e", rack="t"), "f": Node("f", rack="u")},
-        live=[*members, "e", "f"],
+        live={*members, "e", "f"},
     )
     after = carried_out(wider, made(plan_drain(wider)))
     assert racks_of(after, "p") == {"r": 1, "s": 1, "t": 1} or "u" in racks_of(after, "p")
@@ -117,7 +117,7 @@ def test_a_drain_prefers_nodes_without_anything_of_the_zone() -> None:
 
 def test_a_drain_fails_if_only_nodes_that_are_down_could_take_it() -> None:
     """S87: nothing goes to a node that is down."""
-    found = replace(even(nodes("a", "b"), 3), draining=["a"], live=["a"])
+    found = replace(even(nodes("a", "b"), 3), draining=["a"], live={"a"})
     words = refused(
         replace(
             found,
@@ -144,7 +144,7 @@ def test_a_drain_does_not_overload_the_one_node_that_lives() -> None:
 
 def test_a_node_that_is_down_cant_be_drained() -> None:
     """S92, S90: waiting would not help."""
-    found = replace(even(nodes("a", "b"), 2), draining=["a"], live=["b"])
+    found = replace(even(nodes("a", "b"), 2), draining=["a"], live={"b"})
     assert "it is down, so nothing can be moved from it" in refused(found)
     empty = replace(found, partitions={})
     assert made(plan_drain(empty)).moves == ()

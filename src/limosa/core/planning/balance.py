@@ -18,6 +18,7 @@ from limosa.core.planning.situation import Rules
 
 SWAP_TARGETS = 8
 SWAPS_TRIED = 16
+"""Of a node, and of two nodes. A swap costs two moves: it is not worth a long search."""
 
 
 def balance(board: Board, rules: Rules) -> None:

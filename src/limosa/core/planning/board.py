@@ -14,6 +14,8 @@ FULL = 1 << 62
 
 
 class Board:
+    """Nobody asks it whether a move is a good one; what may not be, it does not offer."""
+
     def __init__(self, census: Census) -> None:
         self.census = census
         self.nodes = census.nodes

@@ -46,7 +46,7 @@ class Nodes:
         self.staying &= ~self.draining
         self.open = self.staying & self.live
         """By filter: who lives, too, so that something can go there."""
-        self.usable: Mask = self.open.any(axis=0)
+        self.usable: Mask = np.any(self.open, axis=0)
 
     def _mask(self, names: Iterable[NodeId]) -> Mask:
         mask = np.zeros(len(self.names), bool)

@@ -67,7 +67,8 @@ class Arrival(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """Moves of one partition are to be made one after the other, in this order."""
+    """What is most pressing comes first. Two moves of one partition are made one after the other,
+    in whatever order: no node that one leaves is where the other goes."""
 
     moves: tuple[Move, ...] = ()
     skipped: tuple[Skipped, ...] = ()

@@ -1,6 +1,7 @@
 """What should move? Drained nodes become empty; then racks, load, zones and volumes are spread."""
 
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from limosa.core.planning.volumes import balance_volumes
 
 ROUNDS = 16
 """One spread may make room for another; normally the second round finds nothing."""
-PRESSING: tuple[Reason, ...] = ("drain", "racks", "zone", "load", "volumes")
+PRESSING = get_args(Reason)
 
 
 def plan_drain(situation: Situation, rules: Rules | None = None) -> Plan | Impossible:

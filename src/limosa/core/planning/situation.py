@@ -1,6 +1,7 @@
 """What is a plan made from? The agreed records, what was measured, and what the operator wants."""
 
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -15,7 +16,7 @@ class Situation(Struct, frozen=True):
     nodes: Mapping[NodeId, Node]
     zones: Mapping[ZoneId, Zone]
     partitions: Mapping[PartitionId, Partition]
-    live: Collection[NodeId]
+    live: AbstractSet[NodeId]
     loads: Mapping[PartitionId, Load] = {}
     free_bytes: Mapping[NodeId, Mapping[str, int]] = {}
     """By volume; one that is not here has room for everything."""
