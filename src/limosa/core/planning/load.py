@@ -1,0 +1,81 @@
+"""How much does a replica weigh? Bytes, writes, reads and its mere existence, as one whole number.
+
+Shares of the cluster's totals are added by weight, and scaled to whole numbers: sums are then the
+same in every order, so a plan that was carried out looks exactly as it was planned.
+"""
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Whole = NDArray[np.int64]
+Real = NDArray[np.float64]
+
+UNITS = 1 << 50
+"""The whole cluster's load; a sum of all is still exact as a float."""
+
+
+class Load(Struct, frozen=True):
+    """What was measured of one partition; what nobody knows is 0."""
+
+    bytes: int = 0
+    """Of one replica."""
+    writes: float = 0.0
+    """Rows a second; every replica has them."""
+    reads: float = 0.0
+    """Rows a second; the owner has them."""
+
+
+class Weights(Struct, frozen=True):
+    """What counts how much. A little for each replica spreads those that are empty, too."""
+
+    bytes: float = 1.0
+    writes: float = 1.0
+    reads: float = 1.0
+    replicas: float = 0.1
+
+
+class Measured(Struct, frozen=True):
+    """The figures of each partition, as columns; `held` is the number of its replicas."""
+
+    held: Whole
+    bytes: Real
+    writes: Real
+    reads: Real
+
+
+def weigh(measured: Measured, weights: Weights) -> tuple[Whole, Whole]:
+    """For each partition: what a replica weighs, and how much more the owner's does."""
+    held = measured.held
+    every = weights.replicas * shares(np.ones(len(held)), held)
+    every += weights.bytes * shares(measured.bytes, held)
+    every += weights.writes * shares(measured.writes, held)
+    owner = weights.reads * shares(measured.reads, np.ones_like(held))
+    whole = float((every * held + owner).sum()) or 1.0
+    # At least 1: something that weighs nothing could be moved for ever.
+    return np.maximum(1, scaled(every, whole)), scaled(owner, whole)
+
+
+def shares(figures: Real, times: Whole) -> Real:
+    """Of the total, in which each figure counts so many times."""
+    total = float((figures * times).sum())
+    return figures / total if total else np.zeros(len(figures))
+
+
+def scaled(figures: Real, whole: float) -> Whole:
+    return np.rint(figures * (UNITS / whole)).astype(np.int64)
+
+
+def fair_level(total: int, nodes: int, lumps: Whole) -> int:
+    """What each node would hold if all were even. A lump that is larger than that can't be
+    divided: it takes a node for itself, and the others share the rest."""
+    largest = np.sort(lumps)[::-1][:nodes]
+    before = np.concatenate(([0], np.cumsum(largest)))[: len(largest)]
+    levels = (total - before) / (nodes - np.arange(len(largest)))
+    even = int(np.argmax(largest <= levels)) if len(largest) else 0
+    return int(levels[even]) if len(largest) else 0
+
+
+def sums(group: Whole, weight: Whole, groups: int) -> Whole:
+    """Exact, for all of them together are less than 2**53."""
+    return np.bincount(group, weight, groups).astype(np.int64)

@@ -1,0 +1,49 @@
+"""When does a cluster rebalance by itself? Seldom, and only if it is told to."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from limosa.core.model.keys import NodeId
+
+
+class Policy(Struct, frozen=True):
+    enabled: bool = False
+    ratio: float = 2.0
+    """How many times the least loaded node's load the most loaded one must have."""
+    interval_seconds: float = 60.0
+    """How often to look."""
+    cooldown_seconds: float = 300.0
+    """How long to leave things alone after a run."""
+
+
+class Verdict(Struct, frozen=True):
+    rebalance: bool
+    why: str
+    source: NodeId = ""
+    """The most loaded node, and the least loaded one, if it was looked at."""
+    target: NodeId = ""
+
+
+def should_rebalance(
+    policy: Policy,
+    loads: Mapping[NodeId, float],
+    now: float,
+    last_check: float | None = None,
+    last_run_end: float | None = None,
+) -> Verdict:
+    """`loads` are those of the nodes that may give and take: live, and not being drained."""
+    if not policy.enabled:
+        return Verdict(False, "it is not enabled")
+    if last_check is not None and now - last_check < policy.interval_seconds:
+        return Verdict(False, "it was looked at a moment ago")
+    if last_run_end is not None and now - last_run_end < policy.cooldown_seconds:
+        return Verdict(False, "a run ended a moment ago")
+    if len(loads) < 2:
+        return Verdict(False, "there are fewer than two nodes")
+    names = sorted(loads)
+    source, target = max(names, key=loads.__getitem__), min(names, key=loads.__getitem__)
+    most, least = loads[source], loads[target]
+    if most <= least * policy.ratio:
+        return Verdict(False, "the nodes are even enough", source, target)
+    return Verdict(True, f"{source} has {most:g}, {target} only {least:g}", source, target)

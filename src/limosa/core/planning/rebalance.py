@@ -1,0 +1,100 @@
+"""What should move? Drained nodes become empty; then racks, load, zones and volumes are spread."""
+
+from collections import Counter
+from typing import get_args
+
+import numpy as np
+
+from limosa.core.model.intent import Placement
+from limosa.core.planning.balance import balance
+from limosa.core.planning.board import Board
+from limosa.core.planning.census import Census
+from limosa.core.planning.drain import drain
+from limosa.core.planning.figures import balance_of, too_large
+from limosa.core.planning.plan import Arrival, Impossible, Move, Plan, Reason, Skipped
+from limosa.core.planning.separate import NO_OTHER_RACK, separate_racks, separate_zones
+from limosa.core.planning.situation import Rules, Situation
+from limosa.core.planning.volumes import balance_volumes
+
+ROUNDS = 16
+"""One spread may make room for another; normally the second round finds nothing."""
+PRESSING = get_args(Reason)
+
+
+def plan_drain(situation: Situation, rules: Rules | None = None) -> Plan | Impossible:
+    """Only what must leave the nodes that are drained."""
+    rules = rules or Rules()
+    board = Board(Census(situation, rules))
+    unplaced = drain(board)
+    return Impossible(tuple(unplaced)) if unplaced else written(board, [])
+
+
+def plan_rebalance(situation: Situation, rules: Rules | None = None) -> Plan | Impossible:
+    """What must leave, and then whatever makes the rest more even. Of a cluster that is even
+    enough, and of one in which a plan was carried out, the plan is empty."""
+    rules = rules or Rules()
+    board = Board(Census(situation, rules))
+    unplaced = drain(board)
+    if unplaced:
+        return Impossible(tuple(unplaced))
+    crowded: list[int] = []
+    before = -1
+    rounds = 0
+    while board.steps != before and rounds < ROUNDS:
+        before = board.steps
+        rounds += 1
+        crowded = separate_racks(board)
+        balance(board, rules)
+        separate_zones(board)
+        balance_volumes(board, rules)
+        board.uncross()
+    return written(board, crowded)
+
+
+def node_loads(situation: Situation, rules: Rules | None = None) -> dict[str, float]:
+    """What each node that may give and take has, in parts of their mean."""
+    census = Census(situation, rules or Rules())
+    board = Board(census)
+    usable = np.flatnonzero(census.nodes.usable).tolist()
+    mean = float(board.load[usable].mean()) if usable else 0.0
+    return {census.nodes.names[at]: float(board.load[at]) / (mean or 1.0) for at in usable}
+
+
+def written(board: Board, crowded: list[int]) -> Plan:
+    census, nodes = board.census, board.nodes
+    moves = sorted(moves_of(board), key=lambda move: PRESSING.index(move.why))
+    arrivals: Counter[Placement] = Counter()
+    for move in moves:
+        arrivals[move.target] += move.bytes
+    return Plan(
+        tuple(moves),
+        skipped(board, crowded),
+        too_large(census),
+        balance_of(census, census.node.ravel(), nodes.usable | nodes.draining),
+        balance_of(census, board.node, nodes.usable),
+        tuple(Arrival(place, size) for place, size in sorted(arrivals.items())),
+    )
+
+
+def moves_of(board: Board) -> list[Move]:
+    census = board.census
+    made = []
+    for replica, why in board.moved.items():
+        if board.volume[replica] != census.volume.flat[replica]:
+            partition = replica // census.width
+            source = board.nodes.names[census.node.flat[replica]]
+            size = int(census.measured.bytes[partition])
+            name = census.records[partition].id
+            made.append(Move(name, source, board.place_of(replica), size, why))
+    return made
+
+
+def skipped(board: Board, crowded: list[int]) -> tuple[Skipped, ...]:
+    census, nodes = board.census, board.nodes
+    whys = {at: census.why_fixed[at] for at in np.flatnonzero(~census.movable).tolist()}
+    whys |= dict.fromkeys(crowded, NO_OTHER_RACK)
+    left = {
+        at: tuple(nodes.names[node] for node in board.holders(at).tolist() if nodes.draining[node])
+        for at in whys
+    }
+    return tuple(Skipped(census.records[at].id, whys[at], left[at]) for at in sorted(whys))

@@ -1,0 +1,56 @@
+"""What is a plan made from? The agreed records, what was measured, and what the operator wants."""
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct
+
+from limosa.core.model.keys import NodeId, PartitionId, ZoneId
+from limosa.core.model.topology import Node, Partition, Zone
+from limosa.core.planning.load import Load, Weights
+
+
+class Situation(Struct, frozen=True):
+    """One moment of a cluster."""
+
+    nodes: Mapping[NodeId, Node]
+    zones: Mapping[ZoneId, Zone]
+    partitions: Mapping[PartitionId, Partition]
+    live: AbstractSet[NodeId]
+    loads: Mapping[PartitionId, Load] = {}
+    free_bytes: Mapping[NodeId, Mapping[str, int]] = {}
+    """By volume; one that is not here has room for everything."""
+    draining: Collection[NodeId] = ()
+    """Nodes that are to end with nothing."""
+    fixed: Mapping[PartitionId, str] = {}
+    """Partitions that can't be moved, and why, besides what their records tell."""
+
+    def why_fixed(self, record: Partition) -> str:
+        """Why nothing of a partition can be moved now; empty if it can."""
+        if record.id in self.fixed:
+            return self.fixed[record.id]
+        if record.transition is not None:
+            return f"it is changing already: {record.transition.kind}, {record.transition.stage}"
+        for replica in record.replicas:
+            if replica.node not in self.live:
+                return f"{replica.node}, which holds a replica of it, is down"
+        if record.owner is None:
+            return "it has no owner at the moment"
+        if len(record.in_sync) < len(record.replicas):
+            return "not all of its replicas are in sync"
+        return ""
+
+
+class Rules(Struct, frozen=True):
+    """What is worth a move, and how much room must stay."""
+
+    tolerance: float = 0.02
+    """Two nodes that differ by less than this part of a fair share are even."""
+    worth: float = 0.1
+    """By how much two nodes must differ if neither is on its way to a fair share thereby: racks,
+    zones or large partitions stand in the way."""
+    weights: Weights = Weights()
+    room: float = 1.2
+    """A replica needs so many times its bytes where it goes."""
+    free_bytes_kept: int = 0
+    """And so much must stay free on the volume."""
