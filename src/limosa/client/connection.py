@@ -19,7 +19,7 @@ from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Placement, Request, RequestKind
-from limosa.core.model.runs import RunPlan
+from limosa.core.model.runs import Policy, RunPlan
 from limosa.core.model.topology import NamedTable
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.runtime.peers import Dialer
@@ -276,6 +276,10 @@ class Connection:
     def switch(self, kind: RequestKind, *, on: bool = True, why: str = "") -> Request:
         """Lock or unlock the cluster, or let the balancer begin runs or not."""
         return self._request(Request(_request_id(kind.replace("_", "-")), kind, name=why, on=on))
+
+    def set_policy(self, policy: Policy) -> Request:
+        """When the balancer begins runs by itself."""
+        return self._request(Request(_request_id("policy"), "set_policy", policy=policy))
 
     def withdraw(self, request: str) -> Request:
         """Take back a request that still waits."""

@@ -6,7 +6,15 @@ of all that it was computed from, so a stale coordinator changes nothing.
 """
 
 from limosa.core import routing
-from limosa.core.coordinator import ownership, reports, requests, run_ends, runs, transitions
+from limosa.core.coordinator import (
+    balancer,
+    ownership,
+    reports,
+    requests,
+    run_ends,
+    runs,
+    transitions,
+)
 from limosa.core.coordinator.attention import Attention
 from limosa.core.coordinator.checks import no_room
 from limosa.core.coordinator.flights import Flights
@@ -151,6 +159,9 @@ class Coordinator:
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
         for commit in runs.advance(view, self._flights):
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
+        begun = balancer.begin(view)
+        if begun is not None:
+            out.append(MakeCommit(begun))
 
     def _forget(self, partition: PartitionId) -> None:
         """It was dropped."""

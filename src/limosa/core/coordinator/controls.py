@@ -11,6 +11,7 @@ from limosa.core.coordinator.view import View
 from limosa.core.model.changes import CONTROLS_KEY, Put
 from limosa.core.model.intent import Request
 from limosa.core.model.keys import Revision
+from limosa.core.model.runs import Policy
 from limosa.errors import IllegalRequest
 
 
@@ -19,6 +20,10 @@ def switch(view: View, request: Request, trigger: Revision) -> Answer:
     if request.kind == "set_balancing":
         words = "balancing is on" if request.on else "balancing is off"
         return Answer((Put(replace(controls, balancing=request.on)),), words)
+    if request.kind == "set_policy":
+        policy = checked(request.policy)
+        words = "the balancer begins runs by itself" if policy.enabled else "it begins none"
+        return Answer((Put(replace(controls, policy=policy)),), words)
     if request.kind == "unlock":
         if not controls.locked:
             raise IllegalRequest("the cluster is not locked", "nothing is to be done")
@@ -28,6 +33,18 @@ def switch(view: View, request: Request, trigger: Revision) -> Answer:
             f"the cluster is locked already: {controls.locked}", "unlock it first, or leave it so"
         )
     return Answer((Put(replace(controls, locked=request.name or "by an operator")),), "locked")
+
+
+def checked(policy: Policy | None) -> Policy:
+    if policy is None:
+        raise IllegalRequest("no policy is given", "say when the balancer should begin a run")
+    if policy.ratio <= 1 or policy.interval_seconds <= 0 or policy.cooldown_seconds < 0:
+        raise IllegalRequest(
+            f"a ratio of {policy.ratio:g}, looked at every {policy.interval_seconds:g} s, with "
+            f"{policy.cooldown_seconds:g} s of rest after a run",
+            "use a ratio above 1 and times that are not negative",
+        )
+    return policy
 
 
 def switch_reads(view: View, request: Request) -> list[str]:

@@ -52,6 +52,8 @@ class Memory:
         self._seals: dict[PartitionId, SealAsked] = {}
         self._hand_overs: dict[PartitionId, HandOver] = {}
         self._copies: dict[PartitionId, tuple[object, float]] = {}
+        self.balance_looked_at: float | None = None
+        """When the loads of all nodes were last compared."""
         self._comparisons: dict[PartitionId, Comparison] = {}
 
     def forget(self, partition: PartitionId) -> None:

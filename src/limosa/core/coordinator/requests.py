@@ -289,6 +289,7 @@ SERVICES: dict[RequestKind, Service] = {
     "cancel_run": _OF_A_RUN,
     "undrain_nodes": Service(drains.undrain, drains.undrain_reads),
     "set_balancing": _OF_ALL,
+    "set_policy": _OF_ALL,
     "lock": _OF_ALL,
     "unlock": _OF_ALL,
     "withdraw": Service(withdraw, withdraw_reads),

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
-from limosa.core.model.runs import RunPlan
+from limosa.core.model.runs import Policy, RunPlan
 from limosa.core.model.topology import NamedTable, Node, Record, TransitionKind
 from limosa.core.model.topology import Placement as Placement
 from limosa.errors import IllegalRequest
@@ -37,6 +37,7 @@ RequestKind: TypeAlias = Literal[
     "cancel_run",
     "undrain_nodes",
     "set_balancing",
+    "set_policy",
     "lock",
     "unlock",
     "withdraw",
@@ -120,6 +121,8 @@ class Request(Record, frozen=True):
     """For `undrain_nodes`: which."""
     on: bool = True
     """For `set_balancing`."""
+    policy: Policy | None = None
+    """For `set_policy`."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

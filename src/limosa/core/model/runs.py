@@ -140,6 +140,18 @@ class RunMove(Record, frozen=True):
     """What there is to say about it, in words."""
 
 
+class Policy(Struct, frozen=True):
+    """When the cluster begins runs by itself."""
+
+    enabled: bool = False
+    ratio: float = 2.0
+    """How many times the least loaded node's load the most loaded one must have."""
+    interval_seconds: float = 60.0
+    """How often to look."""
+    cooldown_seconds: float = 300.0
+    """How long to leave things alone after a run."""
+
+
 class Controls(Record, frozen=True):
     """What an operator has switched, for the whole cluster."""
 
@@ -147,3 +159,5 @@ class Controls(Record, frozen=True):
     """Why no request that changes the topology is served and no move begins; empty: they are."""
     balancing: bool = True
     """May the balancer's runs go on?"""
+    policy: Policy = Policy()
+    """When does the balancer begin one?"""

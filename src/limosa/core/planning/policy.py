@@ -5,16 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from limosa.core.model.keys import NodeId
-
-
-class Policy(Struct, frozen=True):
-    enabled: bool = False
-    ratio: float = 2.0
-    """How many times the least loaded node's load the most loaded one must have."""
-    interval_seconds: float = 60.0
-    """How often to look."""
-    cooldown_seconds: float = 300.0
-    """How long to leave things alone after a run."""
+from limosa.core.model.runs import Policy as Policy
 
 
 class Verdict(Struct, frozen=True):

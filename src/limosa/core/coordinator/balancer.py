@@ -1,0 +1,73 @@
+"""Does the cluster spread its load by itself? If it is told to, and then seldom.
+
+The balancer asks as an operator does, by a request, which is refused if a run is under way. It
+moves from the most loaded node and to the least loaded one, and never empties a node that stays.
+"""
+
+from msgspec.structs import replace
+
+from limosa.core.coordinator.situating import as_run, rules, situation
+from limosa.core.coordinator.view import View
+from limosa.core.model.changes import (
+    CONTROLS_KEY,
+    COORDINATOR_KEY,
+    REBALANCE_KEY,
+    Commit,
+    Put,
+    request_key,
+)
+from limosa.core.model.intent import Request
+from limosa.core.model.runs import RunPlan
+from limosa.core.planning.plan import Plan
+from limosa.core.planning.policy import Verdict, should_rebalance
+from limosa.core.planning.rebalance import node_loads, plan_rebalance
+
+ACTION = "spread the load"
+
+
+def begin(view: View) -> Commit | None:
+    """A request for a run, if the policy wants one now."""
+    controls, policy = view.agreed.controls, view.agreed.controls.policy
+    looked_at = view.memory.balance_looked_at
+    if not policy.enabled or looked_at is None:
+        view.memory.balance_looked_at = view.now  # one interval, so that nodes can be heard of
+        return None
+    if view.now - looked_at < policy.interval_seconds:
+        return None
+    if view.agreed.rebalance.state != "idle" or controls.locked or not controls.balancing:
+        return None
+    view.memory.balance_looked_at = view.now
+    now = situation(view)
+    verdict = should_rebalance(
+        policy, node_loads(now, rules(view)), view.now, looked_at, last_run_end(view)
+    )
+    if not verdict.rebalance:
+        return None
+    plan = plan_rebalance(now, rules(view))
+    moves = relieving(plan, verdict) if isinstance(plan, Plan) else None
+    return None if moves is None else asked(view, moves, verdict.why)
+
+
+def last_run_end(view: View) -> float | None:
+    """On the coordinator's own clock."""
+    ended = [run.ended for run in view.agreed.runs.values() if run.ended]
+    return view.now - max(0.0, view.wall - max(ended)) if ended else None
+
+
+def relieving(plan: Plan, verdict: Verdict) -> Plan | None:
+    """Of a plan, what leaves the most loaded node or comes to the least loaded one."""
+    moves = tuple(
+        move
+        for move in plan.moves
+        if not move.stays and (move.source == verdict.source or move.target.node == verdict.target)
+    )
+    return replace(plan, moves=moves) if moves else None
+
+
+def asked(view: View, plan: Plan, why: str) -> Commit:
+    run = as_run(view, plan, RunPlan(ACTION, by="balancer", why=why))
+    request = Request(f"balance-{view.agreed.revision}", "start_run", run=run)
+    keys = (REBALANCE_KEY, CONTROLS_KEY)
+    guards = {key: view.agreed.revision_of(key) for key in keys}
+    guards |= {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
+    return Commit(guards, (Put(request),), f"the balancer asks for {len(run.moves)} moves: {why}")
