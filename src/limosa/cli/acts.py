@@ -1,27 +1,30 @@
 """What happens to the demo's cluster while it is used? Acts, one after the other.
 
-Nothing at first, so that there is something to compare with; then a node joins and partitions move
-to it on Spark; then the node that owns most is killed with kill -9, and started again.
+Nothing at first, so that there is something to compare with; then a node joins and is given its
+share on Spark, and another one is drained; then the node that owns most is killed with kill -9, and
+started again.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from limosa.cli.following import look_at, stage_words
+from limosa.cli.run_following import copied_words, moves_words
 from limosa.client.connection import Connection
-from limosa.core.model.intent import Placement
-from limosa.core.model.reports import Report
+from limosa.client.rebalancing import filling, look, planned, progress_of
+from limosa.core.coordinator.progress import Progress
+from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
 
-MOVES_SECONDS_MAX = 150.0
+RUN_SECONDS_MAX = 150.0
 DOWN_SHARE, AFTER_SHARE = 0.25, 0.25
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.3
 BETWEEN_SECONDS = 1.0
+LIMITS = Limits(moves_in=4, moves_out=4)
 
 Show = Callable[[str], None]
 
@@ -33,7 +36,7 @@ class Moves(Struct):
     failed: list[str] = []
     bytes: int = 0
     seconds: float = 0.0
-    """From when Spark was ready to the end of the last one."""
+    """Of the runs, but for the time in which Spark started."""
     longest_pause_seconds: float = 0.0
     """As the coordinator measured it, of one partition."""
 
@@ -42,20 +45,14 @@ class Acts:
     """The script, on a thread of its own."""
 
     def __init__(
-        self,
-        local: LocalCluster,
-        connection: Connection,
-        seconds: float,
-        moves: int,
-        show: Show,
+        self, local: LocalCluster, connection: Connection, seconds: float, show: Show
     ) -> None:
         self._local = local
         self._connection = connection
         self._seconds = seconds
-        self._wanted = moves
         self._show = show
         self.moves = Moves()
-        self.joined = self.killed = ""
+        self.joined = self.drained = self.killed = ""
         self.quiet = (0.0, 0.0)
         """When nothing happened: from, to."""
         self.moving = (0.0, 0.0)
@@ -71,8 +68,9 @@ class Acts:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        acts = (self._nothing, self._join, self._fill, self._drain, self._kill, self._restart)
         try:
-            for act in (self._nothing, self._join, self._move, self._kill, self._restart):
+            for act in acts:
                 act()
             time.sleep(AFTER_SHARE * self._seconds)
         except Exception as error:
@@ -88,81 +86,62 @@ class Acts:
         self.joined = self._local.add_node()
         self._show(f"{self.joined} has joined")
 
-    # --- moves
+    # --- runs
 
-    def _move(self) -> None:
-        ways = list(self._ways())
-        start, began = time.monotonic(), time.time()
-        for partition, source in ways:
-            self._connection.change_partition(
-                "move", partition, source=source, target=Placement(self.joined)
-            )
-        self._show(f"{len(ways)} partitions move from their owners to {self.joined}")
-        ready = self._follow([partition for partition, _ in ways], start)
-        self.moving = (start, time.monotonic())
-        reports = [self._report(partition, began) for partition, _ in ways]
-        done = [report for report in reports if report is not None and report.outcome == "done"]
-        self.moves.count = len(done)
-        self.moves.failed = [
-            f"{report.partition} did not move: {report.why}"
-            for report in reports
-            if report is not None and report.outcome != "done"
-        ]
-        self.moves.failed += ["a move left no report"] * reports.count(None)
-        self.moves.longest_pause_seconds = max((each.pause_seconds for each in done), default=0.0)
-        self.moves.seconds = time.time() - max(began, ready)
-        self.moves.bytes = self._bytes_at(self.joined)
+    def _fill(self) -> None:
+        self.moving = (time.monotonic(), time.monotonic())
+        like = RunPlan(f"fill {self.joined}", limits=LIMITS)
+        _, run = filling(look(self._connection), [self.joined], like)
+        self._carry_out(run)
+
+    def _drain(self) -> None:
+        """The first of those that were there; nothing stays on it."""
+        self.drained = min(self._local.nodes)
+        like = RunPlan(f"drain {self.drained}", limits=LIMITS, drains=(self.drained,))
+        _, run = planned(look(self._connection), like)
+        self._carry_out(run)
+        left = self._connection.node_status(self.drained)["replicas"]
+        if left:
+            self.moves.failed.append(f"{len(left)} replicas are left on {self.drained}")
+
+    def _carry_out(self, plan: RunPlan) -> None:
+        began = time.time()
+        name = self._connection.start_run(plan).answer.rsplit(" ", 1)[-1]
+        self._show(f"{plan.action}: {len(plan.moves)} moves begin as run {name}")
+        ended = self._follow(name)
+        run, ready = ended.run, self._spark_since()
+        self.moving = (self.moving[0], time.monotonic())
+        self.moves.count += run.totals.committed
+        self.moves.bytes += run.totals.bytes
+        self.moves.seconds += run.ended - max(began, min(ready, run.ended))
+        pause = max(self.moves.longest_pause_seconds, run.totals.pause_seconds)
+        self.moves.longest_pause_seconds = pause
+        if run.outcome != "done":
+            self.moves.failed.append(f"{run.action}: {run.outcome}: {run.words}")
         self._show(
-            f"{len(done)} partitions moved in {self.moves.seconds:.1f} s; the longest hand-over "
-            f"took {self.moves.longest_pause_seconds * 1e3:.0f} ms"
+            f"{run.action}: {run.outcome}, {run.totals.committed} moves in "
+            f"{run.ended - run.started:.1f} s; the longest hand-over took "
+            f"{run.totals.pause_seconds * 1e3:.0f} ms"
         )
 
-    def _ways(self) -> Iterator[tuple[str, str]]:
-        """Of the busiest owners some partitions each."""
-        owned = {
-            record.id: record.owner.replica.node
-            for record in self._connection.refresh().partitions.values()
-            if record.owner is not None
-        }
-        left = Counter(owned.values())
-        for _ in range(min(self._wanted, len(owned))):
-            node = max(sorted(left), key=lambda each: left[each])
-            left[node] -= 1
-            partition = next(each for each in sorted(owned) if owned[each] == node)
-            del owned[partition]
-            yield partition, node
-
-    def _follow(self, partitions: Sequence[str], start: float) -> float:
-        """Until all have ended; since when Spark was ready, by the wall clock."""
-        ready = 0.0
-        while True:
-            waiting = [name for name in partitions if self._is_moving(name)]
-            if not waiting:
-                return ready
-            if time.monotonic() - start > MOVES_SECONDS_MAX:
-                raise Refused(f"{waiting[0]} still moves", f"limosa explain {waiting[0]}")
+    def _follow(self, run: str) -> Progress:
+        deadline = time.monotonic() + RUN_SECONDS_MAX
+        while time.monotonic() < deadline:
             try:
-                explanation = look_at(self._connection, waiting[0])
-                self.doing = f"{waiting[0]}: {stage_words(explanation)}, {explanation.waits_for}"
-                state = self._connection.state(waiting[0]).pipeline
-                ready = state.since if state is not None and state.state == "ready" else ready
+                found = progress_of(self._connection, run)
+                assert found is not None
+                if found.run.outcome:
+                    return found
+                self.doing = f"{found.run.action}: {moves_words(found)}; {copied_words(found)}"
             except LimosaError:
                 pass  # it is asked again
             time.sleep(LOOK_SECONDS)
+        raise Refused(f"run {run} has not ended", f"limosa explain {run}")
 
-    def _is_moving(self, partition: str) -> bool:
-        state = self._connection.state(partition)
-        intent = state.intents.get(partition)
-        is_wanted = intent is not None and intent.pending is not None
-        return is_wanted or state.topology.partitions[partition].transition is not None
-
-    def _report(self, partition: str, since: float) -> Report | None:
-        reports = self._connection.state(partition).reports.values()
-        recent = [each for each in reports if each.partition == partition and each.ended >= since]
-        return max(recent, key=lambda each: each.ended, default=None)
-
-    def _bytes_at(self, node: str) -> int:
-        return sum(each["bytes"] for each in self._connection.node_status(node)["replicas"])
+    def _spark_since(self) -> float:
+        """Since when it could be used, by the wall clock; 0: there is none."""
+        state = self._connection.runs().pipeline
+        return 0.0 if state is None or state.state != "ready" else state.since
 
     # --- a node dies
 

@@ -1,4 +1,4 @@
-"""Does it really lose nothing? `limosa demo`: a cluster under load, moves, a kill -9, a verdict."""
+"""Does it really lose nothing? `limosa demo`: a cluster under load, runs, a kill -9, a verdict."""
 
 import shutil
 import signal
@@ -38,7 +38,7 @@ from limosa.runtime.local import LocalCluster
 WRITERS, READERS = 4, 2
 KEYS_PER_WRITER = 150_000
 ROWS_PER_FILL, ROWS_PER_WRITE, ROWS_PER_READ = 50_000, 5_000, 1_000
-PARTITIONS, REPLICAS, MOVES = 12, 3, 4
+PARTITIONS, REPLICAS = 12, 3
 JOIN_SECONDS, CATCH_UP_SECONDS = 45.0, 60.0
 SHOW_SECONDS = 0.5
 
@@ -53,6 +53,7 @@ class Verdict(Struct):
     wrong: int = 0
     reads: int = 0
     joined: str = ""
+    drained: str = ""
     pipeline: str = ""
     moves: int = 0
     moved_megabytes: float = 0.0
@@ -80,13 +81,13 @@ def demo(
     ] = Pipeline.AUTO,
     as_json: AsJson = False,
 ) -> None:
-    """Start a cluster, load it, add a node, move partitions, kill a node: is anything lost?
+    """Start a cluster, load it, add a node, drain another, kill a third: is anything lost?
 
     Writers give their keys increasing numbers; readers check every value that they see. Meanwhile
-    another node joins, and partitions move to it on Spark; then the node that owns most partitions
-    is killed with kill -9, and started again. In the end every acknowledged row must be there, no
-    wrong value may have been read, and all replicas must be equal. Exit code: 0 so it was, 1 it was
-    not.
+    another node joins and is given its share on Spark, and one of the first is drained; then the
+    node that owns most partitions is killed with kill -9, and started again. In the end every
+    acknowledged row must be there, no wrong value may have been read, all replicas must be equal,
+    and the drained node must be empty. Exit code: 0 so it was, 1 it was not.
 
     \b
     Examples:
@@ -213,7 +214,6 @@ def _load(
             local,
             connection,
             seconds,
-            MOVES,
             lambda what: show(f"{time.monotonic() - began:5.1f} s  {what}", True),
         )
         acts.start()
@@ -239,7 +239,7 @@ def _judge_acts(verdict: Verdict, acts: Acts, writers: list[Worker]) -> None:
         return round(max(worker.counts.longest_pause(*window) for worker in writers), 3)
 
     moves = acts.moves
-    verdict.joined, verdict.killed = acts.joined, acts.killed
+    verdict.joined, verdict.drained, verdict.killed = acts.joined, acts.drained, acts.killed
     verdict.moves = moves.count
     verdict.moved_megabytes = round(moves.bytes / 1e6, 1)
     verdict.megabytes_per_second = round(moves.bytes / 1e6 / max(0.001, moves.seconds), 1)
@@ -317,8 +317,8 @@ def in_words(verdict: Verdict) -> str:
         f"acknowledged   {verdict.rows_acked:,} rows ({verdict.rows_written_per_second:,} a second)"
         f" of {verdict.keys:,} keys",
         f"read           {verdict.reads:,} rows ({verdict.rows_read_per_second:,} a second)",
-        f"joined         {verdict.joined}",
-        f"moved          {verdict.moves} partitions on {verdict.pipeline}, verified: "
+        f"joined         {verdict.joined}, and was filled; {verdict.drained} was drained",
+        f"moved          {verdict.moves} replicas on {verdict.pipeline}, verified: "
         f"{verdict.moved_megabytes:,.0f} MB at {verdict.megabytes_per_second:,.0f} MB/s",
         f"hand-over      {verdict.longest_hand_over_seconds * 1e3:,.0f} ms at most",
         f"killed         {verdict.killed}, with kill -9; it came back",
