@@ -202,6 +202,17 @@ def test_the_planner_is_told_what_is_known() -> None:
     assert loads(cluster.view()) == {}
 
 
+def test_rates_count_once_there_are_some() -> None:
+    """One read in an idle cluster is not all of its load."""
+    cluster = Watched(partitions=1)
+    status = cluster.statuses["a"]
+    for rates, counted in (((999.0, 999.0), (0.0, 0.0)), ((2000.0, 1000.0), (2000.0, 1000.0))):
+        (held,) = status.replicas["p0"]
+        said = {"p0": (replace(held, rates=rates),)}
+        cluster.statuses["a"] = replace(status, replicas=said)
+        assert loads(cluster.view()) == {"p0": Load(1 << 20, *counted)}
+
+
 # --- what it costs
 
 

@@ -148,6 +148,18 @@ def test_what_is_large_is_shared_out_and_so_is_the_bandwidth(
     assert sum(task.bytes_per_second for task in job.tasks) == 1e6
 
 
+@pytest.mark.parametrize(
+    ("always", "of_the_run", "both"), [(1e6, 4e5, 4e5), (1e6, 4e6, 1e6), (0, 4e5, 4e5), (0, 0, 0)]
+)
+def test_a_run_may_allow_less_bandwidth(
+    always: float, of_the_run: float, both: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(monkeypatch, bytes_per_second=always)
+    scene.mover.limit(of_the_run)
+    scene.pass_time(0.5, P)
+    assert sum(task.bytes_per_second for task in scene.jobs[0].tasks) == both
+
+
 def test_what_is_under_way_is_not_run_twice(scene: Scene) -> None:
     """F109: it is asked for again and again, for as long as it takes."""
     scene.pass_time(10 * FORGOTTEN_SECONDS, P)

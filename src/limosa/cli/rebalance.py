@@ -191,7 +191,7 @@ def status(
         found = progress(view, name)
         if wait and not found.run.outcome:
             tell_end(target, followed(target, connection, name))
-    every = list(view.agreed.moves.get(name, {}).values())
+    every = sorted(view.agreed.moves.get(name, {}).values(), key=lambda each: each.number)
     if target.as_json:
         print_json({**progress_facts(found), "moves": to_builtins(every)})
         return
@@ -200,7 +200,7 @@ def status(
     shown = every if moves else list(found.current)
     if shown:
         typer.echo("")
-        print_table(COLUMNS, [row_of(each) for each in sorted(shown, key=lambda m: m.number)])
+        print_table(COLUMNS, [row_of(each) for each in shown])
 
 
 def last_of(runs: dict[str, Run]) -> str:

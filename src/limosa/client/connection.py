@@ -32,6 +32,8 @@ TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0
 OPEN_SECONDS = 30.0
 PATIENCE_SECONDS = 5.0
+FOLLOW_SECONDS = 2.0
+"""How long a node may be behind another one that has answered us."""
 PARTITIONS = 16
 
 _states = msgspec.msgpack.Decoder(Agreed)
@@ -122,6 +124,8 @@ class Connection:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._asked = ""
+        """The last request of ours that was answered."""
 
     # --- tables
 
@@ -228,6 +232,7 @@ class Connection:
         body = self._session.call("request", encode(request), REQUEST_SECONDS)
         answer = decode(body)
         assert isinstance(answer, Request)
+        self._asked = answer.id
         return answer
 
     # --- the cluster
@@ -259,9 +264,15 @@ class Connection:
 
     def runs(self, run: str = "") -> Agreed:
         """What is agreed about the whole cluster, with the moves of the named run, or of the one
-        that is under way."""
-        state: Agreed = _states.decode(self._session.call("runs", run.encode()))
-        return state
+        that is under way. What this connection asked for is in it, whichever node answers."""
+        deadline = time.monotonic() + FOLLOW_SECONDS
+        while True:
+            state: Agreed = _states.decode(self._session.call("runs", run.encode()))
+            known = state.requests.get(self._asked)
+            is_behind = bool(self._asked) and (known is None or known.state == "waiting")
+            if not is_behind or time.monotonic() > deadline:
+                return state
+            time.sleep(0.01)
 
     def start_run(self, plan: RunPlan) -> Request:
         """Begin a run of many moves, or one that empties nodes; raises `IllegalRequest` if it can't

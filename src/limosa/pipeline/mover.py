@@ -56,6 +56,7 @@ class Mover:
         self._carrier = carrier
         self._access = access
         self._bytes_per_second = bytes_per_second
+        self._limit = 0.0
         self._log = log
         self._lock = threading.Lock()
         self._copies: dict[tuple[PartitionId, SessionId], _Copy] = {}
@@ -68,6 +69,15 @@ class Mover:
 
     def follow(self, addresses: Mapping[NodeId, str]) -> None:
         self._addresses = addresses
+
+    def limit(self, bytes_per_second: float) -> None:
+        """What a run allows, if that is less than what is allowed anyway; 0: all of it."""
+        self._limit = bytes_per_second
+
+    @property
+    def _allowed(self) -> float:
+        limits = [each for each in (self._bytes_per_second, self._limit) if each]
+        return min(limits, default=0.0)
 
     def begin(self, job: StartCopy, size: int) -> None:
         """Asking for what is under way changes nothing."""
@@ -172,8 +182,8 @@ class Mover:
     def _rate_for(self, name: str) -> float:
         """What others have left, but never so little that a wave would take for ever."""
         with self._lock:
-            left = self._bytes_per_second - sum(self._rates.values())
-            self._rates[name] = max(left, self._bytes_per_second * SHARE_MIN)
+            left = self._allowed - sum(self._rates.values())
+            self._rates[name] = max(left, self._allowed * SHARE_MIN)
             return self._rates[name]
 
     def _done(self, name: str, results: Sequence[bytes], why: str) -> None:

@@ -50,6 +50,8 @@ class Mover(Protocol):
 
     def follow(self, addresses: Mapping[NodeId, str]) -> None: ...
 
+    def limit(self, bytes_per_second: float) -> None: ...
+
     def begin(self, job: StartCopy, size: int) -> None: ...
 
     def compare(self, job: Compare, then: Callable[[tuple[str, ...], int], None]) -> None: ...
@@ -236,6 +238,8 @@ class CoordinatorDriver:
         self.peers.follow(agreed.topology)
         nodes = agreed.topology.nodes.values()
         self._mover.follow({node.id: node.address for node in nodes})
+        run = agreed.runs.get(agreed.rebalance.run)
+        self._mover.limit(0.0 if run is None else run.limits.bytes_per_second)
         self.deliver(AgreedRead(agreed))
 
     def _tell_of_pipeline(self, state: PipelineState, detail: str) -> None:

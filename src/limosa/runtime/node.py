@@ -370,7 +370,7 @@ class NodeDriver:
             now = time.monotonic()
             if now - looked > ROOM_SECONDS:
                 looked = now
-                self._look_for_room()
+                self.look_for_room()
                 self.peers.cut_silent()
             if now - collected > COLLECT_SECONDS:
                 collected = now
@@ -382,7 +382,8 @@ class NodeDriver:
         """Its tombstones are to be collected some time."""
         self._deleted.add(partition)
 
-    def _look_for_room(self) -> None:
+    def look_for_room(self) -> None:
+        """What is free, what replicas take, how much they are used: now and then, or when asked."""
         try:
             free = self.store.free_bytes()
         except OSError as error:

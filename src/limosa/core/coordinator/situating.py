@@ -10,12 +10,15 @@ from heapq import nlargest
 from limosa.core.coordinator.view import View
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.runs import Estimate, Limits, PlannedMove, Run, RunPlan
+from limosa.core.model.topology import Partition
 from limosa.core.planning.load import Load
 from limosa.core.planning.plan import Plan
 from limosa.core.planning.situation import Rules, Situation
 
 BYTES_PER_SECOND = 64 << 20
 """What copies may take together unless somebody says otherwise."""
+QUIET = 1000.0
+"""Rows a second in the whole cluster: what is less says nothing of who is loaded."""
 MOVE_SECONDS = 0.3
 """What a move takes besides its bytes, when it is alone."""
 PAUSE_SECONDS = 0.05
@@ -43,12 +46,27 @@ def rules(view: View) -> Rules:
 
 
 def loads(view: View) -> dict[PartitionId, Load]:
-    known: dict[PartitionId, Load] = {}
-    for record in view.agreed.topology.partitions.values():
-        status = view.owner_status(record)
-        if status is not None:
-            known[record.id] = Load(status.bytes, *status.rates)
-    return known
+    records = view.agreed.topology.partitions
+    found = {
+        name: status
+        for name, record in records.items()
+        if (status := view.owner_status(record)) is not None
+    }
+    writes, reads = (sum(each.rates[place] for each in found.values()) for place in (0, 1))
+    return {
+        name: Load(
+            size_of(view, records[name]),
+            each.rates[0] if writes >= QUIET else 0.0,
+            each.rates[1] if reads >= QUIET else 0.0,
+        )
+        for name, each in found.items()
+    }
+
+
+def size_of(view: View, record: Partition) -> int:
+    """Of one replica: the largest, as one that has just come may not have been measured yet."""
+    known = (view.of(record, replica) for replica in record.replicas)
+    return max((each.bytes for each in known if each is not None), default=0)
 
 
 def fixed(view: View) -> dict[PartitionId, str]:
