@@ -1,13 +1,15 @@
 """The board that plans are made on keeps its books while replicas come and go."""
 
+from typing import cast
+
 import numpy as np
 
-from limosa.core.model.intent import Placement
 from limosa.core.model.topology import Zone
 from limosa.core.planning.board import Board
 from limosa.core.planning.census import Census
 from limosa.core.planning.load import Load, fair_level
-from limosa.core.planning.rebalance import moves_of
+from limosa.core.planning.plan import Reason
+from limosa.core.planning.rebalance import in_order, moves_of
 from limosa.core.planning.situation import Rules, Situation
 from tests.core.planning.clusters import ZONE, nodes, partition, situation
 
@@ -41,17 +43,23 @@ def test_what_goes_on_is_not_expected_any_more_where_it_was_expected() -> None:
     assert moves_of(board) == []
 
 
-def test_replicas_that_took_each_others_places_stay() -> None:
-    """b's replica came to a, and a's went to c: only b is left, and only c is new."""
+def test_a_replica_may_go_where_another_has_left_and_then_goes_second() -> None:
+    """b's replica comes to a, when a's has gone to c; but never to and fro between the same."""
     board = board_of(three_of_two())
-    board.move(0, C, "racks")
-    board.move(1, A, "load")
-    board.uncross()
-    (move,) = moves_of(board)
-    assert (move.partition, move.source, move.target) == ("p", "b", Placement("c"))
-    assert board.load.tolist() == board_of(three_of_two()).load[[A, C, B, D]].tolist()
-    board.uncross()
-    assert len(moves_of(board)) == 1
+    board.move(0, C, "load")
+    assert board.open_to(1).tolist() == [True, False, False, True]
+    board.move(1, A, "racks")
+    assert board.open_to(0).tolist() == [False, False, False, True]
+    moves = sorted(moves_of(board), key=lambda move: move.why, reverse=True)
+    assert [(move.source, move.target.node) for move in moves] == [("b", "a"), ("a", "c")]
+    assert [move.source for move in in_order(moves)] == ["a", "b"]
+
+
+def test_the_most_pressing_reason_is_told() -> None:
+    board = board_of(three_of_two())
+    for why, told in (("load", "load"), ("racks", "racks"), ("volumes", "racks")):
+        board.move(0, C if board.node[0] != C else D, cast(Reason, why))
+        assert [move.why for move in moves_of(board)] == [told]
 
 
 def test_small_zones_are_counted_when_they_are_needed_and_large_ones_are_kept_counted() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from limosa.core.model.intent import Placement
 from limosa.core.planning.census import NOBODY, Census, Mask
 from limosa.core.planning.load import Whole, sums
-from limosa.core.planning.plan import Reason
+from limosa.core.planning.plan import PRESSING, Reason
 
 FULL = 1 << 62
 """More than any load: it is never the least."""
@@ -38,7 +38,9 @@ class Board:
         )
         self._counts: dict[int, Whole] = {}
         self.moved: dict[int, Reason] = {}
-        """Replicas that were moved, and why at first; in the order of their last moves."""
+        """Replicas that were moved, and the most pressing why; in the order of their last moves."""
+        self.touched: set[int] = set()
+        """Their partitions."""
         self.steps = 0
 
     # ------------------------------------------------------------ questions
@@ -82,11 +84,31 @@ class Board:
         may: Mask = self.nodes.open[self.census.filter[partition]].copy()
         may &= self.room >= self.census.need[partition]
         may[self.holders(partition)] = False
+        if partition in self.touched:
+            may[[node for node in self._left(partition) if self._circles(replica, node)]] = False
         others = self.racks_of(partition)
         own = others.pop(replica % self.census.width)
         if others and own not in others:
             may &= self.outside(others)
         return may
+
+    def origins(self, partition: int) -> list[int]:
+        """Where its replicas were at first."""
+        found: list[int] = self.census.node[partition, : self.census.held[partition]].tolist()
+        return found
+
+    def _left(self, partition: int) -> list[int]:
+        held = self.holders(partition)
+        return [node for node in self.origins(partition) if node not in held]
+
+    def _circles(self, replica: int, target: int) -> bool:
+        """Each replica of a partition would go where the next one left: no move could be first."""
+        partition, slot = divmod(replica, self.census.width)
+        origins, now = self.origins(partition), self.holders(partition).tolist()
+        at = target
+        while at in origins and at != origins[slot]:
+            at = now[origins.index(at)]
+        return at == origins[slot] != target
 
     def keeps_zone_spread(self, replica: int) -> Mask:
         """The nodes that, if it went there, would not hold two of its zone while its own had none
@@ -130,7 +152,8 @@ class Board:
             if counts is not None:
                 counts[source] -= 1
                 counts[node] += 1
-        self.moved[replica] = self.moved.pop(replica, why)
+        self.moved[replica] = min(why, self.moved.pop(replica, why), key=PRESSING.index)
+        self.touched.add(partition)
         self.steps += 1
 
     def _leave(self, replica: int) -> None:
@@ -144,25 +167,6 @@ class Board:
     def _room_of(self, node: int) -> int:
         held = self.census.volumes.of_node[node]
         return int(self.free[held.start : held.stop].max())
-
-    def uncross(self) -> None:
-        """Where one replica of a partition came to a node that another one left, the latter stays
-        instead: what goes and what comes are then different nodes, and moves need no order."""
-        width = self.census.width
-        for partition in sorted({replica // width for replica in self.moved}):
-            slots = range(partition * width, partition * width + self.census.held[partition])
-            was = {slot: int(self.census.node.flat[slot]) for slot in slots}
-            now = {slot: int(self.node[slot]) for slot in slots}
-            if not any(now[slot] != was[slot] and now[slot] in was.values() for slot in slots):
-                continue
-            leaving = [slot for slot in slots if was[slot] not in now.values()]
-            coming = [slot for slot in slots if now[slot] not in was.values()]
-            places = [(now[slot], int(self.volume[slot])) for slot in coming]
-            for slot in slots:
-                if slot not in leaving:
-                    self.put(slot, was[slot], int(self.census.volume.flat[slot]), "load")
-            for slot, (node, volume) in zip(leaving, places, strict=True):
-                self.put(slot, node, volume, "load")
 
     def place_of(self, replica: int) -> Placement:
         node, volume = self.census.volumes.places[self.volume[replica]]

@@ -1,7 +1,7 @@
 """What is a plan? Moves in their order, what they cost and bring, and what is left out and why."""
 
 from collections import Counter
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
@@ -11,6 +11,8 @@ from limosa.core.model.keys import NodeId, PartitionId
 Reason: TypeAlias = Literal["drain", "racks", "zone", "load", "volumes"]
 """Why something moves, the most pressing first: its node is drained; a rack holds two replicas of
 it; its node has more of its zone and another none; its node, or its volume, has too much."""
+
+PRESSING: tuple[Reason, ...] = get_args(Reason)
 
 Dimension: TypeAlias = Literal["bytes", "writes", "reads"]
 
@@ -68,7 +70,7 @@ class Arrival(Struct, frozen=True):
 
 class Plan(Struct, frozen=True):
     """What is most pressing comes first. Two moves of one partition are made one after the other,
-    in whatever order: no node that one leaves is where the other goes."""
+    in their order: one may go where the other has left."""
 
     moves: tuple[Move, ...] = ()
     skipped: tuple[Skipped, ...] = ()

@@ -1,7 +1,6 @@
 """What should move? Drained nodes become empty; then racks, load, zones and volumes are spread."""
 
 from collections import Counter
-from typing import get_args
 
 import numpy as np
 
@@ -11,14 +10,10 @@ from limosa.core.planning.board import Board
 from limosa.core.planning.census import Census
 from limosa.core.planning.drain import drain
 from limosa.core.planning.figures import balance_of, too_large
-from limosa.core.planning.plan import Arrival, Impossible, Move, Plan, Reason, Skipped
+from limosa.core.planning.plan import PRESSING, Arrival, Impossible, Move, Plan, Skipped
 from limosa.core.planning.separate import NO_OTHER_RACK, separate_racks, separate_zones
 from limosa.core.planning.situation import Rules, Situation
 from limosa.core.planning.volumes import balance_volumes
-
-ROUNDS = 16
-"""One spread may make room for another; normally the second round finds nothing."""
-PRESSING = get_args(Reason)
 
 
 def plan_drain(situation: Situation, rules: Rules | None = None) -> Plan | Impossible:
@@ -39,15 +34,12 @@ def plan_rebalance(situation: Situation, rules: Rules | None = None) -> Plan | I
         return Impossible(tuple(unplaced))
     crowded: list[int] = []
     before = -1
-    rounds = 0
-    while board.steps != before and rounds < ROUNDS:
+    while board.steps != before:  # it ends: no step undoes what an earlier one reached
         before = board.steps
-        rounds += 1
         crowded = separate_racks(board)
         balance(board, rules)
         separate_zones(board)
         balance_volumes(board, rules)
-        board.uncross()
     return written(board, crowded)
 
 
@@ -62,7 +54,7 @@ def node_loads(situation: Situation, rules: Rules | None = None) -> dict[str, fl
 
 def written(board: Board, crowded: list[int]) -> Plan:
     census, nodes = board.census, board.nodes
-    moves = sorted(moves_of(board), key=lambda move: PRESSING.index(move.why))
+    moves = in_order(sorted(moves_of(board), key=lambda move: PRESSING.index(move.why)))
     arrivals: Counter[Placement] = Counter()
     for move in moves:
         arrivals[move.target] += move.bytes
@@ -87,6 +79,20 @@ def moves_of(board: Board) -> list[Move]:
             name = census.records[partition].id
             made.append(Move(name, source, board.place_of(replica), size, why))
     return made
+
+
+def in_order(moves: list[Move]) -> list[Move]:
+    """A move to where another replica of the partition is comes after that one's."""
+    waiting = {(move.partition, move.source): move for move in moves}
+    ordered: list[Move] = []
+    for move in moves:
+        behind: list[Move] = []
+        next_one: Move | None = waiting.pop((move.partition, move.source), None)
+        while next_one is not None:
+            behind.append(next_one)
+            next_one = waiting.pop((next_one.partition, next_one.target.node), None)
+        ordered += reversed(behind)
+    return ordered
 
 
 def skipped(board: Board, crowded: list[int]) -> tuple[Skipped, ...]:
