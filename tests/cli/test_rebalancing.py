@@ -280,6 +280,29 @@ def test_held_moves_are_completed_and_reversed_together(
     connection.drop_table("held")
 
 
+def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
+    typed: Typed, connection: Connection
+) -> None:
+    """F68, F69, F89, F143: all partitions are put on one node, and the policy spreads them."""
+    expected = made(connection, "crowded")
+    here = homes(connection, "crowded")
+    there = [f"{name}:{nodes[0]}:n1" for name, nodes in here.items() if nodes != ["n1"]]
+    typed.well("rebalance", "start", *named(there), "--wait", "--json")
+    assert set(map(tuple, homes(connection, "crowded").values())) == {("n1",)}
+    assert "off: looks every" in typed.well("rebalance", "auto").text
+    before = typed.known()
+    quick = ("--every", "1s", "--cooldown", "0", "--ratio", "1.5")
+    assert typed.well("rebalance", "auto", "--on", *quick).text.startswith("on: looks every 1")
+    wait_until(lambda: typed.known() != before, SECONDS)
+    wait_until(lambda: len(set(map(tuple, homes(connection, "crowded").values()))) > 1, SECONDS)
+    typed.well("rebalance", "auto", "--off")
+    wait_until(lambda: typed.status()["state"] == "idle", SECONDS)
+    assert history(typed)[0]["by"] == "balancer"
+    assert "n1" in {node for nodes in homes(connection, "crowded").values() for node in nodes}
+    assert rows_of(connection, "crowded") == expected
+    connection.drop_table("crowded")
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -290,6 +313,7 @@ def test_held_moves_are_completed_and_reversed_together(
         (("rebalance", "start", "--move", "nothing"), "--move 'nothing'"),
         (("rebalance", "start", "--move", "no-0000:n1:n2"), "there is no partition no-0000"),
         (("rebalance", "start", "--max-pause", "0"), "no hand-over is that quick"),
+        (("rebalance", "auto", "--ratio", "0.5"), "a ratio of 0.5"),
         (("node", "drain", "n9", "--yes"), "n9 is no member"),
         (("node", "add", "n9", "--yes"), "n9 is no member"),
         (("node", "undrain", "n1"), "n1 is normal"),

@@ -8,7 +8,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted
+from limosa.cli.durations import lasted, seconds_of
 from limosa.cli.following import on_errors
 from limosa.cli.plans import (
     Bandwidth,
@@ -29,7 +29,7 @@ from limosa.client.rebalancing import look, planned, progress_of
 from limosa.core.coordinator.progress import Progress, progress
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.intent import Request, RequestKind
-from limosa.core.model.runs import IN_FLIGHT, Run, RunPlan
+from limosa.core.model.runs import IN_FLIGHT, Policy, Run, RunPlan
 from limosa.errors import IllegalRequest
 
 INTERRUPTED = 130
@@ -269,6 +269,55 @@ def _tell(target: Target, request: Request, name: str) -> None:
         return
     typer.echo(f"{request.answer}.")
     typer.echo(f"How far it is: limosa rebalance status {name}")
+
+
+@rebalance.command()
+@of_cluster
+def auto(
+    target: Target,
+    on: Annotated[
+        bool | None,
+        typer.Option("--on/--off", help="Whether to.", show_default="only show the policy"),
+    ] = None,
+    ratio: Annotated[
+        float | None, typer.Option(help="How many times the least loaded node's load is too much.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How often to look.")
+    ] = None,
+    cooldown: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long to rest after a run.")
+    ] = None,
+) -> None:
+    """Let the cluster begin runs by itself, or see when it would.
+
+    It moves from the most loaded node to the least loaded one, and never empties a node. Off unless
+    you switch it on.
+
+    \b
+    Examples:
+      limosa rebalance auto
+      limosa rebalance auto --on
+      limosa rebalance auto --on --ratio 1.5 --every 30s --cooldown 10m
+    """
+    with target.connect() as connection:
+        policy = connection.runs().controls.policy
+        changed = Policy(
+            policy.enabled if on is None else on,
+            policy.ratio if ratio is None else ratio,
+            policy.interval_seconds if every is None else seconds_of(every, "--every"),
+            policy.cooldown_seconds if cooldown is None else seconds_of(cooldown, "--cooldown"),
+        )
+        if changed != policy:
+            connection.set_policy(changed)
+    if target.as_json:
+        print_json(to_builtins(changed))
+        return
+    typer.echo(
+        f"{'on' if changed.enabled else 'off'}: looks every {lasted(changed.interval_seconds)}, "
+        f"begins a run if a node has more than {changed.ratio:g} times the load of another, "
+        f"rests {lasted(changed.cooldown_seconds)} after a run"
+    )
 
 
 # --- moves that are held
