@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from limosa.cli.following import look_at, stage_words
+from limosa.admin.looking import look_at
+from limosa.cli.following import stage_words
 from limosa.client.connection import Connection
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report

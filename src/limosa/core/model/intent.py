@@ -107,6 +107,10 @@ class Request(Record, frozen=True):
     """For `move`, in place of all `placements`: the node that a replica leaves ..."""
     target: Placement | None = None
     """... and where it goes."""
+    fingerprint: str = ""
+    """Of the caller's own words: who gives an id again for something else is found out."""
+    trigger: Revision = 0
+    """Of one that was answered: what names the change that it led to."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

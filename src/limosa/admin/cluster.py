@@ -1,0 +1,33 @@
+"""What does an operator's tool need of a cluster? A part of `client.connection.Connection`."""
+
+from typing import Any, Protocol
+
+from limosa.client.connection import Description
+from limosa.core.messages import Status
+from limosa.core.model.changes import Agreed, Topology
+from limosa.core.model.intent import Request
+
+
+class Cluster(Protocol):
+    """A connection, or a stand-in; several threads may use it at once."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def refresh(self) -> Topology: ...
+
+    def agreed(self) -> dict[str, Any]: ...
+
+    def state(self, partition: str) -> Agreed: ...
+
+    def node_status(self, node: str) -> dict[str, Any]: ...
+
+    def node_facts(self, node: str, partition: str) -> Status | None: ...
+
+    def describe(self, name: str) -> Description: ...
+
+    def tables(self) -> list[str]: ...
+
+    def ask(self, request: Request) -> Request: ...
+
+    def request_state(self, id: str) -> Request | None: ...
