@@ -4,6 +4,7 @@ A route without a declared role is not added, and an application with one does n
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -35,7 +36,7 @@ def bare_app(with_runs: bool) -> FastAPI:
     """All routes, without the gate."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = RoleRoute
-    app.add_exception_handler(HTTPException, _not_routed)
+    app.add_exception_handler(HTTPException, partial(_not_routed, app))
     groups = [health.routes, views.routes, operations.routes, changes.routes]
     if with_runs:
         groups.append(rebalance.routes)
@@ -87,6 +88,15 @@ def _description_of(app: FastAPI) -> Routes:
     return group
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
+async def _not_routed(app: FastAPI, request: Request, error: Exception) -> Response:
     caller: Caller = request.scope[CALLER]
-    return caller.service.problem_of(error, caller).response(caller.path)
+    problem = caller.service.problem_of(error, caller)
+    if problem.status_code == 405:
+        problem.headers = {"Allow": ", ".join(methods_of(app.routes, caller.path))}
+    return problem.response(caller.path)
+
+
+def methods_of(routes: Iterable[BaseRoute], path: str) -> list[str]:
+    """What a path takes, by all of its routes; the framework names those of the first one only."""
+    fitting = [each for each in routes if isinstance(each, RoleRoute) and each.fits(path)]
+    return sorted({method for each in fitting for method in each.methods or ()})

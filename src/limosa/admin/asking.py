@@ -13,6 +13,7 @@ import msgspec
 from fastapi import Depends, Header
 from msgspec.structs import replace
 
+from limosa.admin.operations import leads_to_transition
 from limosa.admin.problems import Problem
 from limosa.admin.routing import Accepted, Calling
 from limosa.admin.service import Caller
@@ -96,7 +97,8 @@ def _check_same(row: Request, fingerprint: str) -> None:
 
 
 def accepted(row: Request) -> Accepted:
-    return Accepted(row.id, row.state, f"/v1/operations/{row.id}")
+    state = "running" if leads_to_transition(row) else row.state
+    return Accepted(row.id, state, f"/v1/operations/{row.id}")
 
 
 async def change_of(caller: Calling, key: Key = None) -> Change:

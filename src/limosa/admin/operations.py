@@ -90,8 +90,13 @@ def operation(caller: Calling, operation: OperationInPath) -> Operation:
     return operation_of(caller.cluster, row)
 
 
+def leads_to_transition(row: Request) -> bool:
+    """It was agreed upon, and what it asks for has an end of its own."""
+    return row.state == "done" and row.kind in TRANSITIONS and row.answer == "accepted"
+
+
 def operation_of(cluster: Cluster, row: Request) -> Operation:
-    if row.state == "done" and row.kind in TRANSITIONS and row.answer == "accepted":
+    if leads_to_transition(row):
         return _of_transition(cluster, row)
     return Operation(row.id, row.kind, about(row), row.state, row.answer)
 

@@ -51,7 +51,8 @@ class RunBody(Body):
 
     @model_validator(mode="after")
     def _has_one(self) -> "RunBody":
-        if len([name for name in KINDS if getattr(self, name) is not None]) != 1:
+        given = [getattr(self, name) for name in self.model_fields_set]
+        if len(given) != 1 or given[0] is None:
             raise ValueError("give exactly one of add_node, remove_node and moves")
         return self
 

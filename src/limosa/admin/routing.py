@@ -93,6 +93,9 @@ class RoleRoute(APIRoute):
         self.changes = self.answers is Accepted
         super().__init__(path, _in_thread(endpoint, self.changes), **options)
 
+    def fits(self, path: str) -> bool:
+        return self.path_regex.match(path) is not None
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
 
