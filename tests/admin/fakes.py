@@ -168,7 +168,9 @@ class FakeRuns:
         self.wanted: list[RunWanted] = []
 
     def plan(self, wanted: RunWanted) -> Plan:
-        moves = (MoveFacts(each.partition, each.source, each.target, "PENDING") for each in wanted.moves)
+        moves = (
+            MoveFacts(each.partition, each.source, each.target, "PENDING") for each in wanted.moves
+        )
         return Plan(tuple(moves))
 
     def start(self, id: str, wanted: RunWanted) -> Request:

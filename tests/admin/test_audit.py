@@ -57,7 +57,9 @@ def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
     path = tmp_path / "audit.ndjson"
     logs = [AuditLog(path), AuditLog(path)]
     threads = [
-        threading.Thread(target=lambda log=log: [log.write("asked", x="y" * 5000) for _ in range(20)])
+        threading.Thread(
+            target=lambda log=log: [log.write("asked", x="y" * 5000) for _ in range(20)]
+        )
         for log in logs
     ]
     for thread in threads:

@@ -1,5 +1,6 @@
 """Is the cluster shown as it is, and are wrong questions answered clearly?"""
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from limosa.admin import app
+from limosa.admin import app, tokens
+from limosa.admin.problems import of_error
 from limosa.admin.service import Settings
 from limosa.core.model.changes import COORDINATOR_KEY, Remove, apply
 from limosa.errors import (
@@ -113,8 +115,6 @@ def test_a_method_that_a_path_does_not_take(stand: Stand) -> None:
 
 def test_without_any_token_the_advice_says_how_to_make_one(stand: Stand) -> None:
     for name in ("vera", "olga", "anna"):
-        from limosa.admin import tokens
-
         tokens.remove(stand.service.tokens.path, name)
     problem = seen(stand, "/v1/nodes", 401)
     assert "limosa admin-token add" in problem["advice"]
@@ -123,7 +123,16 @@ def test_without_any_token_the_advice_says_how_to_make_one(stand: Stand) -> None
 
 @pytest.mark.parametrize(
     "header",
-    ["", "Bearer", "Bearer ", "Basic YTpi", "bearer limosa_x", "Bearer \xff", "limosa_x", "Bearer a b"],
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic YTpi",
+        "bearer limosa_x",
+        "Bearer \xff",
+        "limosa_x",
+        "Bearer a b",
+    ],
 )
 def test_a_token_that_is_none(stand: Stand, header: str) -> None:
     headers = {"Authorization": header.encode("latin-1")}
@@ -182,8 +191,6 @@ def test_trouble_inside_stays_inside(stand: Stand, failure: Exception, status: i
 
 def test_every_error_has_a_status() -> None:
     """Whatever the cluster may raise, its caller learns what kind of thing happened."""
-    from limosa.admin.problems import of_error
-
     kinds: list[type[LimosaError]] = [LimosaError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -208,7 +215,8 @@ def test_nobody_waits_for_another_ones_slow_answer(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     stand.cluster.delay_seconds = 0.5
     threads = [
-        threading.Thread(target=lambda: stand.call("viewer", "GET", "/v1/tables")) for _ in range(10)
+        threading.Thread(target=lambda: stand.call("viewer", "GET", "/v1/tables"))
+        for _ in range(10)
     ]
     for thread in threads:
         thread.start()
@@ -250,8 +258,6 @@ def test_strangers_who_ask_for_readiness_do_not_queue(stand: Stand) -> None:
 
 
 def test_a_websocket_is_not_let_in(stand: Stand) -> None:
-    import asyncio
-
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -42,29 +42,26 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     document = get_openapi(
         title="Limosa admin", version=version("limosa"), description=ABOUT, routes=ours
     )
-    wanted = [route.answers for route in ours if not _is_free(route)]
+    typed = [route for route in ours if route.answers is not dict]
     schemas, components = msgspec.json.schema_components(
-        [*wanted, ProblemBody], ref_template=REFERENCE
+        [*(route.answers for route in typed), ProblemBody], ref_template=REFERENCE
     )
-    by_route = dict(zip(map(id, (r for r in ours if not _is_free(r))), schemas, strict=False))
-    known = document.setdefault("components", {}).setdefault("schemas", {})
+    schema_of = {route.unique_id: schema for route, schema in zip(typed, schemas, strict=False)}
+    known = {**document["components"]["schemas"], **components}
     for name in ("HTTPValidationError", "ValidationError"):
-        known.pop(name, None)
-    known.update(components)
-    document["components"]["schemas"] = dict(sorted(known.items()))
-    document["components"]["securitySchemes"] = {SECURITY: {"type": "http", "scheme": "bearer"}}
+        known.pop(name, None)  # the framework's own; ours are problems
+    document["components"] = {
+        "schemas": dict(sorted(known.items())),
+        "responses": {str(status): _problem(status) for status in PROBLEMS},
+        "securitySchemes": {SECURITY: {"type": "http", "scheme": "bearer"}},
+    }
     for route in ours:
         for method in route.methods or ():
             operation = document["paths"][route.path_format][method.lower()]
             operation["security"] = [] if route.role == "open" else [{SECURITY: []}]
-            schema = by_route.get(id(route), {"type": "object"})
+            schema = schema_of.get(route.unique_id, {"type": "object"})
             operation["responses"] = dict(_responses(route, schema))
     return document
-
-
-def _is_free(route: RoleRoute) -> bool:
-    """It answers with an object of no certain kind."""
-    return route.answers is dict
 
 
 def _responses(route: RoleRoute, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -87,15 +84,19 @@ def _responses(route: RoleRoute, schema: dict[str, Any]) -> Iterator[tuple[str, 
     else:
         yield "200", {"description": "So it is.", "content": content}
     for status in statuses(route):
-        problem: dict[str, Any] = {
-            "description": PROBLEMS[status],
-            "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(name="ProblemBody")}}},
-        }
-        if status == 401:
-            problem["headers"] = {"WWW-Authenticate": _header("What is asked for.")}
-        if status == 503:
-            problem["headers"] = {"Retry-After": _header("When to ask again, in seconds.")}
-        yield str(status), problem
+        yield str(status), {"$ref": f"#/components/responses/{status}"}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    problem: dict[str, Any] = {
+        "description": PROBLEMS[status],
+        "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(name="ProblemBody")}}},
+    }
+    if status == 401:
+        problem["headers"] = {"WWW-Authenticate": _header("What is asked for.")}
+    if status == 503:
+        problem["headers"] = {"Retry-After": _header("When to ask again, in seconds.")}
+    return problem
 
 
 def _header(what: str) -> dict[str, Any]:

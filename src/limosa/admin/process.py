@@ -42,6 +42,10 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
 
 
+HAS_RUNS = False
+"""Whether `runs_for` knows some; what is checked in as the description has their routes then."""
+
+
 def runs_for(cluster: Cluster) -> Runs | None:
     """What drives rebalance runs; None: there are no routes about them."""
     return None
