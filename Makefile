@@ -70,7 +70,7 @@ demo: $(STAMP)  ## A real cluster under load: a node joins, partitions move on S
 
 lock:  ## Resolve requirements.lock anew (needs uv)
 	@command -v uv >/dev/null || test -x $(BIN)/uv || { echo "lock: install uv first." >&2; exit 2; }
-	@versions=$$(PATH="$$PATH:$(BIN)" uv pip compile pyproject.toml --extra spark --group dev --universal \
+	@versions=$$(PATH="$$PATH:$(BIN)" uv pip compile pyproject.toml --extra spark --extra admin --group dev --universal \
 	    --python-version 3.11 --no-header --no-annotate --quiet --upgrade) && { \
 	    echo '# Exact versions of what `make setup` installs. Written by `make lock`; do not edit.'; \
 	    echo "$$versions"; } > requirements.lock

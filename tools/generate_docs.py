@@ -1,11 +1,13 @@
 """Which parts of the docs are printed from the code?
 
 Text between `<!-- generated:NAME -->` and `<!-- /generated:NAME -->` in docs/ is what the generator
-NAME returns. Without arguments the text is replaced; `--check` changes nothing and fails on drift.
+NAME returns; the files of FILES are generated as a whole. Without arguments the text is replaced;
+`--check` changes nothing and fails on drift.
 """
 
 import argparse
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -76,6 +78,20 @@ GENERATORS: Mapping[str, Generator] = {
 }
 
 
+def openapi() -> str:
+    """The description of the admin service."""
+    try:
+        app = importlib.import_module("limosa.admin.app")
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn"):
+            raise
+        raise NotYet(f"{error.name} is not installed") from error
+    return json.dumps(app.document(with_runs=True), indent=1, ensure_ascii=False) + "\n"
+
+
+FILES: Mapping[str, Generator] = {"docs/openapi.json": openapi}
+
+
 def regenerate(text: str, generators: Mapping[str, Generator], skipped: list[str]) -> str:
     """The text with its generated parts written anew; what can't be yet is noted in `skipped`."""
     opened = OPENING.findall(text)
@@ -100,11 +116,20 @@ def main(
     arguments: list[str] | None = None,
     root: Path = ROOT,
     generators: Mapping[str, Generator] = GENERATORS,
+    files: Mapping[str, Generator] = FILES,
 ) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing, fail on drift")
     check = parser.parse_args(arguments).check
     drifted: list[str] = []
+
+    def settle(path: str, old: str, new: str) -> None:
+        if new != old and check:
+            drifted.append(path)
+        elif new != old:
+            (root / path).write_text(new, encoding="utf-8")
+            print(f"{path}: written")
+
     for file in sorted((root / "docs").rglob("*.md")):
         path = file.relative_to(root).as_posix()
         old = file.read_text(encoding="utf-8")
@@ -116,11 +141,14 @@ def main(
             return 2
         for part in skipped:
             print(f"{path}: skipped {part}")
-        if new != old and check:
-            drifted.append(path)
-        elif new != old:
-            file.write_text(new, encoding="utf-8")
-            print(f"{path}: written")
+        settle(path, old, new)
+    for path, generate in files.items():
+        there = root / path
+        old = there.read_text(encoding="utf-8") if there.exists() else ""
+        try:
+            settle(path, old, generate())
+        except NotYet as reason:
+            print(f"{path}: skipped ({reason})")
     if drifted:
         print(f"out of date: {', '.join(drifted)}; run 'make docs'", file=sys.stderr)
     return 1 if drifted else 0

@@ -151,7 +151,8 @@ class Cluster:
             words = (entry / "cmdline").read_bytes()
         except OSError:
             return False
-        return b"\0serve\0" in words and f"{self.directory}/".encode() in words
+        ours = (f"{self.directory}/".encode(), f"{self.directory}\0".encode())
+        return b"\0serve\0" in words and any(each in words for each in ours)
 
     def limosa(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Another process, as from another terminal."""

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from limosa.admin.looking import Wanted, ending, leaving_replica, volume_on, wanted_of
 from limosa.cli.durations import lasted, seconds_of
 from limosa.cli.explain import lines_of, report_line
-from limosa.cli.following import Progress, Rate, Wanted, copy_words, ending, follow, stage_words
-from limosa.cli.partition import leaving_replica, volume_on, wanted_of
+from limosa.cli.following import Progress, Rate, copy_words, follow, stage_words
 from limosa.client.connection import Connection
 from limosa.core.coordinator.explaining import Copying, Explanation, explain
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW, STREAMING

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from limosa.admin.overview import Overview
 from limosa.cli.health import CHECKS, examine
-from limosa.cli.overview import Overview
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.topology import Grant, Node, Partition, Replica, Zone

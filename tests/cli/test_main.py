@@ -22,10 +22,15 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(name for name in COMMANDS if name not in ("table", "partition", "node", "serve")),
+        *(
+            name
+            for name in COMMANDS
+            if name not in ("table", "partition", "node", "admin-token", "serve")
+        ),
         *("table create", "table describe", "table drop", "node remove"),
         *(f"partition {what}" for what in ("move", "cancel", "complete", "reverse")),
-        *("serve node", "serve coordinator"),
+        *("serve node", "serve coordinator", "serve admin"),
+        *(f"admin-token {what}" for what in ("add", "list", "remove")),
     ],
 )
 def test_the_help_of_a_command_has_examples(

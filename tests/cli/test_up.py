@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 import limosa
@@ -24,7 +25,8 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
     with Cluster(directory, tmp_path / "state", "--nodes", "2", "--cluster", "shop") as cluster:
         assert sorted(cluster.ready["nodes"]) == ["n1", "n2"]
         assert cluster.ready["cluster"] == "shop"
-        assert len(cluster.children()) == 3
+        assert len(cluster.children()) == 4  # with a coordinator and an admin service
+        assert httpx.get(f"{cluster.ready['admin']}/readyz", trust_env=False).status_code == 200
         with limosa.connect(str(directory)) as connection:
             items = connection.create_table("items", {"id": "int64", "v": "string"}, "id")
             assert items.write([{"id": id, "v": f"v{id}"} for id in range(1000)]) == 1000
@@ -45,6 +47,12 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         with limosa.connect(str(directory)) as connection:
             assert connection.table("items").count() == 1000
 
+        # So does the admin service, at the same place.
+        os.kill(cluster.child("admin"), signal.SIGKILL)
+        wait_until(lambda: "admin runs again" in cluster.errors())
+        answer = httpx.get(f"{cluster.ready['admin']}/v1/nodes", trust_env=False)
+        assert "limosa admin-token add" in answer.json()["advice"]
+
         began = time.monotonic()
         cluster.interrupt(signal.SIGTERM)
         assert time.monotonic() - began < 10
@@ -55,8 +63,10 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         assert not (tmp_path / "state" / "limosa" / "last-cluster").exists()
 
     # It is found again, with one node more.
-    with Cluster(directory, tmp_path / "state", "--nodes", "3") as cluster:
+    with Cluster(directory, tmp_path / "state", "--nodes", "3", "--no-admin") as cluster:
         assert sorted(cluster.ready["nodes"]) == ["n1", "n2", "n3"]
+        assert cluster.ready["admin"] is None
+        assert len(cluster.children()) == 4  # with a coordinator, and no more
         assert cluster.ready["cluster"] == "shop"
         with limosa.connect(str(directory)) as connection:
             items = connection.table("items")

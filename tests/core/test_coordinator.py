@@ -15,7 +15,15 @@ from limosa.core.events import (
 )
 from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING
 from limosa.core.messages import Look, Seal, Status
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, apply, change_key
+from limosa.core.model.changes import (
+    COORDINATOR_KEY,
+    Agreed,
+    Commit,
+    Put,
+    apply,
+    change_key,
+    request_key,
+)
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import CoordinatorLease, Partition, Replica
 from tests.core.samples import (
@@ -168,7 +176,9 @@ def test_a_request_is_answered_before_its_partition_goes_on() -> None:
     done = Request("r0", "repair", P, state="done")
     agreed = cluster(stable(), more=(done, first, second))
     (commit,) = commits(in_office(agreed)[1])
-    assert put(commit.changes, Request) == [replace(first, state="done", answer="accepted")]
+    trigger = agreed.revision_of(request_key("r1"))
+    answered = replace(first, state="done", answer="accepted", trigger=trigger)
+    assert put(commit.changes, Request) == [answered]
 
 
 def test_a_wait_is_explained_once_and_its_calls_are_repeated() -> None:

@@ -82,7 +82,7 @@ def refused(commit: Commit, request: Request, words: str, advice: str) -> None:
     assert answered.state == "refused"
     assert words in answered.answer
     assert advice in answered.answer
-    assert answered == replace(request, state="refused", answer=answered.answer)
+    assert answered == replace(request, state="refused", answer=answered.answer, trigger=TRIGGER)
     assert commit.guards[request_key("r")] == TRIGGER
     assert commit.guards[COORDINATOR_KEY] == OFFICE
 
@@ -93,7 +93,8 @@ def test_a_move_becomes_intent_with_its_own_revision_as_trigger() -> None:
     assert put(commit.changes, Intent) == [
         Intent(P, placed(*OLD), Assignment("move", placed(*NEW), trigger=TRIGGER), change=TRIGGER)
     ]
-    assert put(commit.changes, Request) == [replace(MOVE, state="done", answer="accepted")]
+    answered = replace(MOVE, state="done", answer="accepted", trigger=TRIGGER)
+    assert put(commit.changes, Request) == [answered]
 
 
 def test_an_answer_is_guarded_by_all_that_it_was_computed_from() -> None:
@@ -335,7 +336,9 @@ def test_to_ask_for_the_same_move_again_is_no_harm() -> None:
     planned = Assignment("move", placed(A, C, D), trigger=12)
     _, commit = asked(MOVE, moving(STREAMING), intends(planned=planned))
     assert put(commit.changes, Intent) == [replace(intends(), change=TRIGGER)]
-    assert put(commit.changes, Request) == [replace(MOVE, state="done", answer="under way already")]
+    assert put(commit.changes, Request) == [
+        replace(MOVE, state="done", answer="under way already", trigger=TRIGGER)
+    ]
 
 
 def test_one_may_say_which_replica_goes_and_where_to() -> None:
@@ -365,14 +368,17 @@ def test_room_is_asked_for_only_where_something_comes_and_as_far_as_it_is_known(
     statuses: tuple[Status, ...],
 ) -> None:
     _, commit = asked(MOVE, statuses=statuses)
-    assert put(commit.changes, Request) == [replace(MOVE, state="done", answer="accepted")]
+    answered = replace(MOVE, state="done", answer="accepted", trigger=TRIGGER)
+    assert put(commit.changes, Request) == [answered]
 
 
 @pytest.mark.parametrize("kind", ["rebuild", "repair"])
 def test_where_moves_are_refused_replicas_are_still_mended(kind: RequestKind) -> None:
     request = Request("r", kind, P, renewed=("c",) if kind == "rebuild" else ())
     _, commit = asked(request, settings=Settings(moves_refused="Spark is off here"))
-    assert put(commit.changes, Request) == [replace(request, state="done", answer="accepted")]
+    assert put(commit.changes, Request) == [
+        replace(request, state="done", answer="accepted", trigger=TRIGGER)
+    ]
 
 
 def test_a_request_that_is_older_than_the_last_one_served_is_told_so() -> None:
@@ -381,7 +387,7 @@ def test_a_request_that_is_older_than_the_last_one_served_is_told_so() -> None:
     _, commit = asked(MOVE, moving(STREAMING), served)
     assert put(commit.changes, Intent) == [served]
     assert put(commit.changes, Request) == [
-        replace(MOVE, state="done", answer="a newer request was served")
+        replace(MOVE, state="done", answer="a newer request was served", trigger=TRIGGER)
     ]
 
 

@@ -482,6 +482,9 @@ def test_a_frame_that_is_too_large_is_refused(victim: Victim) -> None:
         lambda peer, options: peer.act("x" * 100_000),
         lambda peer, options: peer.act("request", b"[" * 100_000),
         lambda peer, options: peer.act("request", b"\xff\x00"),
+        lambda peer, options: peer.act("ask", b"[" * 100_000),
+        lambda peer, options: peer.act("ask", b"\xff\x00"),
+        lambda peer, options: peer.act("asked", b"\xff\x00"),
         lambda peer, options: peer.act("state", b"\xff\x00"),
         lambda peer, options: peer.act("facts", b"\xff\x00"),
         lambda peer, options: peer.act("topology", bytes(9 * MEGABYTE)),
@@ -739,7 +742,7 @@ def test_a_token_that_expires_ends_its_stream(victim: Victim) -> None:
 def test_a_client_does_not_administrate(victim: Victim) -> None:
     drop = Request("drop-1", "drop_table", name=ITEMS, table_id=victim.definition.id)
     with victim.attacked():
-        for name, body in (("request", encode(drop)), ("digests", b"")):
+        for name, body in (("request", encode(drop)), ("ask", encode(drop)), ("digests", b"")):
             with pytest.raises((pa.ArrowException, OSError)) as raised:
                 victim.attacker("client").act(name, body)
             assert isinstance(told(raised.value), Forbidden)

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tools.generate_docs import NotYet, diagrams, main, stage_tables
+from tools.generate_docs import ROOT, NotYet, diagrams, main, openapi, stage_tables
 
 OLD = "# Page\n\n<!-- generated:part -->\nold\n<!-- /generated:part -->\n\nend\n"
 NEW = "# Page\n\n<!-- generated:part -->\n\nnew\n\n<!-- /generated:part -->\n\nend\n"
@@ -23,7 +23,7 @@ def page(tmp_path: Path) -> Path:
 
 
 def run(page: Path, *arguments: str) -> int:
-    return main(list(arguments), page.parents[1], GENERATORS)
+    return main(list(arguments), page.parents[1], GENERATORS, {})
 
 
 def test_a_part_is_replaced_and_the_rest_kept(page: Path) -> None:
@@ -66,8 +66,35 @@ def test_a_part_whose_source_is_missing_is_skipped_aloud(
     def missing() -> str:
         raise NotYet("no such module")
 
-    assert main(["--check"], page.parents[1], {"part": missing}) == 0
-    assert "skipped part (no such module)" in capsys.readouterr().out
+    assert main(["--check"], page.parents[1], {"part": missing}, {"docs/all": missing}) == 0
+    printed = capsys.readouterr().out
+    assert "skipped part (no such module)" in printed
+    assert "docs/all: skipped (no such module)" in printed
+
+
+def test_a_whole_file_is_written_and_its_drift_noticed(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"docs/all.json": lambda: "{}\n"}
+    there = page.with_name("all.json")
+    assert main(["--check"], page.parents[1], GENERATORS, files) == 1
+    assert not there.exists()
+    assert "docs/all.json" in capsys.readouterr().err
+    assert main([], page.parents[1], GENERATORS, files) == 0
+    assert there.read_text() == "{}\n"
+    assert main(["--check"], page.parents[1], GENERATORS, files) == 0
+
+
+def test_the_description_of_the_admin_service_is_checked_in() -> None:
+    assert (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8") == openapi()
+
+
+def test_without_the_extra_the_description_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("limosa.admin.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(NotYet, match="fastapi"):
+        openapi()
 
 
 def test_machines_are_drawn_from_their_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:

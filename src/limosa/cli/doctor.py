@@ -2,9 +2,9 @@
 
 import typer
 
+from limosa.admin.overview import look
 from limosa.cli.connecting import Target, of_cluster
 from limosa.cli.health import Finding, examine
-from limosa.cli.overview import look
 from limosa.cli.showing import print_json, print_table
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 from msgspec import to_builtins
 
+from limosa.admin.looking import look_at
 from limosa.cli.connecting import Target, of_cluster
 from limosa.cli.durations import lasted
-from limosa.cli.following import copy_words, landed_bytes, look_at, stage_words
+from limosa.cli.following import copy_words, landed_bytes, stage_words
 from limosa.cli.rebalance import shown_run
 from limosa.cli.showing import count, print_json, print_table, size
 from limosa.client.rebalancing import look

@@ -1,133 +1,32 @@
-"""How far is a change of a partition? One look at it, or look after look until it has ended."""
+"""How far is a change of a partition? Look after look until it has ended, and how that looks."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from msgspec import Struct
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from limosa.admin.looking import Ended, Wanted, ending, look_at, record_of
 from limosa.cli.durations import lasted
-from limosa.cli.overview import NODES_AT_ONCE
 from limosa.cli.showing import count, size, tell
 from limosa.client.connection import Connection
-from limosa.core.coordinator.explaining import Copying, Explanation, explain
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.explaining import Copying, Explanation
 from limosa.core.machines.catalogue import MACHINES
-from limosa.core.messages import Status
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, report_key
-from limosa.core.model.reports import Report
-from limosa.core.model.topology import Partition
-from limosa.errors import IllegalRequest, LimosaError, OutcomeUnknown, Refused
+from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.25
-LOOKS_MAX = 3
 PATIENCE_SECONDS = 60.0
 """How long a cluster that does not answer is asked again."""
 RATE_SECONDS = 10.0
 BAR_WIDTH = 30
 
 
-# --- one look
-
-
-def look_at(connection: Connection, partition: str) -> Explanation:
-    view = gather(connection, partition)
-    record = record_of(view.agreed, partition)
-    change = record.transition
-    return explain(view, record, view.now if change is None else change.since)
-
-
-def record_of(agreed: Agreed, partition: str) -> Partition:
-    record = agreed.topology.partitions.get(partition)
-    if record is None:
-        raise IllegalRequest(
-            f"there is no partition {partition}", "list them with `limosa partitions`"
-        )
-    return record
-
-
-def gather(connection: Connection, partition: str) -> View:
-    """What is agreed, and what every live node says; again, if the record changed meanwhile."""
-    agreed = connection.state(partition)
-    statuses: dict[str, Status] = {}
-    for _ in range(LOOKS_MAX):
-        statuses = ask_all(connection, sorted(agreed.leases), partition)
-        before, agreed = agreed, connection.state(partition)
-        if agreed.topology.revision_of(partition) == before.topology.revision_of(partition):
-            break
-    now = time.time()
-    return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
-
-
-def ask_all(connection: Connection, nodes: list[str], partition: str) -> dict[str, Status]:
-    """Who is not in the answer did not answer."""
-    statuses: dict[str, Status] = {}
-    if any(node not in connection.topology.nodes for node in nodes):
-        connection.refresh()
-    known = [node for node in nodes if node in connection.topology.nodes]
-
-    def ask(node: str) -> None:
-        try:
-            status = connection.node_facts(node, partition)
-        except LimosaError:
-            return
-        if status is not None:
-            statuses[node] = status
-
-    with ThreadPoolExecutor(NODES_AT_ONCE) as pool:
-        list(pool.map(ask, known))
-    return statuses
-
-
 # --- until it has ended
-
-
-class Wanted(Struct, frozen=True):
-    """The move that is followed."""
-
-    trigger: int
-    source: str
-    to: str
-
-    @property
-    def transition(self) -> str:
-        return f"t{self.trigger}"
-
-    def is_goal(self, nodes: Iterable[str]) -> bool:
-        held = set(nodes)
-        return self.to in held and self.source not in held
-
-
-class Ended(Struct, frozen=True):
-    """How a change ended."""
-
-    state: str
-    """`done`, `reverted`, or `replaced`: by a later request, before it began."""
-    why: str = ""
-    report: Report | None = None
-
-
-def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> Ended | None:
-    """None: it goes on, or has not begun."""
-    if record.transition is not None and record.transition.id == wanted.transition:
-        return None
-    intent = agreed.intents.get(record.id)
-    for each in () if intent is None else (intent.pending, intent.planned):
-        if each is not None and each.trigger == wanted.trigger:
-            return None
-    report = agreed.reports.get(report_key(record.id, wanted.transition))
-    if report is not None:
-        return Ended(report.outcome, report.why, report)
-    if wanted.is_goal(each.node for each in record.replicas):
-        return Ended("done")
-    return Ended("replaced", "another request took its place, or cancelled it, before it began")
 
 
 def follow(

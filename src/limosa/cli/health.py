@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from limosa.cli.overview import Overview
+from limosa.admin.overview import Overview
 from limosa.cli.showing import count, size
 from limosa.core import routing
 

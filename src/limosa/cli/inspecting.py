@@ -1,15 +1,13 @@
 """How is the cluster? `limosa status`, `limosa nodes`, `limosa partitions`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from limosa.admin.overview import look, node_facts, partition_facts, partitions_of, status_of
 from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.overview import Overview, look
 from limosa.cli.showing import NOTHING, count, place_of, print_json, print_table, size
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
-from limosa.core.model.topology import Partition
-from limosa.errors import UnknownTable
 
 NAMED_AT_MOST = 5
 
@@ -29,43 +27,22 @@ def status(target: Target) -> None:
     if target.as_json:
         print_json(answer)
         return
-    partitions = answer["partitions"]
-    silent = [node for node in answer["nodes"]["members"] if node not in answer["nodes"]["live"]]
+    partitions = answer.partitions
+    silent = [node for node in answer.nodes.members if node not in answer.nodes.live]
     lines = {
-        "cluster": f"{answer['cluster']} ({answer['id']})",
-        "coordinator": answer["coordinator"] or "none in office",
+        "cluster": f"{answer.cluster} ({answer.id})",
+        "coordinator": answer.coordinator or "none in office",
         "nodes": f"{len(overview.live)} of {len(overview.members)} live"
         + (f"; silent: {', '.join(silent)}" if silent else ""),
-        "tables": ", ".join(answer["tables"]) or "none",
-        "partitions": f"{partitions['total']:,}",
-        "without an owner": _some(partitions["without_owner"]),
-        "not fully in sync": _some(partitions["not_in_sync"]),
-        "changing": _some(partitions["changing"]),
-        "generation": str(answer["generation"]),
+        "tables": ", ".join(answer.tables) or "none",
+        "partitions": f"{partitions.total:,}",
+        "without an owner": _some(partitions.without_owner),
+        "not fully in sync": _some(partitions.not_in_sync),
+        "changing": _some(partitions.changing),
+        "generation": str(answer.generation),
     }
     for name, value in lines.items():
         typer.echo(f"{name:<18} {value}")
-
-
-def status_of(overview: Overview) -> dict[str, Any]:
-    topology = overview.topology
-    cluster = topology.cluster
-    return {
-        "cluster": "" if cluster is None else cluster.name,
-        "id": "" if cluster is None else cluster.id,
-        "coordinator": overview.agreed["coordinator"],
-        "nodes": {"members": overview.members, "live": overview.live},
-        "tables": sorted(topology.tables),
-        "partitions": {
-            "total": len(topology.partitions),
-            "without_owner": overview.without_owner,
-            "not_in_sync": overview.not_in_sync,
-            "changing": sorted(
-                id for id, each in topology.partitions.items() if each.transition is not None
-            ),
-        },
-        "generation": topology.generation,
-    }
 
 
 def _some(names: list[str]) -> str:
@@ -88,7 +65,7 @@ def nodes(target: Target) -> None:
     """
     with target.connect() as connection:
         overview = look(connection)
-    answer = [node_row(overview, name) for name in sorted(overview.topology.nodes)]
+    answer = [node_facts(overview, name) for name in sorted(overview.topology.nodes)]
     if target.as_json:
         print_json({"nodes": answer})
         return
@@ -97,42 +74,20 @@ def nodes(target: Target) -> None:
         (*columns, "free"),
         [
             (
-                row["name"],
-                row["state"],
-                "yes" if row["live"] else "no",
-                place_of(row["address"]),
-                row["rack"],
-                row["replicas"],
-                row["owned"],
-                None if row["rows"] is None else f"{row['rows']:,}",
-                None if row["bytes"] is None else size(row["bytes"]),
-                None if row["free"] is None else size(row["free"]),
+                row.name,
+                row.state,
+                "yes" if row.live else "no",
+                place_of(row.address),
+                row.rack,
+                row.replicas,
+                row.owned,
+                None if row.rows is None else f"{row.rows:,}",
+                None if row.bytes is None else size(row.bytes),
+                None if row.free is None else size(row.free),
             )
             for row in answer
         ],
     )
-
-
-def node_row(overview: Overview, name: str) -> dict[str, Any]:
-    node = overview.topology.nodes[name]
-    partitions = overview.topology.partitions.values()
-    held = overview.held(name)
-    answered = name in overview.statuses
-    free = overview.statuses[name]["free_bytes"].values() if answered else ()
-    return {
-        "name": name,
-        "state": node.state,
-        "live": name in overview.live,
-        "address": node.address,
-        "rack": node.rack,
-        "datacenter": node.datacenter,
-        "replicas": sum(any(r.node == name for r in each.replicas) for each in partitions),
-        "owned": sum(overview.owner(each) == name for each in partitions),
-        "rows": sum(each["rows"] for each in held) if answered else None,
-        "bytes": sum(each["bytes"] for each in held) if answered else None,
-        "free": min(free, default=None),
-        "failure": overview.failures.get(name),
-    }
 
 
 @of_cluster
@@ -151,13 +106,7 @@ def partitions(
     """
     with target.connect() as connection:
         overview = look(connection)
-    topology = overview.topology
-    if table is not None and table not in topology.tables:
-        raise UnknownTable(f"there is no table {table}", "list them with `limosa tables`")
-    zone = None if table is None else topology.tables[table].zone
-    wanted = [each for each in topology.partitions.values() if zone in (None, each.zone)]
-    wanted.sort(key=lambda each: (each.zone, each.range.start))
-    answer = [partition_row(overview, each) for each in wanted]
+    answer = [partition_facts(overview, each) for each in partitions_of(overview, table)]
     if target.as_json:
         print_json({"partitions": answer})
         return
@@ -165,35 +114,19 @@ def partitions(
         ("partition", "range", "owner", "replicas", "in sync", "epoch", "rows", "stage"),
         [
             (
-                row["partition"],
-                _range(row["start"], row["end"]),
-                row["owner"] or NOTHING,
-                " ".join(row["replicas"]),
-                " ".join(row["in_sync"]),
-                row["epoch"],
-                None if row["rows"] is None else f"{row['rows']:,}",
-                row["stage"],
+                row.partition,
+                _range(row.start, row.end),
+                row.owner or NOTHING,
+                " ".join(row.replicas),
+                " ".join(row.in_sync),
+                row.epoch,
+                None if row.rows is None else f"{row.rows:,}",
+                row.stage,
             )
             for row in answer
         ],
     )
     typer.echo(count(len(answer), "partition"))
-
-
-def partition_row(overview: Overview, partition: Partition) -> dict[str, Any]:
-    changing = partition.transition
-    return {
-        "partition": partition.id,
-        "zone": partition.zone,
-        "start": partition.range.start,
-        "end": partition.range.end,
-        "owner": overview.owner(partition) or None,
-        "replicas": sorted(replica.node for replica in partition.replicas),
-        "in_sync": sorted(replica.node for replica in partition.in_sync),
-        "epoch": partition.epoch,
-        "rows": overview.rows(partition),
-        "stage": None if changing is None else f"{changing.kind}: {changing.stage}",
-    }
 
 
 def _range(start: int, end: int) -> str:

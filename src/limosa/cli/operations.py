@@ -11,7 +11,7 @@ from limosa.cli.showing import print_json, print_table
 from limosa.client.connection import Connection
 from limosa.core.coordinator.requests import about
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Assignment, Request
+from limosa.core.model.intent import Request
 from limosa.errors import IllegalRequest
 
 SHOWN = 50
@@ -194,15 +194,6 @@ def aborted(connection: Connection, agreed: Agreed, id: str) -> Request:
         return connection.change_run("cancel_run", run_of(request))
     intent = agreed.intents.get(request.partition)
     pending = None if intent is None else intent.pending
-    if request.state == "done" and pending is not None and came_of(pending, request):
+    if request.state == "done" and pending is not None and pending.trigger == request.trigger:
         return connection.change_partition("cancel", request.partition, cancels=pending.trigger)
     raise IllegalRequest(f"{id} has ended: {request.state}, {request.answer}", "nothing to abort")
-
-
-def came_of(pending: Assignment, request: Request) -> bool:
-    """Is what a partition is becoming what this request asked for?"""
-    if pending.kind != request.kind or request.target is None:
-        return False
-    stays = request.source == request.target.node
-    nodes = [each.node for each in pending.placements]
-    return request.target in pending.placements and (stays or request.source not in nodes)

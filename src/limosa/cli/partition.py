@@ -1,18 +1,16 @@
 """How is a partition moved while it is used? `limosa partition move`, and how to end a move."""
 
-from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
+from limosa.admin.looking import Ended, Wanted, leaving_replica, record_of, volume_on, wanted_of
 from limosa.cli.connecting import Target, of_cluster
 from limosa.cli.durations import lasted, seconds_of
-from limosa.cli.following import Ended, Progress, Wanted, follow, on_errors, record_of
+from limosa.cli.following import Progress, follow, on_errors
 from limosa.cli.showing import print_json, tell
 from limosa.client.connection import Connection
-from limosa.core.model.changes import Agreed, Topology
 from limosa.core.model.intent import Placement, Request, RequestKind
-from limosa.core.model.topology import Partition, Replica
 from limosa.errors import BadInput, IllegalRequest
 
 INTERRUPTED = 130
@@ -161,57 +159,6 @@ def _end_hold(target: Target, kind: RequestKind, name: str) -> None:
     with target.connect() as connection:
         request = connection.change_partition(kind, name)
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
-
-
-# --- what is asked for
-
-
-def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str]:
-    """Which replica moves, and why this one."""
-    nodes = ", ".join(sorted(each.node for each in record.replicas))
-    if source is not None:
-        for replica in record.replicas:
-            if replica.node == source:
-                return replica, "as named"
-        raise IllegalRequest(f"{source} holds no replica of {record.id}", f"it is on {nodes}")
-    if len(record.replicas) == 1:
-        return record.replicas[0], "its only replica"
-    owner = None if record.owner is None else record.owner.replica
-    if owner in record.replicas and owner is not None:
-        return owner, "its owner"
-    if record.transition is not None:
-        raise IllegalRequest(
-            f"{record.id} is changing already ({record.transition.stage})",
-            f"see `limosa explain {record.id}`",
-        )
-    raise IllegalRequest(
-        f"{record.id} has no owner at the moment", f"name a replica with --from: it is on {nodes}"
-    )
-
-
-def volume_on(topology: Topology, node: str, volume: str | None) -> str:
-    """The named one; or that with the fewest replicas, the first one of equals."""
-    record = topology.nodes.get(node)
-    if volume is not None or record is None:
-        return volume or ""
-    held: Counter[str] = Counter(
-        each.volume
-        for partition in topology.partitions.values()
-        for each in partition.replicas
-        if each.node == node
-    )
-    return min(record.volumes, key=lambda name: held[name], default="")
-
-
-def wanted_of(agreed: Agreed, name: str, source: str, to: str) -> Wanted:
-    """What the coordinator made of a move; if it has ended already, the last that there was."""
-    intent = agreed.intents.get(name)
-    for each in () if intent is None else (intent.planned, intent.pending):
-        if each is not None:
-            wanted = Wanted(each.trigger, source, to)
-            if wanted.is_goal(place.node for place in each.placements):
-                return wanted
-    return Wanted(0 if intent is None else intent.change, source, to)
 
 
 # --- what is said

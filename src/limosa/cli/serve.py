@@ -1,4 +1,4 @@
-"""How is one process of a cluster started? `limosa serve node`, `limosa serve coordinator`."""
+"""How is one process of a cluster started? `limosa serve node`, `coordinator` or `admin`."""
 
 import gc
 import json
@@ -199,6 +199,86 @@ def coordinator(
         )
         mover = mover_for(carrying, config.security, cluster, name, journal)
         return CoordinatorProcess(config, mover, journal), {"coordinator": name}
+
+    _run(name, build, with_parent, json_log)
+
+
+@serve.command()
+def admin(
+    bind: Annotated[
+        str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen; port 0: any.")
+    ] = "127.0.0.1:8080",
+    connect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--connect",
+            metavar="ADDRESS",
+            help="HOST:PORT of a node; again for more.",
+            show_default="the cluster of the directory",
+        ),
+    ] = None,
+    directory: Annotated[
+        str | None,
+        typer.Option(
+            "--directory",
+            help="Of `limosa up`; or with --connect, of the tokens and the audit log.",
+            show_default="./limosa-data, or the last local cluster's",
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Its name, in the log.")] = "admin",
+    cluster: Cluster = "local",
+    secret: Secret = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", envvar="LIMOSA_TOKEN", help="Of role admin, instead of --secret."),
+    ] = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    authority: Annotated[
+        str | None, typer.Option("--authority", help="Who signs the nodes' certificates (PEM).")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without TLS.")
+    ] = False,
+    with_parent: WithParent = False,
+    json_log: JsonLog = False,
+) -> None:
+    """Run an admin service: HTTP with roles, for people and programs; several may run.
+
+    It keeps nothing but an audit log. `limosa admin-token` says who may use it.
+
+    \b
+    Examples:
+      limosa serve admin
+      limosa serve admin --bind 127.0.0.1:9000 --directory /srv/limosa
+      limosa serve admin --connect 127.0.0.1:4701 --directory /srv/admin --cluster shop --secret …
+      limosa serve admin --bind 0.0.0.0:8443 --certificate admin.pem --key admin.key
+    """
+    from limosa.cli.admin import check_admin_installed, connector, directory_of
+
+    check_admin_installed()
+    from limosa.admin.process import AdminConfig, AdminProcess
+
+    where = directory_of(directory) if not connect or directory else ""
+    if not where:
+        raise BadInput(
+            "--connect says nothing of where the tokens and the audit log are",
+            "name their directory with --directory",
+        )
+
+    def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
+        config = AdminConfig(
+            bind=bind,
+            directory=where,
+            connect=connector(
+                connect or [], where, cluster, token, secret, authority, certificate, key
+            ),
+            certificate=certificate,
+            key=key,
+            insecure=insecure,
+        )
+        process = AdminProcess(config, journal)
+        return process, {"admin": name, "url": process.url}
 
     _run(name, build, with_parent, json_log)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from limosa.cli.admin import INSTALL_ADMIN, is_admin_installed
 from limosa.cli.connecting import AsJson
 from limosa.cli.showing import count, place_of, print_json, print_table, tell
 from limosa.cli.supervising import Supervisor
@@ -36,13 +37,16 @@ def up(
     no_restart: Annotated[
         bool, typer.Option("--no-restart", help="Leave a node that died alone.")
     ] = False,
+    no_admin: Annotated[
+        bool, typer.Option("--no-admin", help="Run no admin service over HTTP.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster on this machine, in this terminal.
 
-    A coordinator and some nodes run as processes of their own. One that dies is started again.
-    Ctrl-C stops all of them; a second Ctrl-C kills them. The rows stay in the directory, and the
-    next `limosa up` goes on with them; a larger --nodes adds nodes.
+    A coordinator, some nodes and an admin service run as processes of their own. One that dies is
+    started again. Ctrl-C stops all of them; a second Ctrl-C kills them. The rows stay in the
+    directory, and the next `limosa up` goes on with them; a larger --nodes adds nodes.
 
     \b
     Examples:
@@ -50,7 +54,11 @@ def up(
       limosa up --nodes 5 --data /srv/limosa
     """
     local = LocalCluster(
-        data, nodes, cluster or LOCAL, arguments=["--lease-seconds", str(lease_seconds)]
+        data,
+        nodes,
+        cluster or LOCAL,
+        arguments=["--lease-seconds", str(lease_seconds)],
+        admin=not no_admin and _can_serve_admin(),
     )
     if cluster is not None and local.cluster != cluster:
         raise BadInput(
@@ -68,6 +76,14 @@ def up(
             forget_local(local.directory)
             tell("Stopping …")
             local.stop()
+
+
+def _can_serve_admin() -> bool:
+    """A cluster does without."""
+    if is_admin_installed():
+        return True
+    tell(f"There is no admin service: it needs FastAPI and uvicorn ({INSTALL_ADMIN}).")
+    return False
 
 
 class Run:
@@ -124,11 +140,14 @@ def _announce(local: LocalCluster) -> None:
             os.getpid(),
             local.metastore,
             str(local.directory),
+            local.admin_url,
         ),
     )
 
 
 def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
+    if local.admin_trouble:
+        tell(f"There is no admin service: {local.admin_trouble}")
     if as_json:
         print_json(
             {
@@ -137,6 +156,7 @@ def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
                 "pid": os.getpid(),
                 "nodes": local.addresses,
                 "secret": local.secret,
+                "admin": local.admin_url or None,
             }
         )
         return
@@ -156,7 +176,9 @@ def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
         "  limosa write items items.parquet --create --key id",
         "  limosa read items --where 'price > 99' --limit 5",
         "  limosa status",
+        *(["  limosa admin-token add me --role admin"] if local.admin_url else []),
         "",
+        *([f"Over HTTP, with such a token: {local.admin_url}"] if local.admin_url else []),
         "In Python: limosa.connect(). Ctrl-C stops it; the rows stay.",
     ]
     typer.echo("\n".join(lines))

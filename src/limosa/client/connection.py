@@ -30,6 +30,7 @@ from limosa.transport.tokens import issue, read_secret
 
 TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0
+ASK_SECONDS = 8.0
 OPEN_SECONDS = 30.0
 PATIENCE_SECONDS = 5.0
 FOLLOW_SECONDS = 2.0
@@ -159,23 +160,18 @@ class Connection:
         """
         columns = schema if isinstance(schema, pa.Schema) else schema_of(schema)
         keys = (key,) if isinstance(key, str) else tuple(key)
-        definition = Table(f"t{uuid.uuid4().hex[:16]}", columns, keys)
-        topology = self._session.refresh()
-        if replicas is None:
-            holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]
-            replicas = min(3, len(holders))
-        joins = zone is not None and zone in topology.zones
-        named = NamedTable(name, zone or name, definition.id, definition.encode())
-        self._request(
-            Request(
-                _request_id("create"),
-                "create_table",
-                table=named,
-                partitions=0 if joins else partitions,
-                count=0 if joins else replicas,
-                min_in_sync=0 if joins else min_in_sync,
-            )
+        request = creation(
+            _request_id("create"),
+            self._session.refresh(),
+            name,
+            columns,
+            keys,
+            partitions,
+            replicas,
+            min_in_sync,
+            zone,
         )
+        self._request(request)
         self._await_open(name)
         return self.table(name)
 
@@ -228,10 +224,21 @@ class Connection:
             time.sleep(0.02)
             self._session.refresh()
 
+    def ask(self, request: Request) -> Request:
+        """Put a request, and do not wait for its answer.
+
+        Returns the row that is there now under its id: another one, if the id was used before.
+        """
+        return _as_request(self._session.call("ask", encode(request), ASK_SECONDS))
+
+    def request_state(self, id: str) -> Request | None:
+        """A request as it was put, with its answer if there is one; None: there is none."""
+        body = self._session.call("asked", id.encode())
+        return _as_request(body) if body else None
+
     def _request(self, request: Request) -> Request:
         body = self._session.call("request", encode(request), REQUEST_SECONDS)
-        answer = decode(body)
-        assert isinstance(answer, Request)
+        answer = _as_request(body)
         self._asked = answer.id
         return answer
 
@@ -363,6 +370,39 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def creation(
+    id: str,
+    topology: Topology,
+    name: str,
+    columns: pa.Schema,
+    key: tuple[str, ...],
+    partitions: int = PARTITIONS,
+    replicas: int | None = None,
+    min_in_sync: int = 0,
+    zone: str | None = None,
+) -> Request:
+    """The request for a new table; a zone that is there decides about its numbers."""
+    definition = Table(f"t{uuid.uuid4().hex[:16]}", columns, key)
+    if replicas is None:
+        holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]
+        replicas = min(3, len(holders))
+    joins = zone is not None and zone in topology.zones
+    return Request(
+        id,
+        "create_table",
+        table=NamedTable(name, zone or name, definition.id, definition.encode()),
+        partitions=0 if joins else partitions,
+        count=0 if joins else replicas,
+        min_in_sync=0 if joins else min_in_sync,
+    )
+
+
+def _as_request(body: bytes) -> Request:
+    answer = decode(body)
+    assert isinstance(answer, Request)
+    return answer
 
 
 def schema_of(types: Mapping[str, str | pa.DataType]) -> pa.Schema:

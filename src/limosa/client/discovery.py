@@ -25,6 +25,8 @@ class Local(Struct, frozen=True):
     pid: int = 0
     metastore: str = ""
     directory: str = ""
+    admin: str = ""
+    """Where its admin service listens, if there is one."""
 
 
 def find_local(directory: str | None = None) -> Local:

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from limosa.client.connection import Connection
 from limosa.core.coordinator.progress import Progress, progress
 from limosa.core.coordinator.situating import as_run, rules, situation
 from limosa.core.coordinator.view import View
 from limosa.core.messages import Status
-from limosa.core.model.changes import COORDINATOR_KEY
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Impossible, Plan
 from limosa.core.planning.rebalance import plan_drain, plan_rebalance
@@ -20,7 +20,20 @@ from limosa.errors import IllegalRequest, LimosaError
 NODES_AT_ONCE = 8
 
 
-def look(connection: Connection, run: str = "") -> View:
+class Seen(Protocol):
+    """What is needed of a connection."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def refresh(self) -> Topology: ...
+
+    def runs(self, run: str = "") -> Agreed: ...
+
+    def node_facts(self, node: str, partition: str = "") -> Status | None: ...
+
+
+def look(connection: Seen, run: str = "") -> View:
     """The whole cluster, and the moves of one run."""
     agreed = connection.runs(run)
     statuses = ask_all(connection, sorted(agreed.leases))
@@ -28,7 +41,7 @@ def look(connection: Connection, run: str = "") -> View:
     return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
 
 
-def ask_all(connection: Connection, nodes: Sequence[str], partition: str = "") -> dict[str, Status]:
+def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict[str, Status]:
     """Who is not in the answer did not answer."""
     statuses: dict[str, Status] = {}
     if any(node not in connection.topology.nodes for node in nodes):
@@ -48,7 +61,7 @@ def ask_all(connection: Connection, nodes: Sequence[str], partition: str = "") -
     return statuses
 
 
-def progress_of(connection: Connection, run: str = "") -> Progress | None:
+def progress_of(connection: Seen, run: str = "") -> Progress | None:
     """Of the named run, or of the one that is under way; None: there is none."""
     view = look(connection, run)
     name = run or view.agreed.rebalance.run

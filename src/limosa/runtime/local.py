@@ -30,6 +30,8 @@ from limosa.errors import BadInput, Refused, VolumeInUse
 from limosa.transport.tokens import make_secret
 
 COORDINATOR = "coordinator"
+ADMIN = "admin"
+ADMIN_PORT = 8080
 READY_SECONDS = 60.0
 STOP_SECONDS = 15.0
 
@@ -53,6 +55,7 @@ class LocalCluster:
         coordinators: int = 1,
         arguments: Sequence[str] = (),
         of_coordinators: Sequence[str] = (),
+        admin: bool = False,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.arguments = list(arguments)
@@ -82,6 +85,11 @@ class LocalCluster:
             COORDINATOR if not number else f"{COORDINATOR}-{number + 1}"
             for number in range(coordinators)
         ]
+        self.services = [ADMIN] if admin else []
+        self.admin_url = ""
+        """Where the admin service listens; empty: there is none."""
+        self.admin_trouble = ""
+        """Why it did not start; the cluster does not need it."""
         self._ports = dict(known.ports) if known else {}
         self.secret = str(self.directory / "secret") if secret else None
         self.metastore = str(self.directory / "metastore.db")
@@ -108,14 +116,24 @@ class LocalCluster:
             for name in self.coordinators:
                 self.start_one(name, wait=False)
             self.wait_until_ready(self.coordinators)
-            for name in self.nodes:
+            for name in (*self.nodes, *self.services):
                 self.start_one(name, wait=False)
             self.wait_until_ready(self.nodes)
+            self._wait_for_services()
             self._remember()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _wait_for_services(self) -> None:
+        for name in list(self.services):
+            try:
+                self.wait_until_ready([name])
+            except Refused as error:
+                self.services.remove(name)
+                _close(self.processes.pop(name))
+                self.admin_trouble = error.message
 
     def _lock_directory(self) -> None:
         import fcntl
@@ -139,8 +157,8 @@ class LocalCluster:
         new.replace(self.directory / "local.json")
 
     def stop(self) -> None:
-        """Ask everybody to stop, nodes first; kill who does not."""
-        for names in (self.nodes, self.coordinators):
+        """Ask everybody to stop, who serves others first; kill who does not."""
+        for names in (self.services, self.nodes, self.coordinators):
             running = [self.processes[name] for name in names if name in self.processes]
             for process in running:
                 if process.poll() is None:
@@ -205,6 +223,8 @@ class LocalCluster:
         return name
 
     def _command(self, name: str, port: int | None) -> list[str]:
+        if name in self.services:
+            return self._admin_command(name)
         kind = "coordinator" if name in self.coordinators else "node"
         command = [sys.executable, "-m", "limosa", "serve", kind, "--name", name]
         command += ["--cluster", self.cluster, "--metastore", self.metastore, "--with-parent"]
@@ -217,6 +237,13 @@ class LocalCluster:
         else:
             command += self.of_coordinators
         return command
+
+    def _admin_command(self, name: str) -> list[str]:
+        """It finds the cluster by its directory, whenever that can be found."""
+        port = int(self.admin_url.rsplit(":", 1)[1]) if self.admin_url else ADMIN_PORT
+        bind = f"127.0.0.1:{port if _is_free(port) else 0}"
+        command = [sys.executable, "-m", "limosa", "serve", "admin", "--name", name]
+        return [*command, "--bind", bind, "--directory", str(self.directory), "--with-parent"]
 
     def _free_port(self, name: str) -> int:
         """The one that it had before, if nobody else has it now."""
@@ -242,6 +269,8 @@ class LocalCluster:
             said = json.loads(line.removeprefix("ready"))
             if said.get("address"):
                 self.addresses[name] = said["address"]
+            if said.get("url"):
+                self.admin_url = said["url"]
 
     def is_running(self, name: str) -> bool:
         process = self.processes.get(name)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from limosa.core.coordinator.explaining import about, about_run, status_about
+from limosa.core.coordinator.requests import about as about_request
 from limosa.core.events import Received, Ticked
 from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
@@ -47,6 +48,7 @@ from limosa.transport.server import Inbound
 from limosa.transport.tokens import Identity
 
 REQUEST_SECONDS = 20.0
+ASK_SECONDS = 5.0
 NAME_LENGTH_MAX = 200
 PRODUCER_LENGTH_MAX = 100
 SEQUENCE_MAX = 2**62
@@ -87,6 +89,8 @@ class NodeService:
             "digests": (("admin",), self._digests),
             "replica": (("admin", "mover"), self._replica),
             "request": (("admin",), self._request),
+            "ask": (("admin",), self._ask),
+            "asked": (("client", "admin"), self._asked),
         }
 
     def encoder(self, kind: str) -> Encoder:
@@ -343,6 +347,8 @@ class NodeService:
                         "kind": request.kind,
                         "state": request.state,
                         "answer": request.answer,
+                        "about": about_request(request),
+                        "revision": agreed.revision_of(request_key(request.id)),
                     }
                     for request in agreed.requests.values()
                 ],
@@ -390,53 +396,70 @@ class NodeService:
 
     def _request(self, body: bytes) -> bytes:
         """Put it where the coordinator finds it, and wait for the answer."""
-        try:
-            request = decode(body)
-        except (ValueError, RecursionError, InvalidLayout):
-            raise BadInput("this is no request", "send a record of kind Request") from None
-        if not isinstance(request, Request) or request.state != "waiting":
-            raise BadInput("this is no request", "send a record of kind Request that waits")
-        if not 0 < len(request.id) <= NAME_LENGTH_MAX or not _WORD.fullmatch(request.id):
-            raise BadInput("a request's id is no plain word", "use letters, digits and dashes")
-        if request.kind == "join":
-            raise Forbidden("nobody joins for another", "start the node: it joins by itself")
-        _check_names(request)
-        _check_definition(request.table)
-        answered: list[Request] = []
-        failure: list[BaseException] = []
-        done = threading.Event()
+        request = _read_request(body)
+        answered = self._put(request, lambda known: known.state != "waiting", REQUEST_SECONDS)
+        if answered is None:
+            raise OutcomeUnknown(
+                "no coordinator answered the request in time",
+                "it still waits, and will be answered: start a coordinator, then look again",
+            )
+        if answered.state == "refused":
+            raise IllegalRequest(answered.answer)
+        return encode(answered)
+
+    def _ask(self, body: bytes) -> bytes:
+        """Put it where the coordinator finds it; the row that is there now under its id."""
+        row = self._put(_read_request(body), lambda known: True, ASK_SECONDS)
+        if row is None:
+            raise OutcomeUnknown("the request was not seen in time", "look whether it is there")
+        return encode(row)
+
+    def _asked(self, body: bytes) -> bytes:
+        """A request's row; nothing if there is none."""
+        row = self.driver.agreed.requests.get(_name_in(body))
+        return b"" if row is None else encode(row)
+
+    def _put(
+        self, request: Request, is_enough: Callable[[Request], bool], seconds: float
+    ) -> Request | None:
+        """The row, once it is as the caller wants it; None: not in time."""
+        failure: list[LimosaError] = []
 
         def put(store: AgreedStore) -> None:
             try:
                 key = request_key(request.id)
                 store.commit(Commit({key: 0}, (Put(request),), f"request {request.id}"))
             except StaleGuard:
-                pass  # asked for before, perhaps through another node: wait for its answer
+                pass  # asked for before, perhaps through another node
             except LimosaError as error:
                 failure.append(error)
-                done.set()
 
         self.driver.with_metastore(put)
-        self._await(request.id, answered, done)
-        if failure:
-            raise failure[0]
-        if not answered:
-            raise OutcomeUnknown(
-                "no coordinator answered the request in time",
-                "it still waits, and will be answered: start a coordinator, then look again",
-            )
-        if answered[0].state == "refused":
-            raise IllegalRequest(answered[0].answer)
-        return encode(answered[0])
+        deadline = self.driver.now() + seconds
+        while self.driver.now() < deadline:
+            known = self.driver.agreed.requests.get(request.id)
+            if known is not None and is_enough(known):
+                return known
+            if failure:
+                raise failure[0]
+            time.sleep(0.01)
+        return None
 
-    def _await(self, request: str, answered: list[Request], done: threading.Event) -> None:
-        deadline = self.driver.now() + REQUEST_SECONDS
-        while self.driver.now() < deadline and not done.is_set():
-            known = self.driver.agreed.requests.get(request)
-            if known is not None and known.state != "waiting":
-                answered.append(known)
-                return
-            done.wait(0.01)
+
+def _read_request(body: bytes) -> Request:
+    try:
+        request = decode(body)
+    except (ValueError, RecursionError, InvalidLayout):
+        raise BadInput("this is no request", "send a record of kind Request") from None
+    if not isinstance(request, Request) or request.state != "waiting":
+        raise BadInput("this is no request", "send a record of kind Request that waits")
+    if not 0 < len(request.id) <= NAME_LENGTH_MAX or not _WORD.fullmatch(request.id):
+        raise BadInput("a request's id is no plain word", "use letters, digits and dashes")
+    if request.kind == "join":
+        raise Forbidden("nobody joins for another", "start the node: it joins by itself")
+    _check_names(request)
+    _check_definition(request.table)
+    return request
 
 
 def producer_of(identity: Identity, name: str) -> str:
@@ -461,6 +484,7 @@ def _check_names(request: Request) -> None:
     table = request.table or NamedTable("", "", "", b"")
     names = [request.partition, request.zone, request.name, request.table_id, request.cluster]
     names += [table.name, table.zone, table.id, *request.renewed, request.source]
+    names.append(request.fingerprint)
     places = [*request.placements, *((request.target,) if request.target is not None else ())]
     names += [name for place in places for name in (place.node, place.volume)]
     for name in names:

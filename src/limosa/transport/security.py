@@ -112,7 +112,7 @@ def server_arguments(security: Security, clock: WallClock = time.time) -> dict[s
     )
     arguments: dict[str, Any] = {"middleware": {MIDDLEWARE: factory}}
     if security.certificate is not None and security.key is not None:
-        arguments["tls_certificates"] = [_read_pair(security.certificate, security.key)]
+        arguments["tls_certificates"] = [read_pair(security.certificate, security.key)]
     if security.authority is not None and security.asks_for_certificates:
         arguments["verify_client"] = True
         arguments["root_certificates"] = _read_authority(security.authority)
@@ -242,7 +242,7 @@ def client_arguments(security: Security, server_name: str | None = None) -> dict
         return {}
     arguments: dict[str, Any] = {"tls_root_certs": _read_authority(security.authority)}
     if security.certificate is not None and security.key is not None:
-        arguments["cert_chain"], arguments["private_key"] = _read_pair(
+        arguments["cert_chain"], arguments["private_key"] = read_pair(
             security.certificate, security.key
         )
     if server_name is not None:
@@ -273,7 +273,7 @@ def _is_loopback(host: str) -> bool:
         return False  # a name, which may be anybody's by tomorrow
 
 
-def _read_pair(certificate: str, key: str) -> tuple[bytes, bytes]:
+def read_pair(certificate: str, key: str) -> tuple[bytes, bytes]:
     """Flight takes any two files, and fails at each handshake; better now."""
     pair = _read(certificate), _read(key)
     try:

@@ -64,16 +64,17 @@ class Service(NamedTuple):
 def answer(view: View, request: Request) -> Commit:
     """One commit that does what is asked for, or refuses it."""
     key = request_key(request.id)
+    trigger = view.agreed.revision_of(key)
     service = SERVICES[request.kind]
     try:
-        changes, words, state = service.act(view, request, view.agreed.revision_of(key))
+        changes, words, state = service.act(view, request, trigger)
     except (IllegalRequest, IllegalTransition) as refusal:
         changes, words, state = Answer((), str(refusal), "refused")
     guards = {name: view.agreed.revision_of(name) for name in (key, *service.reads(view, request))}
     guards[COORDINATOR_KEY] = view.coordinator
     if request.kind in HELD_BY_THE_LOCK:
         guards[CONTROLS_KEY] = view.agreed.revision_of(CONTROLS_KEY)
-    answered = Put(replace(request, state=state, answer=words, run=None))
+    answered = Put(replace(request, state=state, answer=words, run=None, trigger=trigger))
     why = f"{about(request)}: {request.kind} {state}: {words}"
     return Commit(guards, (*changes, answered), why)
 

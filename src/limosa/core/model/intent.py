@@ -123,6 +123,10 @@ class Request(Record, frozen=True):
     """For `set_balancing`."""
     policy: Policy | None = None
     """For `set_policy`."""
+    fingerprint: str = ""
+    """Of the caller's own words: who gives an id again for something else is found out."""
+    trigger: Revision = 0
+    """Of one that was answered: what names the change that it led to."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

@@ -1,0 +1,102 @@
+"""What is the HTTP service made of? Its routes, behind the gate.
+
+A route without a declared role is not added, and an application with one does not start.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from limosa.admin import changes, health, operations, rebalance, views
+from limosa.admin.gate import CALLER, Gate
+from limosa.admin.openapi import describe
+from limosa.admin.routing import ANSWERS, ROLE, RoleRoute, Routes
+from limosa.admin.service import Caller, Service
+from limosa.errors import BadInput
+
+
+def build(service: Service) -> ASGIApp:
+    """The application; routes about runs are there if the service has runs."""
+    app = bare_app(service.runs is not None)
+    check_roles(app.routes)
+    open_paths = {
+        route.path for route in app.routes if isinstance(route, RoleRoute) and route.role == "open"
+    }
+    return Gate(app, service, open_paths)
+
+
+def bare_app(with_runs: bool) -> FastAPI:
+    """All routes, without the gate."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.route_class = RoleRoute
+    app.add_exception_handler(HTTPException, partial(_not_routed, app))
+    groups = [health.routes, views.routes, operations.routes, changes.routes]
+    if with_runs:
+        groups.append(rebalance.routes)
+    for group in (*groups, _description_of(app)):
+        add(app, group)
+    return app
+
+
+def add(app: FastAPI, group: Routes) -> None:
+    for each in group.all:
+        app.router.add_api_route(
+            each.path,
+            each.handler,
+            methods=[each.method],
+            name=each.handler.__name__,
+            operation_id=each.handler.__name__,
+            summary=each.handler.__name__.replace("_", " ").capitalize(),
+            tags=[group.tag],
+            response_model=None,
+            openapi_extra={ROLE: each.role, ANSWERS: each.answers},
+            route_class_override=RoleRoute,
+        )
+
+
+def check_roles(routes: Iterable[BaseRoute]) -> None:
+    """Whatever way a route was added: it says who may use it, or nothing starts."""
+    for route in routes:
+        if not isinstance(route, RoleRoute):
+            path = getattr(route, "path", "?")
+            raise BadInput(f"the route {path} declares no role", "declare it with `Routes`")
+
+
+def document(with_runs: bool) -> dict[str, Any]:
+    """The OpenAPI description, as it is checked in."""
+    return describe(bare_app(with_runs).routes)
+
+
+def _description_of(app: FastAPI) -> Routes:
+    group = Routes("description")
+    kept: dict[str, Any] = {}
+
+    @group.get("/openapi.json", role="viewer", answers=dict)
+    def openapi() -> dict[str, Any]:
+        """This description."""
+        if not kept:
+            kept.update(describe(app.routes))
+        return kept
+
+    return group
+
+
+async def _not_routed(app: FastAPI, request: Request, error: Exception) -> Response:
+    caller: Caller = request.scope[CALLER]
+    problem = caller.service.problem_of(error, caller)
+    if problem.status_code == 405:
+        problem.headers = {"Allow": ", ".join(methods_of(app.routes, caller.path))}
+    return problem.response(caller.path)
+
+
+def methods_of(routes: Iterable[BaseRoute], path: str) -> list[str]:
+    """What a path takes, by all of its routes; the framework names those of the first one only."""
+    fitting = [each for each in routes if isinstance(each, RoleRoute) and each.fits(path)]
+    return sorted({method for each in fitting for method in each.methods or ()})

@@ -1,0 +1,216 @@
+"""What may be changed? Routes that move partitions, make and drop tables, and remove nodes.
+
+Each asks for an operation and answers at once; what the coordinator would refuse is refused here.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from limosa.admin.asking import Change, Changing, all_agreed, checked
+from limosa.admin.looking import leaving_replica, record_of, volume_on
+from limosa.admin.names import (
+    LONG_NAME,
+    Name,
+    NodeInPath,
+    PartitionInPath,
+    TableInPath,
+)
+from limosa.admin.problems import not_found
+from limosa.admin.routing import Accepted, Calling, Routes
+from limosa.admin.service import Caller
+from limosa.client.connection import PARTITIONS, creation, schema_of
+from limosa.core.coordinator.tables import PARTITIONS_MAX, REPLICAS_MAX
+from limosa.core.model.changes import Agreed
+from limosa.core.model.intent import Placement, Request
+from limosa.errors import IllegalRequest
+
+HOLD_SECONDS_MAX = 7 * 86_400.0
+
+routes = Routes("changes")
+
+ColumnName: TypeAlias = Annotated[str, Field(min_length=1, max_length=255)]
+ColumnType: TypeAlias = Literal[
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float32",
+    "float64",
+    "string",
+    "binary",
+    "date32",
+    "timestamp",
+    "timestamp[us]",
+]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=HOLD_SECONDS_MAX, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """What is sent: nothing that is not known here, and no text where a number is meant."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TableBody(Body):
+    """A table that is to be made."""
+
+    name: Name
+    columns: Annotated[dict[ColumnName, ColumnType], Field(min_length=1, max_length=1000)]
+    """Types by the columns' names."""
+    key: Annotated[list[ColumnName], Field(min_length=1, max_length=16)]
+    partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] = PARTITIONS
+    replicas: Annotated[int | None, Field(ge=1, le=REPLICAS_MAX)] = None
+    """Without it three, or as many as there are nodes."""
+    min_in_sync: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 0
+    """0: a majority of the replicas."""
+    zone: Name | None = None
+    """Share the partitions of a zone; without it the table has its own."""
+
+
+class MoveBody(Body):
+    """A move of one replica."""
+
+    to: Name
+    source: Annotated[Name | None, Field(alias="from")] = None
+    """Whose replica moves; without it the owner's."""
+    volume: Annotated[str | None, Field(pattern=LONG_NAME)] = None
+    """Without it the one with the fewest replicas."""
+    hold_seconds: Seconds = 0.0
+    """How long both sides are kept once the new one is read."""
+    max_pause_seconds: Seconds = 0.0
+    """Hand over only while it would pause writes for no longer; 0: there is no limit."""
+
+
+# --- tables
+
+
+@routes.post("/v1/tables", role="operator")
+def create_table(caller: Calling, change: Changing, body: TableBody) -> Accepted:
+    """Make a table."""
+
+    def build(id: str) -> Request:
+        agreed = all_agreed(caller)
+        request = creation(
+            id,
+            agreed.topology,
+            body.name,
+            schema_of(body.columns),
+            tuple(body.key),
+            body.partitions,
+            body.replicas,
+            body.min_in_sync,
+            body.zone,
+        )
+        return checked(agreed, request)
+
+    return change.ask(build, body.model_dump(), None)
+
+
+@routes.delete("/v1/tables/{table}", role="admin")
+def drop_table(caller: Calling, change: Changing, table: TableInPath) -> Accepted:
+    """Drop a table and all of its rows."""
+    known = caller.cluster.refresh().tables.get(table)
+
+    def build(id: str) -> Request:
+        if known is None:
+            raise not_found("table", table, "/v1/tables")
+        request = Request(id, "drop_table", name=table, table_id=known.id)
+        return checked(all_agreed(caller), request)
+
+    before = None if known is None else caller.cluster.describe(table)
+    return change.ask(build, before=before)
+
+
+# --- nodes
+
+
+@routes.delete("/v1/nodes/{node}", role="admin")
+def remove_node(caller: Calling, change: Changing, node: NodeInPath) -> Accepted:
+    """Take out a node that is gone for good; it must be stopped, and hold no replicas."""
+    known = caller.cluster.refresh().nodes.get(node)
+
+    def build(id: str) -> Request:
+        if known is None:
+            raise not_found("node", node, "/v1/nodes")
+        return checked(all_agreed(caller), Request(id, "remove_node", name=node))
+
+    return change.ask(build, before=known)
+
+
+# --- partitions
+
+
+@routes.post("/v1/partitions/{partition}/move", role="operator")
+def move(caller: Calling, change: Changing, partition: PartitionInPath, body: MoveBody) -> Accepted:
+    """Move one replica of a partition to another node, while it is read and written."""
+    agreed = _state(caller, partition)
+
+    def build(id: str) -> Request:
+        record = record_of(agreed, partition)
+        leaving, _ = leaving_replica(record, body.source)
+        place = Placement(body.to, volume_on(caller.cluster.refresh(), body.to, body.volume))
+        if place == Placement(leaving.node, leaving.volume):
+            raise IllegalRequest(
+                f"{body.to} holds a replica of {partition} already", "choose another node or volume"
+            )
+        request = Request(
+            id,
+            "volume_move" if body.to == leaving.node else "move",
+            partition,
+            source=leaving.node,
+            target=place,
+            hold_seconds=body.hold_seconds,
+            max_pause_seconds=body.max_pause_seconds,
+        )
+        return checked(agreed, request)
+
+    before = agreed.topology.partitions[partition]
+    return change.ask(build, body.model_dump(by_alias=True), before)
+
+
+@routes.post("/v1/partitions/{partition}/cancel", role="operator")
+def cancel(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
+    """Give a move up, as long as the old replicas are read; nothing is lost."""
+    agreed = _state(caller, partition)
+
+    def build(id: str) -> Request:
+        intent = agreed.intents.get(partition)
+        if intent is None or intent.pending is None:
+            raise IllegalRequest(
+                f"{partition} has no change that could be cancelled",
+                f"see GET /v1/partitions/{partition}/explain",
+            )
+        return checked(agreed, Request(id, "cancel", partition, cancels=intent.pending.trigger))
+
+    return change.ask(build, before=agreed.topology.partitions[partition])
+
+
+@routes.post("/v1/partitions/{partition}/complete", role="operator")
+def complete(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
+    """End the hold of a move: its old replica goes."""
+    return _end_hold(caller, change, "complete", partition)
+
+
+@routes.post("/v1/partitions/{partition}/reverse", role="operator")
+def reverse(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
+    """Take a move that is held back to its old replicas; nothing is lost."""
+    return _end_hold(caller, change, "reverse", partition)
+
+
+def _end_hold(
+    caller: Caller, change: Change, kind: Literal["complete", "reverse"], partition: str
+) -> Accepted:
+    agreed = _state(caller, partition)
+    return change.ask(
+        lambda id: checked(agreed, Request(id, kind, partition)),
+        before=agreed.topology.partitions[partition],
+    )
+
+
+def _state(caller: Caller, partition: str) -> Agreed:
+    agreed = caller.cluster.state(partition)
+    if partition not in agreed.topology.partitions:
+        raise not_found("partition", partition, "/v1/partitions")
+    return agreed

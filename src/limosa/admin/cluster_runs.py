@@ -1,0 +1,119 @@
+"""How are a real cluster's runs planned, asked for and seen? As commands do it."""
+
+from limosa.admin.cluster import Cluster
+from limosa.admin.looking import volume_on
+from limosa.admin.runs import MoveFacts, Plan, RunFacts, RunStatus, RunWanted
+from limosa.client import rebalancing
+from limosa.core.coordinator import run_requests
+from limosa.core.coordinator.progress import progress
+from limosa.core.coordinator.view import View
+from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.runs import PlannedMove, Run, RunMove, RunPlan
+
+ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
+
+
+class ClusterRuns:
+    """Implements `Runs`; nothing is kept here."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    # --- what is wanted
+
+    def plan(self, wanted: RunWanted) -> Plan:
+        view = rebalancing.look(self._cluster)
+        run = self._planned(view, wanted)
+        moves = tuple(
+            MoveFacts(move.partition, move.source, move.target.node, "PENDING")
+            for move in run.moves
+        )
+        return Plan(moves, 0 if run.estimate is None else run.estimate.bytes)
+
+    # The coordinator decides; but what it would refuse as things are now is refused at once, by the
+    # same rules and in the same words.
+
+    def start(self, id: str, wanted: RunWanted) -> Request:
+        view = rebalancing.look(self._cluster)
+        run_requests.check_idle(view)
+        run = self._planned(view, wanted)
+        kind: RequestKind = "drain_nodes" if run.drains else "start_run"
+        request = Request(id, kind, run=run)
+        run_requests.start(view, request, 0)
+        return request
+
+    def pause(self, id: str) -> Request:
+        return self._turn(Request(id, "pause_run"))
+
+    def resume(self, id: str) -> Request:
+        return self._turn(Request(id, "resume_run"))
+
+    def cancel(self, id: str) -> Request:
+        return self._turn(Request(id, "cancel_run"))
+
+    def _turn(self, request: Request) -> Request:
+        run_requests.turn(View(self._cluster.runs(), {}, 0, 0.0), request, 0)
+        return request
+
+    def _planned(self, view: View, wanted: RunWanted) -> RunPlan:
+        if wanted.add_node:
+            like = RunPlan(f"fill {wanted.add_node}")
+            return rebalancing.filling(view, [wanted.add_node], like)[1]
+        if wanted.remove_node:
+            name = wanted.remove_node
+            like = RunPlan(f"decommission {name}", drains=(name,), decommission=True)
+            return rebalancing.planned(view, like)[1]
+        topology = view.agreed.topology
+        moves = tuple(
+            PlannedMove(
+                move.partition,
+                move.source,
+                Placement(move.target, volume_on(topology, move.target, None)),
+            )
+            for move in wanted.moves
+        )
+        return RunPlan(f"{len(moves)} moves", moves)
+
+    # --- what is
+
+    def status(self) -> RunStatus:
+        view = rebalancing.look(self._cluster)
+        name = view.agreed.rebalance.run
+        if not name:
+            return RunStatus("IDLE")
+        found = progress(view, name)
+        facts = run_facts(view, found.run, found.state.upper())
+        return RunStatus(
+            found.state.upper(), facts.total, facts.completed, facts.failed, facts.current, facts
+        )
+
+    def history(self) -> list[RunFacts]:
+        agreed = self._cluster.runs()
+        view = View(agreed, {}, 0, 0.0)
+        runs = sorted(agreed.runs.values(), key=lambda run: run.started, reverse=True)
+        state = agreed.rebalance.state.upper()
+        return [run_facts(view, run, ENDED.get(run.outcome, state)) for run in runs]
+
+
+def run_facts(view: View, run: Run, state: str) -> RunFacts:
+    moves = sorted(view.agreed.moves.get(run.id, {}).values(), key=lambda move: move.number)
+    current = tuple(m.partition for m in moves if m.state in ("DUAL_WRITE", "COPYING"))
+    committed = sum(move.state == "COMMITTED" for move in moves)
+    failed = sum(move.state == "FAILED" and move.final for move in moves)
+    return RunFacts(
+        run.id,
+        state,
+        run.moves,
+        run.totals.committed if run.outcome else committed,
+        run.totals.failed if run.outcome else failed,
+        current,
+        run.started,
+        run.ended,
+        tuple(map(move_facts, moves)),
+    )
+
+
+def move_facts(move: RunMove) -> MoveFacts:
+    return MoveFacts(
+        move.partition, move.source, move.target.node, move.state, move.attempts, move.detail
+    )

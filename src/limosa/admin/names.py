@@ -1,0 +1,28 @@
+"""What may stand in a path, a query or a body?"""
+
+from typing import Annotated, TypeAlias
+
+from fastapi import Path, Query
+from pydantic import Field
+
+NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
+LONG_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
+
+Name: TypeAlias = Annotated[str, Field(pattern=NAME)]
+PartitionName: TypeAlias = Annotated[str, Field(pattern=LONG_NAME)]
+
+NodeInPath: TypeAlias = Annotated[str, Path(pattern=NAME, description="A node's name.")]
+TableInPath: TypeAlias = Annotated[str, Path(pattern=NAME, description="A table's name.")]
+PartitionInPath: TypeAlias = Annotated[
+    str, Path(pattern=LONG_NAME, description="A partition's name.")
+]
+OperationInPath: TypeAlias = Annotated[
+    str, Path(pattern=LONG_NAME, description="An operation's id.")
+]
+
+Limit: TypeAlias = Annotated[int, Query(ge=1, le=10_000, description="At most so many.")]
+After: TypeAlias = Annotated[
+    str,
+    Query(max_length=200, pattern=r"^[A-Za-z0-9_.-]*$", description="`next` of the page before."),
+]
+LIMIT = 1_000

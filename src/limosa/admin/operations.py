@@ -1,0 +1,223 @@
+"""What became of what was asked for? An operation is a request's row, and the change it led to."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from fastapi import Query
+from msgspec import Struct
+
+from limosa.admin.cluster import Cluster
+from limosa.admin.looking import Wanted, ending
+from limosa.admin.names import LIMIT, Limit, OperationInPath
+from limosa.admin.problems import not_found
+from limosa.admin.routing import Calling, Routes
+from limosa.admin.service import Caller
+from limosa.core.coordinator.requests import about
+from limosa.core.model.intent import Request
+from limosa.errors import LimosaError, UnknownTable
+
+State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
+OPEN: tuple[State, ...] = ("waiting", "running")
+TRANSITIONS = ("move", "rebuild", "volume_move", "repair")
+FOLLOWED_MAX = 1_000
+PATIENCE = 0.1
+"""An operation of some age is looked at again after this share of it."""
+
+routes = Routes("operations")
+
+
+class OperationInBrief(Struct, frozen=True):
+    """A request, and its answer."""
+
+    operation: str
+    kind: str
+    about: str
+    """The partition, table, zone or node that it concerns."""
+    state: Literal["waiting", "done", "refused"]
+    """`done`: it is agreed upon. Whether a move has ended, the operation itself tells."""
+    answer: str
+
+
+class Operation(Struct, frozen=True):
+    """What was asked for, and what became of it."""
+
+    operation: str
+    kind: str
+    about: str
+    state: State
+    """`reverted`: given up, and all is as it was. `replaced`: by a later one, before it began."""
+    answer: str
+    """The coordinator's, in words."""
+    stage: str = ""
+    """Of a change that runs."""
+    why: str = ""
+    """Of one that did not get where it was meant to."""
+    next: str = ""
+    """Where more is told."""
+
+
+class Operations(Struct, frozen=True):
+    operations: list[OperationInBrief]
+
+
+@routes.get("/v1/operations", role="viewer", answers=Operations)
+def operations(
+    caller: Calling,
+    state: Annotated[
+        Literal["waiting", "done", "refused"] | None, Query(description="Only these.")
+    ] = None,
+    limit: Limit = LIMIT,
+) -> Operations:
+    """What was asked for lately, the latest first. Some 1,000 that were answered are remembered."""
+    known = sorted(caller.cluster.agreed()["requests"], key=lambda each: -int(each["revision"]))
+    wanted = [each for each in known if state in (None, each["state"])]
+    return Operations(
+        [
+            OperationInBrief(each["id"], each["kind"], each["about"], each["state"], each["answer"])
+            for each in wanted[:limit]
+        ]
+    )
+
+
+@routes.get("/v1/operations/{operation}", role="viewer", answers=Operation)
+def operation(caller: Calling, operation: OperationInPath) -> Operation:
+    """One operation, followed to the end of what it led to."""
+    row = caller.cluster.request_state(operation)
+    if row is None:
+        raise not_found("operation", operation, "/v1/operations")
+    return operation_of(caller.cluster, row)
+
+
+def leads_to_transition(row: Request) -> bool:
+    """It was agreed upon, and what it asks for has an end of its own."""
+    return row.state == "done" and row.kind in TRANSITIONS and row.answer == "accepted"
+
+
+def operation_of(cluster: Cluster, row: Request) -> Operation:
+    if leads_to_transition(row):
+        return _of_transition(cluster, row)
+    return Operation(row.id, row.kind, about(row), row.state, row.answer)
+
+
+def _of_transition(cluster: Cluster, row: Request) -> Operation:
+    def told(state: State, stage: str = "", why: str = "") -> Operation:
+        where = f"/v1/partitions/{row.partition}/explain"
+        return Operation(row.id, row.kind, row.partition, state, row.answer, stage, why, where)
+
+    agreed = cluster.state(row.partition)
+    record = agreed.topology.partitions.get(row.partition)
+    if record is None:
+        return told("replaced", why="its partition is no more")
+    to = "" if row.target is None else row.target.node
+    wanted = Wanted(row.trigger, row.source if row.source != to else "", to)
+    end = ending(agreed, record, wanted)
+    if end is not None:
+        return told(_STATES[end.state], why=end.why)
+    change = record.transition
+    is_it = change is not None and change.id == wanted.transition
+    return told("running", change.stage if change is not None and is_it else "not begun")
+
+
+_STATES: dict[str, State] = {"done": "done", "reverted": "reverted", "replaced": "replaced"}
+
+
+# --- until it has ended
+
+
+def facts_about(cluster: Cluster, row: Request) -> Any:
+    """How the thing is that a request concerns, for those who compare before and after."""
+    if row.partition:
+        record = cluster.state(row.partition).topology.partitions.get(row.partition)
+        return None if record is None else record
+    if row.kind in ("create_table", "drop_table"):
+        try:
+            return cluster.describe(about(row))
+        except UnknownTable:
+            return None
+    return cluster.refresh().nodes.get(row.name)
+
+
+class Followed(Struct):
+    caller: Caller
+    operation: str
+    since: float
+    due: float
+
+
+class Follower:
+    """Writes the end of each operation into the audit log; what it had not seen the end of when
+    the process stopped, it does not."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._lock = threading.Lock()
+        self._followed: list[Followed] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="limosa-follower", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def add(self, caller: Caller, operation: str) -> None:
+        caller.body.clear()
+        now = self._now()
+        with self._lock:
+            self._followed.append(Followed(caller, operation, now, now + self._seconds))
+            forgotten = self._followed[:-FOLLOWED_MAX]
+            self._followed = self._followed[-FOLLOWED_MAX:]
+        for each in forgotten:
+            each.caller.service.log("no longer followed", operation=each.operation)
+
+    def look(self) -> None:
+        """At those whose turn it is."""
+        now = self._now()
+        with self._lock:
+            due = [each for each in self._followed if each.due <= now]
+        for each in due:
+            each.due = now + max(self._seconds, PATIENCE * (now - each.since))
+            if self._has_ended(each):
+                with self._lock:
+                    self._followed.remove(each)
+
+    def _has_ended(self, each: Followed) -> bool:
+        cluster, caller = each.caller.cluster, each.caller
+        try:
+            row = cluster.request_state(each.operation)
+            if row is None:
+                caller.note("ended", state="unknown", answer="nobody remembers it")
+                return True
+            end = operation_of(cluster, row)
+            if end.state in OPEN:
+                return False
+            caller.note(
+                "ended",
+                state=end.state,
+                answer=end.answer,
+                why=end.why,
+                after=facts_about(cluster, row),
+            )
+        except LimosaError as error:
+            caller.service.log("not followed", operation=each.operation, error=str(error))
+            return False
+        return True
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                self.look()
+            except Exception as error:  # the audit log goes on, whatever one operation is like
+                self._log(error)
+
+    def _log(self, error: Exception) -> None:
+        with self._lock:
+            some = self._followed[:1]
+        for each in some:
+            each.caller.service.log("the follower stumbled", error=error)

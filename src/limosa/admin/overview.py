@@ -1,0 +1,212 @@
+"""What is the cluster like now? Its topology, who lives, and what each live node says."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from msgspec import Struct
+
+from limosa.admin.cluster import Cluster
+from limosa.core.model.changes import Topology
+from limosa.core.model.topology import Partition
+from limosa.errors import LimosaError, UnknownTable
+
+NODES_AT_ONCE = 16
+
+
+class Overview(Struct, frozen=True):
+    """One look at everything; nodes were asked one after another, so it is of no single moment."""
+
+    topology: Topology
+    agreed: dict[str, Any]
+    statuses: dict[str, dict[str, Any]]
+    """By node; who is not here was not asked, or did not answer."""
+    failures: dict[str, str]
+    """Why a live node did not answer."""
+    seconds: float = 0.0
+    """How long it took to ask them."""
+
+    @property
+    def live(self) -> list[str]:
+        return [node for node in self.agreed["live"] if node in self.topology.nodes]
+
+    @property
+    def members(self) -> list[str]:
+        return sorted(id for id, node in self.topology.nodes.items() if node.state != "left")
+
+    @property
+    def without_owner(self) -> list[str]:
+        return sorted(id for id, one in self.topology.partitions.items() if not self.owner(one))
+
+    @property
+    def not_in_sync(self) -> list[str]:
+        partitions = self.topology.partitions.items()
+        return sorted(id for id, each in partitions if len(each.in_sync) < len(each.replicas))
+
+    def owner(self, partition: Partition) -> str:
+        """The node that owns it and lives; empty: nobody."""
+        node = "" if partition.owner is None else partition.owner.replica.node
+        return node if node in self.live else ""
+
+    def held(self, node: str) -> list[dict[str, Any]]:
+        replicas: list[dict[str, Any]] = self.statuses.get(node, {}).get("replicas", [])
+        return replicas
+
+    def rows(self, partition: Partition) -> int | None:
+        """As its owner counts them, tombstones and older versions included."""
+        for each in self.held(self.owner(partition)):
+            if each["partition"] == partition.id and each["owner"]:
+                return int(each["rows"])
+        return None
+
+
+def look(connection: Cluster, ask_nodes: bool = True) -> Overview:
+    topology = connection.refresh()
+    agreed = connection.agreed()
+    statuses: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+    live = [node for node in agreed["live"] if node in topology.nodes] if ask_nodes else []
+
+    def ask(node: str) -> None:
+        try:
+            statuses[node] = connection.node_status(node)
+        except LimosaError as error:
+            failures[node] = error.message
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(NODES_AT_ONCE) as pool:
+        list(pool.map(ask, live))
+    return Overview(topology, agreed, statuses, failures, time.monotonic() - began)
+
+
+# --- what is told of it
+
+
+class Members(Struct, frozen=True):
+    members: list[str]
+    live: list[str]
+
+
+class PartitionsInBrief(Struct, frozen=True):
+    total: int
+    without_owner: list[str]
+    not_in_sync: list[str]
+    changing: list[str]
+
+
+class Status(Struct, frozen=True):
+    """The cluster in a few lines."""
+
+    cluster: str
+    id: str
+    coordinator: str | None
+    """Who is in office."""
+    nodes: Members
+    tables: list[str]
+    partitions: PartitionsInBrief
+    generation: int
+
+
+class NodeFacts(Struct, frozen=True):
+    """One node, and what it holds."""
+
+    name: str
+    state: str
+    live: bool
+    address: str
+    rack: str
+    datacenter: str
+    replicas: int
+    owned: int
+    rows: int | None
+    """As they are stored, with older versions that are not merged yet; null: it did not say."""
+    bytes: int | None
+    free: int | None
+    """Bytes on its fullest disk."""
+    failure: str | None
+    """Why it did not answer."""
+
+
+class PartitionFacts(Struct, frozen=True):
+    """One partition: who owns it, who holds it, what changes."""
+
+    partition: str
+    zone: str
+    start: int
+    """Its first token."""
+    end: int
+    """The token after its last one."""
+    owner: str | None
+    replicas: list[str]
+    in_sync: list[str]
+    epoch: int
+    rows: int | None
+    stage: str | None
+
+
+def status_of(overview: Overview) -> Status:
+    topology = overview.topology
+    cluster = topology.cluster
+    changing = [id for id, each in topology.partitions.items() if each.transition is not None]
+    return Status(
+        "" if cluster is None else cluster.name,
+        "" if cluster is None else cluster.id,
+        overview.agreed["coordinator"],
+        Members(overview.members, overview.live),
+        sorted(topology.tables),
+        PartitionsInBrief(
+            len(topology.partitions),
+            overview.without_owner,
+            overview.not_in_sync,
+            sorted(changing),
+        ),
+        topology.generation,
+    )
+
+
+def node_facts(overview: Overview, name: str) -> NodeFacts:
+    node = overview.topology.nodes[name]
+    partitions = overview.topology.partitions.values()
+    held = overview.held(name)
+    answered = name in overview.statuses
+    free = overview.statuses[name]["free_bytes"].values() if answered else ()
+    return NodeFacts(
+        name,
+        node.state,
+        name in overview.live,
+        node.address,
+        node.rack,
+        node.datacenter,
+        sum(any(r.node == name for r in each.replicas) for each in partitions),
+        sum(overview.owner(each) == name for each in partitions),
+        sum(each["rows"] for each in held) if answered else None,
+        sum(each["bytes"] for each in held) if answered else None,
+        min(free, default=None),
+        overview.failures.get(name),
+    )
+
+
+def partition_facts(overview: Overview, partition: Partition) -> PartitionFacts:
+    changing = partition.transition
+    return PartitionFacts(
+        partition.id,
+        partition.zone,
+        partition.range.start,
+        partition.range.end,
+        overview.owner(partition) or None,
+        sorted(replica.node for replica in partition.replicas),
+        sorted(replica.node for replica in partition.in_sync),
+        partition.epoch,
+        overview.rows(partition),
+        None if changing is None else f"{changing.kind}: {changing.stage}",
+    )
+
+
+def partitions_of(overview: Overview, table: str | None) -> list[Partition]:
+    """Of one table, or all of them, in the order of their zones and tokens."""
+    topology = overview.topology
+    if table is not None and table not in topology.tables:
+        raise UnknownTable(f"there is no table {table}", "list the tables")
+    zone = None if table is None else topology.tables[table].zone
+    wanted = [each for each in topology.partitions.values() if zone in (None, each.zone)]
+    return sorted(wanted, key=lambda each: (each.zone, each.range.start))

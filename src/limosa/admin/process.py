@@ -1,0 +1,142 @@
+"""What is the admin service's process made of? A web server on a thread, and what it serves."""
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+from msgspec import Struct
+
+from limosa.admin import app, audit, tokens
+from limosa.admin.audit import AuditLog
+from limosa.admin.cluster_runs import ClusterRuns
+from limosa.admin.operations import Follower
+from limosa.admin.reaching import Reaching
+from limosa.admin.service import Log, Service, Settings
+from limosa.admin.tokens import Tokens
+from limosa.client.connection import Connection
+from limosa.errors import BadInput, Refused
+from limosa.transport.security import Security, check_bind, read_pair
+
+START_SECONDS = 20.0
+STOP_SECONDS = 5.0
+CONNECTIONS_MAX = 256
+
+
+class AdminConfig(Struct, frozen=True, kw_only=True):
+    """What the process is told."""
+
+    bind: str
+    """HOST:PORT; port 0: any free one."""
+    directory: str
+    """Where the tokens and the audit log are."""
+    connect: Callable[[], Connection]
+    certificate: str | None = None
+    key: str | None = None
+    insecure: bool = False
+    settings: Settings = Settings()
+
+
+class AdminProcess:
+    """From its socket to its last answer."""
+
+    def __init__(self, config: AdminConfig, log: Log) -> None:
+        host, port = address_of(config.bind)
+        security = Security(
+            certificate=config.certificate,
+            key=config.key,
+            secret=tokens.FILE,  # nobody gets in without a token
+            insecure=config.insecure,
+        )
+        check_bind(host, security)
+        if config.certificate is not None and config.key is not None:
+            read_pair(config.certificate, config.key)
+        directory = Path(config.directory)
+        if not directory.is_dir():
+            raise BadInput(f"there is no directory {directory}", "make it, or name another one")
+        self._socket = listen(host, port)
+        self.cluster = Reaching(config.connect)
+        self.service = Service(
+            self.cluster,
+            Tokens(directory / tokens.FILE),
+            AuditLog(directory / audit.FILE),
+            log,
+            ClusterRuns(self.cluster),
+            config.settings,
+        )
+        self.follower = Follower(config.settings.follow_seconds)
+        self.service.asked = self.follower.add
+        bound = self._socket.getsockname()[1]
+        scheme = "http" if config.certificate is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
+        self._server = uvicorn.Server(_settings_of(app.build(self.service), config))
+        self._thread = threading.Thread(target=self._serve, name="limosa-http", daemon=True)
+        self._thread.start()
+        self.follower.start()
+        self._wait_until_started()
+
+    def _serve(self) -> None:
+        self._server.run([self._socket])
+
+    def _wait_until_started(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                self.stop()
+                raise Refused("the web server did not start", "look at its log")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """What is under way may end, for a moment."""
+        self._server.should_exit = True
+        self._thread.join(STOP_SECONDS)
+        self.follower.stop()
+        self._socket.close()
+        self.service.close()
+        self.cluster.close()
+
+
+def _settings_of(application: object, config: AdminConfig) -> uvicorn.Config:
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return uvicorn.Config(
+        application,  # type: ignore[arg-type]
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=config.certificate,
+        ssl_keyfile=config.key,
+    )
+
+
+def address_of(bind: str) -> tuple[str, int]:
+    host, _, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise BadInput(
+            f"{bind!r} is no address to listen on", "give HOST:PORT, like 127.0.0.1:8080"
+        )
+    return host, int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Refused(
+                f"{host}:{port} is taken by another process", "choose another port, or 0 for any"
+            ) from None
+        why = error.strerror or str(error)
+        raise BadInput(f"{host}:{port} can't be listened on: {why}", "choose another") from None

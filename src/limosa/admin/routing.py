@@ -1,0 +1,166 @@
+"""How is a route declared? With its role and what it answers; one without can't be added.
+
+    @routes.get("/v1/nodes", role="viewer", answers=Nodes)
+    def nodes(caller: Calling) -> Nodes: ...
+
+A handler is a plain function: it runs in a thread, may wait, and returns a value that is encoded
+there. What it raises becomes a problem.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+from msgspec import Struct
+from starlette.responses import Response
+
+from limosa.admin.gate import CALLER
+from limosa.admin.problems import Problem
+from limosa.admin.roles import ROLES, Role
+from limosa.admin.service import Caller
+from limosa.errors import BadInput
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+Access: TypeAlias = Role | Literal["open"]
+"""`open`: for everybody, also without a token."""
+
+ROLE = "x-role"
+ANSWERS = "x-answers"
+
+
+class Accepted(Struct, frozen=True):
+    """It is asked for; what comes of it is told by its operation."""
+
+    operation: str
+    state: str
+    next: str
+    """Where to look."""
+
+
+class Declared(Struct, frozen=True):
+    """One route."""
+
+    method: str
+    path: str
+    role: Access
+    answers: Any
+    handler: Callable[..., Any]
+
+
+class Routes:
+    """Routes that belong together."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.all: list[Declared] = []
+
+    def get(self, path: str, *, role: Access, answers: Any) -> Callable[[Handler], Handler]:
+        return self._declare("GET", path, role, answers)
+
+    def post(
+        self, path: str, *, role: Role, answers: Any = Accepted
+    ) -> Callable[[Handler], Handler]:
+        return self._declare("POST", path, role, answers)
+
+    def delete(self, path: str, *, role: Role) -> Callable[[Handler], Handler]:
+        return self._declare("DELETE", path, role, Accepted)
+
+    def _declare(
+        self, method: str, path: str, role: Access, answers: Any
+    ) -> Callable[[Handler], Handler]:
+        def declare(handler: Handler) -> Handler:
+            self.all.append(Declared(method, path, role, answers, handler))
+            return handler
+
+        return declare
+
+
+class RoleRoute(APIRoute):
+    """Checks the role before anything else is looked at, and turns what is raised into problems."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        extra = options.get("openapi_extra") or {}
+        role = extra.get(ROLE)
+        if role not in (*ROLES, "open"):
+            raise BadInput(f"the route {path} declares no role", f"one of {', '.join(ROLES)}")
+        self.role: Access = role
+        self.answers: Any = options["openapi_extra"].pop(ANSWERS, None)
+        self.changes = self.answers is Accepted
+        super().__init__(path, _in_thread(endpoint, self.changes), **options)
+
+    def fits(self, path: str) -> bool:
+        return self.path_regex.match(path) is not None
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        inner = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            caller: Caller = request.scope[CALLER]
+            caller.route = self.path
+            service = caller.service
+            try:
+                if self.role != "open":
+                    caller.must_be(self.role)
+                if self.body_field is not None:
+                    _check_media_type(request)
+                async with asyncio.timeout(service.settings.deadline_seconds):
+                    return await inner(request)
+            except Exception as error:
+                problem = service.problem_of(error, caller)
+            if self.changes:
+                await service.in_thread(caller.note_refusal, problem)
+            return problem.response(caller.path)
+
+        return handle
+
+
+def _check_media_type(request: Request) -> None:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != "application/json":
+        raise Problem(
+            415,
+            "unsupported-media-type",
+            f"a body of type {given[:100] or 'none'}",
+            "send JSON, with the header `Content-Type: application/json`",
+        )
+
+
+def _in_thread(handler: Callable[..., Any], changes: bool) -> Callable[..., Any]:
+    """The handler as the framework calls it, with the same parameters and one more."""
+    own = inspect.signature(handler)
+    calling = inspect.Parameter("limosa_caller", inspect.Parameter.KEYWORD_ONLY, annotation=Calling)
+
+    async def run(limosa_caller: Caller, **values: Any) -> Response:
+        return await limosa_caller.service.in_thread(
+            partial(_respond, handler, values, limosa_caller, changes)
+        )
+
+    parameters = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.parameters.values()
+    ]
+    run.__name__ = handler.__name__
+    run.__doc__ = handler.__doc__
+    run.__signature__ = inspect.Signature([*parameters, calling])  # type: ignore[attr-defined]
+    return run
+
+
+def _respond(
+    handler: Callable[..., Any], values: dict[str, Any], caller: Caller, changes: bool
+) -> Response:
+    answer = handler(**values)
+    headers = {"Location": answer.next} if changes else {}
+    data = msgspec.json.encode(answer)
+    return Response(data, 202 if changes else 200, headers, "application/json")
+
+
+async def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller
+
+
+Calling: TypeAlias = Annotated[Caller, Depends(caller_of)]

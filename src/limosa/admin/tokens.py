@@ -1,0 +1,172 @@
+"""Who asks over HTTP? Tokens of the admin service: made, listed and taken back in one file.
+
+A token is 256 random bits, and only their SHA-256 is kept. A slow or salted hash would add nothing:
+those are against guessing words that people choose, and nobody guesses 256 bits.
+
+(The cluster's own tokens, `transport.tokens`, are signed by its secret and can't be taken back one
+by one; these can.)
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from limosa.admin.roles import ROLES, Role
+from limosa.errors import BadInput, UnusableFile
+
+FILE = "admin-tokens.json"
+PREFIX = "limosa_"
+TOKEN_BYTES = 32
+TOKEN_LENGTH_MAX = 200
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """A token, without the token."""
+
+    name: str
+    role: Role
+    sha256: str
+    created: float
+    """In seconds of the wall clock."""
+
+
+class Identity(Struct, frozen=True):
+    """Who asks, and as what."""
+
+    subject: str
+    role: Role
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+# --- the file
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """None if there is no file; raises if others could have written it, or it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnusableFile(f"{path} can't be read: {error.strerror}", "mend its rights") from None
+    if mode & 0o077:
+        raise UnusableFile(f"others than its owner have rights on {path}", f"chmod 600 {path}")
+    try:
+        return msgspec.json.decode(data, type=list[Entry])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UnusableFile(
+            f"{path} is damaged: {error}", "remove it, and make the tokens anew"
+        ) from None
+
+
+def add(path: Path, name: str, role: str) -> str:
+    """The new token, which is told once and kept nowhere."""
+    if not NAME.fullmatch(name):
+        raise BadInput(
+            f"{name!r} is no name for a token",
+            "use letters, digits, _, ., @ or -, up to 64, and begin with a letter or a digit",
+        )
+    known = next((each for each in ROLES if each == role), None)
+    if known is None:
+        raise BadInput(f"there is no role {role!r}", f"use one of {', '.join(ROLES)}")
+    token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    with _changing(path) as entries:
+        if any(each.name == name for each in entries):
+            raise BadInput(
+                f"there is a token {name} already", "choose another name, or remove it first"
+            )
+        entries.append(Entry(name, known, digest(token), round(time.time(), 3)))
+    return token
+
+
+def remove(path: Path, name: str) -> None:
+    with _changing(path) as entries:
+        kept = [each for each in entries if each.name != name]
+        if len(kept) == len(entries):
+            names = ", ".join(sorted(each.name for each in entries)) or "none"
+            raise BadInput(f"there is no token {name}", f"there are: {names}")
+        entries[:] = kept
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[Entry]]:
+    """One at a time; the file is replaced whole, or not at all."""
+    try:
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UnusableFile(
+            f"{path.parent} can't be used: {error.strerror}", "name another directory"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = read_entries(path)
+        yield entries
+        _replace(path, msgspec.json.format(msgspec.json.encode(entries)) + b"\n")
+    finally:
+        os.close(lock)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# --- who is it?
+
+
+class Tokens:
+    """The file's tokens, read anew when the file is another one; several threads may ask."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, ...] | None = None
+        self._entries: list[Entry] = []
+
+    def identify(self, token: str) -> Identity | None:
+        """None: it is nobody's. All entries are looked at, each in the same time."""
+        given = digest(token)
+        found: Identity | None = None
+        for entry in self.entries():
+            if hmac.compare_digest(entry.sha256, given):
+                found = Identity(entry.name, entry.role)
+        return found
+
+    def entries(self) -> list[Entry]:
+        with self._lock:
+            stamp = self._look()
+            if stamp is None or stamp != self._stamp:
+                self._entries = read_entries(self.path)
+                self._stamp = stamp
+            return self._entries
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            known = os.stat(self.path)
+        except OSError:
+            return None
+        return known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns

@@ -1,0 +1,139 @@
+"""What is there? Routes that look at the cluster, its nodes, tables and partitions."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
+
+from fastapi import Query
+from msgspec import Struct
+
+from limosa.admin.looking import look_at
+from limosa.admin.names import (
+    LIMIT,
+    NAME,
+    After,
+    Limit,
+    NodeInPath,
+    PartitionInPath,
+    TableInPath,
+)
+from limosa.admin.overview import (
+    NodeFacts,
+    PartitionFacts,
+    Status,
+    look,
+    node_facts,
+    partition_facts,
+    partitions_of,
+    status_of,
+)
+from limosa.admin.problems import not_found
+from limosa.admin.routing import Calling, Routes
+from limosa.client.connection import Description
+from limosa.core.coordinator.explaining import Explanation
+from limosa.errors import IllegalRequest, UnknownTable
+
+Item = TypeVar("Item")
+
+routes = Routes("views")
+
+
+class Nodes(Struct, frozen=True):
+    nodes: list[NodeFacts]
+
+
+class Tables(Struct, frozen=True):
+    tables: list[Description]
+
+
+class Partitions(Struct, frozen=True):
+    partitions: list[PartitionFacts]
+    next: str | None
+    """Give it as `after` for those that follow; null: there are no more."""
+
+
+@routes.get("/v1/topology", role="viewer", answers=Status)
+def topology(caller: Calling) -> Status:
+    """The cluster in a few lines: who coordinates, who lives, what changes."""
+    return status_of(look(caller.cluster, ask_nodes=False))
+
+
+@routes.get("/v1/nodes", role="viewer", answers=Nodes)
+def nodes(caller: Calling) -> Nodes:
+    """All nodes, and what each of them holds; those that have left, too."""
+    overview = look(caller.cluster)
+    return Nodes([node_facts(overview, name) for name in sorted(overview.topology.nodes)])
+
+
+@routes.get("/v1/nodes/{node}", role="viewer", answers=NodeFacts)
+def node(caller: Calling, node: NodeInPath) -> NodeFacts:
+    """One node."""
+    overview = look(caller.cluster)
+    if node not in overview.topology.nodes:
+        raise not_found("node", node, "/v1/nodes")
+    return node_facts(overview, node)
+
+
+@routes.get("/v1/tables", role="viewer", answers=Tables)
+def tables(caller: Calling) -> Tables:
+    """All tables."""
+    described = []
+    for name in caller.cluster.tables():
+        try:
+            described.append(caller.cluster.describe(name))
+        except UnknownTable:
+            continue  # dropped meanwhile
+    return Tables(described)
+
+
+@routes.get("/v1/tables/{table}", role="viewer", answers=Description)
+def table(caller: Calling, table: TableInPath) -> Description:
+    """One table: its columns, and how it is spread."""
+    try:
+        return caller.cluster.describe(table)
+    except UnknownTable:
+        raise not_found("table", table, "/v1/tables") from None
+
+
+@routes.get("/v1/partitions", role="viewer", answers=Partitions)
+def partitions(
+    caller: Calling,
+    table: Annotated[str | None, Query(pattern=NAME, description="Of this table only.")] = None,
+    limit: Limit = LIMIT,
+    after: After = "",
+) -> Partitions:
+    """Partitions by their names, a page at a time: who owns each, who holds it, what changes."""
+    overview = look(caller.cluster)
+    try:
+        found = partitions_of(overview, table)
+    except UnknownTable:
+        raise not_found("table", str(table), "/v1/tables") from None
+    some, rest = page(sorted(found, key=lambda each: each.id), lambda each: each.id, limit, after)
+    return Partitions([partition_facts(overview, each) for each in some], rest)
+
+
+def page(
+    items: Sequence[Item], name: Callable[[Item], str], limit: int, after: str
+) -> tuple[list[Item], str | None]:
+    """Those after a name, in the order of names, and where the next page begins."""
+    left = [each for each in items if name(each) > after]
+    some = left[:limit]
+    return some, name(some[-1]) if len(left) > limit else None
+
+
+@routes.get("/v1/partitions/{partition}", role="viewer", answers=PartitionFacts)
+def partition(caller: Calling, partition: PartitionInPath) -> PartitionFacts:
+    """One partition."""
+    overview = look(caller.cluster)
+    record = overview.topology.partitions.get(partition)
+    if record is None:
+        raise not_found("partition", partition, "/v1/partitions")
+    return partition_facts(overview, record)
+
+
+@routes.get("/v1/partitions/{partition}/explain", role="viewer", answers=Explanation)
+def explain(caller: Calling, partition: PartitionInPath) -> Explanation:
+    """Where a partition is, what it waits for, what comes next, and what one may do."""
+    try:
+        return look_at(caller.cluster, partition)
+    except IllegalRequest:
+        raise not_found("partition", partition, "/v1/partitions") from None

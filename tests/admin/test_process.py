@@ -1,0 +1,266 @@
+"""Does the service work on a real cluster, over a real socket?"""
+
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import limosa
+from limosa.admin import tokens
+from limosa.admin.process import AdminConfig, AdminProcess
+from limosa.admin.service import Settings
+from limosa.client.connection import Connection
+from limosa.core.model.intent import Request
+from limosa.errors import BadInput, Refused
+from limosa.runtime.local import LocalCluster
+from tests.transport.certificates import Authority
+
+THREADS = ("--pipeline", "threads")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(directory, 2, of_coordinators=THREADS) as running:
+        yield running
+
+
+def connector(cluster: LocalCluster) -> Any:
+    def reach() -> Connection:
+        return limosa.connect(
+            list(cluster.addresses.values()), cluster_name=cluster.cluster, secret=cluster.secret
+        )
+
+    return reach
+
+
+def nowhere() -> Connection:
+    raise Refused("no cluster runs here")
+
+
+@contextmanager
+def serving(directory: Path, connect: Any, **more: Any) -> Iterator[AdminProcess]:
+    config = AdminConfig(
+        bind="127.0.0.1:0",
+        directory=str(directory),
+        connect=connect,
+        settings=Settings(follow_seconds=0.2),
+        **more,
+    )
+    process = AdminProcess(config, lambda what, **details: None)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+class Person:
+    """Somebody with a token."""
+
+    def __init__(self, process: AdminProcess, directory: Path, role: str) -> None:
+        token = tokens.add(directory / tokens.FILE, f"{role}-{time.monotonic_ns()}", role)
+        headers = {"Authorization": f"Bearer {token}"}
+        self.client = httpx.Client(
+            base_url=process.url, headers=headers, timeout=30, trust_env=False
+        )
+
+    def __enter__(self) -> "Person":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def get(self, path: str) -> Any:
+        answer = self.client.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def change(self, method: str, path: str, body: Any = None, key: str = "") -> httpx.Response:
+        headers = {"Idempotency-Key": key} if key else {}
+        return self.client.request(method, path, json=body, headers=headers)
+
+    def follow(self, answer: httpx.Response) -> Any:
+        """To the end of the operation."""
+        assert answer.status_code == 202, answer.text
+        deadline = time.monotonic() + 60
+        while True:
+            told = self.get(answer.headers["location"])
+            if told["state"] not in ("waiting", "running"):
+                return told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+
+
+def audit(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "audit.ndjson").read_text().splitlines()]
+
+
+def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path) -> None:
+    """One story over HTTP: an operation each, followed to its end, and written down."""
+    with (
+        serving(tmp_path, connector(cluster)) as process,
+        Person(process, tmp_path, "admin") as admin,
+        Person(process, tmp_path, "viewer") as viewer,
+        limosa.connect(list(cluster.addresses.values()), secret=cluster.secret) as db,
+    ):
+        assert viewer.get("/readyz") == {"status": "ok"}
+        assert viewer.get("/v1/topology")["nodes"]["live"] == ["n1", "n2"]
+        columns = {"id": "int64", "v": "string"}
+        body = {"name": "birds", "columns": columns, "key": ["id"], "partitions": 2, "replicas": 1}
+        first = admin.change("POST", "/v1/tables", body, key="make")
+        assert admin.follow(first)["answer"] == "made"
+        again = admin.change("POST", "/v1/tables", body, key="make")
+        assert again.json()["operation"] == first.json()["operation"]
+        assert (
+            admin.change("POST", "/v1/tables", {**body, "replicas": 2}, "make").status_code == 409
+        )
+        birds = db.table("birds")
+        birds.write([{"id": id, "v": f"v{id}"} for id in range(500)])
+
+        partition = viewer.get("/v1/partitions?table=birds")["partitions"][0]
+        name = partition["partition"]
+        owner = partition["owner"]
+        other = "n2" if owner == "n1" else "n1"
+        assert (
+            viewer.change("POST", f"/v1/partitions/{name}/move", {"to": other}).status_code == 403
+        )
+        moved = admin.change("POST", f"/v1/partitions/{name}/move", {"to": other})
+        ended = admin.follow(moved)
+        assert (ended["state"], ended["why"]) == ("done", "")
+        now = viewer.get(f"/v1/partitions/{name}")
+        assert (now["owner"], now["replicas"], now["stage"]) == (other, [other], None)
+        explained = viewer.get(f"/v1/partitions/{name}/explain")
+        assert explained["reports"][0]["outcome"] == "done"
+        assert birds.count() == 500
+
+        for path, status in (
+            (f"/v1/partitions/{name}/cancel", 409),
+            ("/v1/partitions/birds-9999/cancel", 404),
+        ):
+            assert admin.change("POST", path).status_code == status
+        refused = admin.change("POST", f"/v1/partitions/{name}/move", {"to": "n9"})
+        assert (refused.status_code, refused.json()["detail"]) == (409, "n9 is no member")
+        assert admin.change("DELETE", "/v1/nodes/n1").status_code == 409
+
+        assert admin.follow(admin.change("DELETE", "/v1/tables/birds"))["state"] == "done"
+        assert viewer.client.get("/v1/tables/birds").status_code == 404
+        _wait_for_end(tmp_path, 3)
+        lines = audit(tmp_path)
+        of_move = [line for line in lines if line["operation"] == moved.json()["operation"]]
+        asked, answered, end = of_move
+        assert (asked["event"], answered["event"], end["event"]) == ("asked", "answered", "ended")
+        assert [each["node"] for each in asked["before"]["replicas"]] == [owner]
+        assert [each["node"] for each in end["after"]["replicas"]] == [other]
+        assert answered["status"] == 202
+        assert sum(line["event"] == "refused" for line in lines) >= 5
+
+
+def _wait_for_end(directory: Path, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while sum(line["event"] == "ended" for line in audit(directory)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_services_are_one(cluster: LocalCluster, tmp_path: Path) -> None:
+    """What one was asked for is known to the other, and asked for once."""
+    with (
+        serving(tmp_path, connector(cluster)) as one,
+        serving(tmp_path, connector(cluster)) as other,
+        Person(one, tmp_path, "admin") as here,
+    ):
+        body = {"name": "once", "columns": {"id": "int64"}, "key": ["id"], "replicas": 1}
+        first = here.change("POST", "/v1/tables", body, key="k")
+        here.follow(first)
+        there = httpx.post(
+            f"{other.url}/v1/tables",
+            json=body,
+            headers={**here.client.headers, "Idempotency-Key": "k"},
+            trust_env=False,
+        )
+        assert there.status_code == 202
+        assert there.json()["operation"] == first.json()["operation"]
+
+
+def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster) -> None:
+    with connector(cluster)() as connection:
+        assert connection.request_state("nobody-1") is None
+        first = connection.ask(Request("gone-1", "remove_node", name="n9", fingerprint="a"))
+        other = connection.ask(Request("gone-1", "remove_node", name="n8", fingerprint="b"))
+        assert (first.name, other.name, other.fingerprint) == ("n9", "n9", "a")
+        deadline = time.monotonic() + 20
+        while (row := connection.request_state("gone-1")) is None or row.state == "waiting":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert row.state == "refused"
+        assert row.trigger > 0
+        with pytest.raises(BadInput):
+            connection.ask(Request("no word", "remove_node", name="n9"))
+
+
+def test_a_service_outlives_its_cluster(tmp_path: Path) -> None:
+    """It starts without one, says so, and finds it when it is there; also the next one."""
+    reachable: list[LocalCluster] = []
+
+    def connect() -> Connection:
+        if not reachable:
+            return nowhere()
+        connection: Connection = connector(reachable[0])()
+        return connection
+
+    (tmp_path / "admin").mkdir()
+    with (
+        serving(tmp_path / "admin", connect) as process,
+        Person(process, tmp_path / "admin", "viewer") as viewer,
+    ):
+        assert viewer.client.get("/livez").status_code == 200
+        assert viewer.client.get("/readyz").status_code == 503
+        assert viewer.client.get("/v1/nodes").status_code == 503
+        with LocalCluster(tmp_path / "data", 1) as running:
+            reachable.append(running)
+            assert viewer.get("/v1/nodes")["nodes"][0]["live"] is True
+        reachable.clear()
+        began = time.monotonic()
+        assert viewer.client.get("/v1/nodes").status_code in (503, 504)
+        assert time.monotonic() - began < 16
+
+
+def test_another_address_needs_tls(tmp_path: Path) -> None:
+    config = AdminConfig(bind="0.0.0.0:0", directory=str(tmp_path), connect=nowhere)
+    with pytest.raises(BadInput, match="opens Limosa to other machines, without TLS"):
+        AdminProcess(config, lambda what, **details: None)
+
+
+@pytest.mark.parametrize("bind", ["", "8080", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", ":80"])
+def test_an_address_that_is_none(tmp_path: Path, bind: str) -> None:
+    config = AdminConfig(bind=bind, directory=str(tmp_path), connect=nowhere)
+    with pytest.raises(BadInput):
+        AdminProcess(config, lambda what, **details: None)
+
+
+def test_a_port_that_is_taken_and_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = AdminConfig(bind=bind, directory=str(tmp_path), connect=nowhere)
+        with pytest.raises(Refused, match="taken by another process"):
+            AdminProcess(config, lambda what, **details: None)
+    config = AdminConfig(bind="127.0.0.1:0", directory=str(tmp_path / "no"), connect=nowhere)
+    with pytest.raises(BadInput, match="no directory"):
+        AdminProcess(config, lambda what, **details: None)
+
+
+def test_it_serves_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("localhost", "127.0.0.1")
+    context = ssl.create_default_context(cafile=authority.path)
+    with serving(tmp_path, nowhere, certificate=certificate, key=key) as process:
+        assert process.url.startswith("https://")
+        answer = httpx.get(f"{process.url}/livez", verify=context, trust_env=False)
+        assert answer.json() == {"status": "ok"}
