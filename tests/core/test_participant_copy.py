@@ -350,6 +350,42 @@ def test_what_rests_in_a_replica_that_was_emptied_meanwhile_does_not_count() -> 
     assert not done(stage.tell(SliceShelved(effect.ticket)), ApplySlice)
 
 
+def test_a_slice_that_is_on_its_way_is_not_stored_twice() -> None:
+    """A slow disk would have more to do because it is slow."""
+    stage = target(settings=LARGE)
+    effect = shelving(stage)
+    stage.say(chunk(attempt="two"), "mover")
+    assert stage.say(end(attempt="two"), "mover") == []
+    stage.say(chunk(1, "three"), "mover")
+    assert done(stage.say(end(1, 2, "three"), "mover"), ShelveSlice), "another one goes its way"
+    stage.brain.held[P, "t9"].begin(0, 3)
+    stage.say(chunk(attempt="four"), "mover")
+    assert done(stage.say(end(attempt="four"), "mover"), ShelveSlice), "it is to be filled anew"
+    assert not done(stage.tell(SliceShelved(effect.ticket)), ApplySlice)
+
+
+def test_the_rows_of_a_repair_go_by_the_log_however_many_they_are() -> None:
+    """S40: a repair ends without a barrier, and its replicas are read; a slice that waited for its
+    turn would bring back what was deleted and collected since."""
+    record = moving(REBUILD_REPAIR, kind="rebuild", targets=(A, B, D))
+    stage = follower_on_stage(record, B, settings=LARGE)
+    stage.say(replicate(B, 0, how="match", probed=stage.brain._run()), "a")
+    stage.brain.held[P, "first"].watermark = 9
+    stage.say(replace(chunk(), to="first"), "mover")
+    effects = stage.say(replace(end(), to="first"), "mover")
+    assert done(effects, ApplySlice)
+    assert not done(effects, ShelveSlice)
+
+
+def test_what_is_durable_in_a_replica_that_was_emptied_since_has_not_landed() -> None:
+    stage = target()
+    stage.say(chunk(), "mover")
+    stage.say(end(), "mover")
+    stage.brain.held[P, "t9"].begin(0, 3)
+    assert sent(stage.store(), Landed) == []
+    assert stage.copied("t9") is None
+
+
 def test_what_rests_in_a_replica_that_is_gone_does_not_count() -> None:
     stage = target(settings=LARGE)
     effect = shelving(stage)

@@ -191,7 +191,7 @@ class Run:
     def shelve(self, name: str) -> None:
         rows = birds(*((f"copied {number}", number) for number in range(9)))
         copied = Bundle([versioned(rows, [1] * 9)])
-        self.maintenance.shelve(self.replica(name), [copied], WHOLE, copied.digest(), 0)
+        self.maintenance.shelve(self.replica(name), [copied], WHOLE, copied.digest(), 0, 0)
         self.sync()
 
     def compact(self) -> None:

@@ -42,10 +42,11 @@ def shelve(
     held: TokenRange = WHOLE,
     least: int = 0,
     digest: int | None = None,
+    collected: int = 0,
 ) -> Bundle:
     rows = [Bundle(batches)]
     found = sum(each.digest() for each in rows) if digest is None else digest
-    return host.maintenance.shelve(host.replica(), rows, held, found, least)
+    return host.maintenance.shelve(host.replica(), rows, held, found, collected, least)
 
 
 def levels(host: Host) -> list[int]:
@@ -135,7 +136,7 @@ def test_rows_with_another_digest_are_not_taken_in() -> None:
     """F102: it is worked out of what lies in the file, so the way and the writing are checked."""
     host = Host()
     host.hand()
-    with pytest.raises(VolumeFailed, match="digest"):
+    with pytest.raises(BadInput, match="digest"):
         shelve(host, copied(), digest=1)
     assert in_view(host.view()) == {}
     assert host.segments() == [], "and nothing is left behind"
@@ -156,13 +157,54 @@ def test_a_full_disk_takes_nothing_in_and_leaves_nothing_behind() -> None:
     assert len(in_view(host.view())) == MANY
 
 
+def test_rows_from_before_a_collection_are_refused() -> None:
+    """Whatever held them up: a tombstone that hides one of them may be gone by now."""
+    host = Host()
+    hand = host.hand()
+    hand.put(birds(("bird 1", 1), ("bird 2", 2)))
+    old = versioned(birds(("bird 1", 1)), [hand.last])
+    at = hand.put(gone("bird 1"))
+    hand.collect(at)
+    host.compact()
+    with pytest.raises(BadInput, match="from before a collection"):
+        shelve(host, old)
+    assert set(in_view(host.view())) == {"bird 2"}
+    shelve(host, copied(held=LEFT, version=hand.last), held=LEFT, collected=at)
+
+
+def test_a_manifest_that_does_not_fit_leaves_nothing_behind() -> None:
+    host = Host()
+    host.hand()
+    host.flush()
+    host.files.arm(fails("append manifest", errno.ENOSPC, times=3))
+    for _ in range(3):
+        with pytest.raises(VolumeFailed, match="No space"):
+            shelve(host, copied())
+        assert host.segments() == []
+    shelve(host, copied())
+    assert len(host.segments()) == len(host.view().tables["birds"].segments) == 1
+
+
+def test_a_manifest_that_is_there_keeps_its_files_whatever_fails_after_it() -> None:
+    host = Host()
+    host.hand()
+    host.flush()
+    host.files.arm(fails("replace manifest", errno.ENOSPC, moment="after"))
+    with pytest.raises(VolumeFailed, match="No space"):
+        shelve(host, copied())
+    assert len(host.segments()) == 1
+    host.lose_power()
+    assert len(in_view(host.view())) in (0, MANY)
+    assert host.volume.refused == {}
+
+
 def test_rows_for_a_replica_that_is_gone_are_refused() -> None:
     host = Host()
     hand = host.hand()
     replica = host.replica()
     hand.discard()
     with pytest.raises(BadInput, match="is gone"):
-        host.maintenance.shelve(replica, [Bundle([copied()])], WHOLE, copied().digest(), 0)
+        host.maintenance.shelve(replica, [Bundle([copied()])], WHOLE, copied().digest(), 0, 0)
 
 
 @pytest.mark.parametrize("label", ["append copy segment", "replace manifest"])

@@ -556,7 +556,8 @@ class VolumeMachine(RuleBasedStateMachine):
         replica = self.volume.replicas[change.partition, change.incarnation]
         rows = [some for some in change.rows if isinstance(some, Bundle)]
         digest = sum(some.digest() for some in rows)
-        assert not len(self.maintenance.shelve(replica, rows, WHOLE, digest, 0))
+        collected = replica.view.collected
+        assert not len(self.maintenance.shelve(replica, rows, WHOLE, digest, collected, 0))
 
     @rule(key=replicas)
     def shelve(self, key: ReplicaKey) -> None:

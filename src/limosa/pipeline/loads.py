@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from limosa.core.effects import StartCopy
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, SessionId
 
-SLICE_BYTES = 6 << 20
-"""What a slice should have: it is one message, and is stored under the lock of its node."""
+SLICE_BYTES = 16 << 20
+"""What a slice should have: it is one message, and becomes one file."""
 SLICES_MAX = 4_096
 UNKNOWN_SLICES = 16
 TASK_BYTES_MIN = 64 << 20

@@ -252,8 +252,9 @@ class NodeDriver:
                 self._worker.do(lambda: self._read_slice(effect))
             case LinkRows():
                 self._worker.do(lambda: self._link_rows(effect))
-            case ShelveSlice():
-                self._shelver.do(lambda: self._shelve_slice(effect))
+            case ShelveSlice(partition=partition, incarnation=incarnation):
+                collected = self.store.view(partition, incarnation).collected
+                self._shelver.do(lambda: self._shelve_slice(effect, collected))
             case Surprise(partition=partition, what=what):
                 self.surprises[what] += 1
                 self.log("SURPRISE", partition=partition, what=what)
@@ -297,7 +298,9 @@ class NodeDriver:
         rows.digest()  # here, where nobody waits for it
         self.deliver(SliceRead(effect.ticket, rows, through))
 
-    def _shelve_slice(self, effect: ShelveSlice) -> None:
+    def _shelve_slice(self, effect: ShelveSlice, collected: int) -> None:
+        if self.is_over:
+            return
         record = self.brain.topology.partitions.get(effect.partition)
         held = slice_of(WHOLE if record is None else record.range, effect.slice, effect.slices)
         rest, problem = Bundle(), ""
@@ -305,7 +308,7 @@ class NodeDriver:
             rows = [rows for rows in effect.rows if isinstance(rows, Bundle)]
             place = (effect.partition, effect.incarnation)
             least = self.settings.participant.shelved_bytes
-            rest = self.store.shelve(place, rows, held, effect.digest, least)
+            rest = self.store.shelve(place, rows, held, effect.digest, collected, least)
         except Exception as error:
             self.log("a slice was not stored", partition=effect.partition, error=repr(error))
             problem = f"the slice was not stored: {error}"

@@ -259,8 +259,10 @@ class NodeProcess(Process):
             case LinkRows():
                 self._link_rows(effect)
             case ShelveSlice():
-                slow = 0.01 * self.world.dice.random()
-                self.world.schedule(slow, self.deliver, self.run, _Later(self._shelve, effect))
+                dice = self.world.dice
+                slow = 3.0 if dice.random() < 0.1 else 0.01
+                delay = slow * dice.random()
+                self.world.schedule(delay, self.deliver, self.run, _Later(self._shelve, effect))
             case MakeCommit(commit=commit):
                 self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
             case Surprise(partition=partition, what=what):

@@ -199,7 +199,8 @@ class StoredDisk(Disk):
         self.store.sync()
         Disk.sync(self, FOREVER, node)
         digest = sum(some.digest() for some in rows)
-        self.store.shelve((change.partition, change.incarnation), rows, WHOLE, digest)
+        place = (change.partition, change.incarnation)
+        self.store.shelve(place, rows, WHOLE, digest, self.store.view(*place).collected)
         super().shelve(change, node)
 
     def sync(self, ticket: int, node: str) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
-from limosa.errors import BadInput, UnusableFile
+from limosa.errors import BadInput
 from limosa.storage import compaction
 from limosa.storage.manifest import Manifest
 from limosa.storage.merge import is_sorted, newest
@@ -74,7 +74,7 @@ def shelve(
             given[name] = TableView(newer(known.table, batch.table) if known else batch.table)
             batches.setdefault(name, []).append(batch)
     written: dict[str, list[Ranged]] = {}
-    with shelf.given_up_files():
+    with shelf.given_up_files(target):
         for name, view in given.items():
             written[name] = []
             for run in _runs(batches[name]):
@@ -88,10 +88,9 @@ def shelve(
             ranged.digest(given[name].table) for name in written for ranged in written[name]
         )
         if left.digest() + found != digest:
-            raise UnusableFile("copied rows do not have their digest", "copy them again")
-    if not any(written.values()) or _put(shelf, target, resting, given, written, 0):
-        return left
-    return None
+            raise BadInput("copied rows that do not have their digest", "copy them again")
+        is_put = not any(written.values()) or _put(shelf, target, resting, given, written, 0)
+        return left if is_put else None
 
 
 def _runs(batches: Sequence[Batch]) -> list[list[Batch]]:

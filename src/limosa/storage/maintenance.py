@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 from msgspec import structs
 
-from limosa.core.model.keys import WHOLE, TokenRange
-from limosa.errors import UnusableFile, VolumeFailed
+from limosa.core.model.keys import WHOLE, Position, TokenRange
+from limosa.errors import BadInput, UnusableFile, VolumeFailed
 from limosa.storage import compaction
 from limosa.storage.adoption import link, shelve
 from limosa.storage.compaction import Job
@@ -122,6 +122,7 @@ class Maintenance:
         rows: Sequence[Bundle],
         held: TokenRange,
         digest: int,
+        collected: Position,
         least: int,
     ) -> Bundle:
         """Give a replica copied rows of a range; they are at rest afterwards, but for those that
@@ -133,12 +134,15 @@ class Maintenance:
 
         def attempt() -> bool:
             nonlocal left
+            if target.view.collected > collected:
+                raise BadInput("copied rows from before a collection", "copy them again")
             left = shelve(target, self._shelf, rows, held, digest, least)
             return left is not None
 
         with self._busy:
             while not self._or_fail(attempt):
                 self._or_fail(lambda: self._flush(target))
+            self._shelf.remove_unnamed(target)
         assert left is not None
         return left
 
@@ -191,7 +195,7 @@ class Maintenance:
             tables = replica.view.tables
         self._files.make_directory(self._shelf.path(replica))
         self._files.sync_directory(f"{self._volume.directory}/replicas")
-        with self._shelf.given_up_files():
+        with self._shelf.given_up_files(replica):
             made = {name: self._write_frozen(replica, view) for name, view in tables.items()}
             self._files.sync_directory(self._shelf.path(replica))
         # The manifest must not be ahead of the log: entries that it counts as committed are there.
@@ -314,7 +318,7 @@ class Maintenance:
         view: TableView,
         job: Job,
     ) -> None:
-        with self._shelf.given_up_files():
+        with self._shelf.given_up_files(replica):
             if view.table.kind == "stream":
                 made = self._join(replica, view, job)
             else:

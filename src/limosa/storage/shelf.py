@@ -12,7 +12,13 @@ from xxhash import xxh3_64_hexdigest
 from limosa.core.model.keys import TokenRange
 from limosa.errors import UnusableFile
 from limosa.storage.log import file_name
-from limosa.storage.manifest import MANIFEST, Manifest, directory_of, write_manifest
+from limosa.storage.manifest import (
+    MANIFEST,
+    Manifest,
+    directory_of,
+    read_manifest,
+    write_manifest,
+)
 from limosa.storage.replica import StoredReplica
 from limosa.storage.rows import Batch
 from limosa.storage.schema import Table
@@ -64,15 +70,25 @@ class Shelf:
         return f"{xxh3_64_hexdigest(home.encode())}-{number}.{why}.segment"
 
     @contextmanager
-    def given_up_files(self) -> Iterator[None]:
+    def given_up_files(self, replica: StoredReplica) -> Iterator[None]:
         """Files that no manifest names yet; if they are given up, they take no room."""
         self._making = []
         try:
             yield
-        except (OSError, UnusableFile):
+        except Exception:
+            named = self._named_on_disk(replica)
             for path in self._making:
-                self.files.remove(path)
+                if path.rsplit("/", 1)[1] not in named:
+                    self.files.remove(path)
             raise
+
+    def _named_on_disk(self, replica: StoredReplica) -> set[str]:
+        """A manifest may have got there, though what came after it failed."""
+        try:
+            manifest = read_manifest(self.files, self.path(replica))
+        except (OSError, UnusableFile):
+            return set()
+        return {each.file for table in manifest.tables for each in table.segments}
 
     def put_manifest(self, replica: StoredReplica, manifest: Manifest) -> None:
         write_manifest(self.files, self.path(replica), MANIFEST, manifest)

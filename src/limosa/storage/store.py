@@ -273,15 +273,17 @@ class Store:
         rows: Sequence[Bundle],
         held: TokenRange,
         digest: int,
+        collected: Position = 0,
         least: int = 0,
     ) -> Bundle:
         """Give a replica copied rows of a range, past the log; they are durable afterwards.
 
-        Nothing is given whose digest is another one once it lies there. Rows that would make a file
-        of less than so many bytes are given back.
+        Nothing is given whose digest is another one once it lies there, or if tombstones were
+        collected behind `collected`: they may be gone that hide some of it. Rows that would make a
+        file of less than so many bytes are given back.
         """
         disk, replica = self._replica(target)
-        return disk.maintenance.shelve(replica, rows, held, digest, least)
+        return disk.maintenance.shelve(replica, rows, held, digest, collected, least)
 
     def can_link(self, source: ReplicaKey, target: ReplicaKey) -> bool:
         """On one file system: elsewhere the bytes would be copied, which holds others up."""

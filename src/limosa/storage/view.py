@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -134,6 +134,31 @@ def shown(table: Table, present: Table, columns: pa.RecordBatch) -> pa.RecordBat
     return table.widen(newer(table, present).widen(columns))
 
 
+Settled: TypeAlias = tuple[list[int], list[tuple[int, Segment]]]
+
+
+class Order:
+    """Settled segments, by where they begin, and where each ends: at most one of them has a token.
+
+    Views of one table share it, as a write changes none of its segments.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[Ranged, ...], Settled] = ((), ([], []))
+
+    def of(self, segments: tuple[Ranged, ...]) -> Settled:
+        known, settled = self._known
+        if known is not segments:
+            found = [ranged for ranged in segments if ranged.level == SETTLED]
+            found.sort(key=lambda ranged: ranged.held.start)
+            starts = [ranged.held.start for ranged in found]
+            settled = (starts, [(ranged.held.end, ranged.segment) for ranged in found])
+            self._known = (segments, settled)
+        return settled
+
+
 class TableView(Struct, frozen=True, dict=True):
     """One table's or stream's rows."""
 
@@ -145,6 +170,7 @@ class TableView(Struct, frozen=True, dict=True):
     next_offset: int = 0
     """Of a stream: where the next record goes."""
     filter: Filter = field(default_factory=Filter)
+    order: "Order" = field(default_factory=lambda: Order())
 
     @property
     def sources(self) -> list[Source]:
@@ -161,12 +187,8 @@ class TableView(Struct, frozen=True, dict=True):
         return sorted(found, key=attrgetter("max_version"), reverse=True)
 
     @cached_property
-    def _settled(self) -> tuple[list[int], list[tuple[int, Segment]]]:
-        """By where they begin, and where each ends: at most one of them has a token."""
-        found = [ranged for ranged in self.segments if ranged.level == SETTLED]
-        found.sort(key=lambda ranged: ranged.held.start)
-        starts = [ranged.held.start for ranged in found]
-        return starts, [(ranged.held.end, ranged.segment) for ranged in found]
+    def _settled(self) -> Settled:
+        return self.order.of(self.segments)
 
     def find(self, key: Sequence[Any], token: int) -> Found | None:
         """The newest row of a comparable key, a tombstone too."""

@@ -857,22 +857,36 @@ class Participant:
             self._deny(sender, message, problem)
             return
         rows = tuple(part.rows for part in sorted(parts, key=lambda part: part.number))
-        if sum(each.bytes for each in rows) >= self.settings.shelved_bytes:
+        if self._may_shelve(held, rows):
             self._shelve(held, sender, message, rows)
         elif sum(each.digest() for each in rows) != message.digest:
             self._deny(sender, message, "the digest differs")
         else:
             self._apply_slice(held, sender, message, rows)
 
+    def _may_shelve(self, held: Held, rows: tuple[Rows, ...]) -> bool:
+        """Large, and for a replica that nobody reads yet: its rows come in two steps. And every way
+        out of a stage that fills one passes a barrier, which waits for what is under way; a repair
+        ends without."""
+        record = self.topology.partitions[held.partition]
+        is_new = held.replica in routing.new_only(record)
+        return is_new and sum(each.bytes for each in rows) >= self.settings.shelved_bytes
+
     def _apply_slice(self, held: Held, sender: str, message: End, rows: tuple[Rows, ...]) -> None:
         held.producers.unite(message.producers)
-        ticket = self._when_stored(lambda now: self._landed(held, sender, message, ticket))
+        beginnings = held.beginnings
+        ticket = self._when_stored(
+            lambda now: self._landed(held, sender, message, ticket, beginnings)
+        )
         held.permits[ticket] = message.session
         self.out.append(
             ApplySlice(held.partition, held.replica.incarnation, ticket, rows, message.producers)
         )
 
     def _shelve(self, held: Held, sender: str, message: End, rows: tuple[Rows, ...]) -> None:
+        for under_way, slice, _, beginnings in self._shelving.values():
+            if under_way is held and beginnings == held.beginnings and _is_same(slice, message):
+                return  # it takes its time; asked for again, it would take even longer
         ticket = next(self._tickets)
         self._shelving[ticket] = (held, message, sender, held.beginnings)
         held.permits[ticket] = message.session
@@ -916,11 +930,12 @@ class Participant:
             return "the copy is ahead of this replica: a read would see half of a batch"
         return ""
 
-    def _landed(self, held: Held, sender: str, message: End, ticket: int) -> None:
-        """Durable. It counts only if the session is still open."""
+    def _landed(self, held: Held, sender: str, message: End, ticket: int, beginnings: int) -> None:
+        """Durable. It counts only if the session is still open, and nothing emptied it since."""
         del held.permits[ticket]
         self._changed = True
-        if not self._permit(message.partition, message.session, message.epoch):
+        permitted = self._permit(message.partition, message.session, message.epoch)
+        if not permitted or held.beginnings != beginnings:
             return
         landed = self._landed_of(held, message)
         landed.add(message.slice)
@@ -1077,6 +1092,11 @@ class Participant:
             held.trouble,
             self._size.rates.get(held.partition, (0.0, 0.0)),
         )
+
+
+def _is_same(one: End, other: End) -> bool:
+    """The same slice of the same copy, perhaps in another attempt."""
+    return (one.session, one.slices, one.slice) == (other.session, other.slices, other.slice)
 
 
 def _follow(last: Position, entries: tuple[Entry, ...]) -> bool:
