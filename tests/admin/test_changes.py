@@ -2,12 +2,15 @@
 
 import json
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
+from limosa.admin import operations
 from limosa.admin.operations import Follower, operation_of
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.changes import Remove, apply, partition_key
@@ -399,3 +402,35 @@ def test_a_coordinator_has_the_last_word(stand: Stand) -> None:
     stand.cluster.answer(row.id)
     told = operation(stand, answer)
     assert (told["state"], "n5 is alive" in told["answer"]) == ("refused", True)
+
+
+def test_more_than_can_be_followed_are_not(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "FOLLOWED_MAX", 2)
+    follower = Follower(0.0)
+    stand.service.asked = follower.add
+    for name in ("a", "b", "c"):
+        post(stand, "/v1/tables", {**TABLE, "name": name, "replicas": 1})
+    follower.look()
+    assert sum(line["event"] == "ended" for line in audit(stand)) == 2
+    assert any(what == "no longer followed" for what, _ in stand.lines)
+
+
+def test_a_follower_goes_on_whatever_happens(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(0.01)
+    stand.service.asked = follower.add
+    stand.cluster.failure = None
+    monkeypatch.setattr(operations, "operation_of", lambda cluster, row: 1 / 0)
+    post(stand, MOVE, {"to": "n4"})
+    follower.start()
+    wait_for(lambda: any(what == "the follower stumbled" for what, _ in stand.lines))
+    monkeypatch.undo()
+    post(stand, f"/v1/partitions/{FIRST}/cancel")
+    wait_for(lambda: sum(line["event"] == "ended" for line in audit(stand)) == 2)
+    follower.stop()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

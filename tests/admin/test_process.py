@@ -3,6 +3,7 @@
 import json
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -264,3 +265,14 @@ def test_it_serves_over_tls(tmp_path: Path) -> None:
         assert process.url.startswith("https://")
         answer = httpx.get(f"{process.url}/livez", verify=context, trust_env=False)
         assert answer.json() == {"status": "ok"}
+
+
+def test_a_cluster_goes_on_without_its_admin_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [sys.executable, "-c", "raise SystemExit('it broke')"]
+    monkeypatch.setattr(LocalCluster, "_admin_command", lambda self, name: broken)
+    with LocalCluster(tmp_path, 1, admin=True) as running:
+        assert "it broke" in running.admin_trouble
+        assert running.admin_url == ""
+        assert sorted(running.processes) == ["coordinator", "n1"]

@@ -31,7 +31,7 @@ def post(stand: Stand, path: str, body: Any = None, role: str = "admin") -> http
     ],
 )
 def test_the_five_routes_of_old(stand: Stand, body: dict[str, Any], wanted: RunWanted) -> None:
-    """F70: status, start with a node to add or remove or with moves, pause, resume, cancel."""
+    """Status, start with a node to add or remove or with moves, pause, resume, cancel."""
     assert stand.call("admin", "GET", f"{OLD}/status").json()["state"] == "IDLE"
     started = post(stand, f"{OLD}/start", body)
     assert started.status_code == 202
@@ -43,7 +43,7 @@ def test_the_five_routes_of_old(stand: Stand, body: dict[str, Any], wanted: RunW
 
 
 def test_the_status_tells_how_far_it_is(stand: Stand) -> None:
-    """F72: total, completed, failed and what runs now."""
+    """Total, completed, failed and what runs now."""
     told = stand.call("admin", "GET", f"{OLD}/status").json()
     assert told == {
         "state": "IDLE",

@@ -75,7 +75,7 @@ def test_the_matrix_has_no_hole() -> None:
 
 
 def test_the_rebalance_routes_of_old_are_for_administrators() -> None:
-    """F70, F71: the five, and the history."""
+    """F71: the five, and the history."""
     of_old = {path: each for _, path, each in operations() if path.startswith("/admin/")}
     names = ("status", "history", "start", "pause", "resume", "cancel")
     assert set(of_old) == {f"/admin/rebalance/{name}" for name in names}

@@ -56,5 +56,5 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 def test_nothing_that_is_sent_gets_an_answer_that_is_not_described(
     case: "schemathesis.Case[Any]", stand: Stand
 ) -> None:
-    """F70: the five routes, and all others."""
+    """Of all routes, those about runs too."""
     case.call_and_validate(headers=stand.headers("admin"))

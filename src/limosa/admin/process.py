@@ -101,7 +101,7 @@ class AdminProcess:
 
 
 def _settings_of(application: object, config: AdminConfig) -> uvicorn.Config:
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # strangers must not fill it
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
         http="h11",
