@@ -238,6 +238,35 @@ def test_a_node_is_drained_and_filled_again(typed: Typed, connection: Connection
     connection.drop_table("drained")
 
 
+def test_a_node_that_misses_a_run_catches_up(
+    typed: Typed, local: LocalCluster, connection: Connection
+) -> None:
+    """F73, S30, S31: a node that stands still while partitions change hands is not waited for once
+    its lease has ended; when it goes on it routes as all others do, and serves nothing before."""
+    expected = made(connection, "missed")
+    nodes = [node for node in local.nodes if node != "n4"]
+    moves = [
+        f"{partition}:{here[0]}:{nodes[(nodes.index(here[0]) + 1) % 3]}"
+        for partition, here in homes(connection, "missed").items()
+        if here != ["n4"]
+    ][:3]
+    local.pause("n4")
+    try:
+        ended = typed.well("rebalance", "start", *named(moves), "--wait", "--json").json
+    finally:
+        local.resume("n4")
+    assert ended["run"]["outcome"] == "done"
+    current = connection.refresh().generation
+    wait_until(lambda: connection.node_status("n4")["generation"] >= current, SECONDS)
+    generations = {connection.node_status(node)["generation"] for node in local.nodes}
+    assert len(generations) == 1
+    with Load(connection, "missed") as load:
+        time.sleep(0.5)
+    assert load.failures == []
+    assert rows_of(connection, "missed") == expected | load.written
+    connection.drop_table("missed")
+
+
 def test_the_load_is_spread_and_then_there_is_nothing_to_do(
     typed: Typed, connection: Connection
 ) -> None:

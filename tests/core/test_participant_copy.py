@@ -5,7 +5,14 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import AdvanceWatermark, ApplySlice, LinkRows, ReadSlice, ShelveSlice
+from limosa.core.effects import (
+    AdvanceWatermark,
+    AppendEntries,
+    ApplySlice,
+    LinkRows,
+    ReadSlice,
+    ShelveSlice,
+)
 from limosa.core.events import DigestTaken, Measured, RowsLinked, SliceRead, SliceShelved
 from limosa.core.machines.catalogue import (
     ALLOW,
@@ -15,7 +22,18 @@ from limosa.core.machines.catalogue import (
     STREAMING,
     WRITE_BOTH,
 )
-from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Link, Look, Probed
+from limosa.core.messages import (
+    Chunk,
+    Denied,
+    End,
+    Fetch,
+    Fetched,
+    Landed,
+    Link,
+    Look,
+    Probed,
+    Replicate,
+)
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.settings import Settings
@@ -577,3 +595,24 @@ def test_a_digest_that_can_not_be_taken_is_reported() -> None:
     stage.tell(DigestTaken(P, "t9", advance.to, None))
     known = stage.status().replicas[P][0]
     assert (known.checking, known.trouble) == (None, "unreadable")
+
+
+# --- what it costs those who write
+
+
+def work_of_a_write(record: Partition) -> tuple[int, int]:
+    """What an owner asks for because of one write: to be stored, and to be sent."""
+    effects = owner_on_stage(record).say(write(), "client")
+    return len(done(effects, AppendEntries)), len(sent(effects, Replicate))
+
+
+def test_without_a_move_a_write_costs_nothing_more_and_with_one_about_double() -> None:
+    """F54: the same work as ever, and during the dual write one replica more to write to. (What it
+    takes in time is told by `make bench NAME=move`.)"""
+    alone = replace(stable(), replicas=(A,), in_sync=(A,))
+    moved = moving(STREAMING, targets=(D,))
+    moved = replace(moved, replicas=(A,), in_sync=(A, D))
+    assert work_of_a_write(alone) == (1, 0)
+    assert work_of_a_write(moved) == (1, 1)
+    assert work_of_a_write(stable()) == (1, 2)
+    assert work_of_a_write(moving(STREAMING)) == (1, 3)

@@ -35,7 +35,7 @@ from limosa.core.model.changes import (
 )
 from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN
-from limosa.core.model.runs import Limits, RunMove, RunPlan
+from limosa.core.model.runs import IN_FLIGHT, Limits, RunMove, RunPlan
 from limosa.core.model.topology import Layout, NamedTable, Node, Zone
 from tests.core.running import OFFICE, ONE_AT_A_TIME, Cluster, move, plan
 
@@ -84,6 +84,18 @@ def test_a_beginning_is_guarded_by_all_that_it_was_computed_from() -> None:
     assert {run_move_key(run, 0), intent_key("p0"), partition_key("p0")} <= set(commit.guards)
     assert commit.guards[COORDINATOR_KEY] == OFFICE
     assert run_move_key(run, 2) not in commit.guards
+
+
+def test_as_many_are_in_flight_as_may_be_until_the_last_has_begun() -> None:
+    """F90: each that ends makes room for the next, at once."""
+    moves = [move(f"p{number}", "a", "bcd"[number % 3]) for number in range(9)]
+    cluster = running(plan(*moves, limits=Limits(2, 3)), partitions=9)
+    for ended in range(9):
+        in_flight = [each.partition for each in cluster.moves() if each.state in IN_FLIGHT]
+        assert len(in_flight) == min(3, 9 - ended)
+        cluster.complete(in_flight[0])
+        cluster.settle()
+    assert cluster.last_run().outcome == "done"
 
 
 def test_a_busy_node_does_not_block_moves_of_others() -> None:
@@ -543,7 +555,7 @@ def test_a_drain_never_ends_with_something_left_behind() -> None:
 
 
 def test_a_drain_that_fails_in_part_brings_its_nodes_back() -> None:
-    """F81, S29: membership waits for all moves."""
+    """F73, F81, S29: membership waits for all moves."""
     cluster = draining()
     cluster.complete("p0")
     for _ in range(3):
@@ -603,7 +615,7 @@ def test_a_lock_holds_what_would_begin_and_what_runs_goes_on() -> None:
 
 
 def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() -> None:
-    """F91, S74, D14: running moves end, the request is served, the run goes on."""
+    """F91, F92, S74, D14: running moves end, the request is served, the run goes on."""
     cluster = running(SERIAL)
     join = cluster.waiting("join", node=Node("e", host="h"), cluster="x")
     run = cluster.run.id

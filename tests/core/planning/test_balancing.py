@@ -347,6 +347,7 @@ def test_what_cant_be_moved_is_named_and_blocks_nothing() -> None:
 
 
 def test_nothing_goes_to_nodes_that_are_down_leaving_or_hold_no_data() -> None:
+    """F88: a node that holds no data by choice never gets a replica."""
     members = {
         **nodes("a", "b", "down"),
         "none": Node("none", tokens=False),
