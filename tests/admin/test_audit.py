@@ -1,5 +1,6 @@
 """Is what happened written down, whole and durably?"""
 
+import fcntl
 import json
 import os
 import stat
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from limosa.admin import audit
 from limosa.admin.audit import AuditLog
 from limosa.errors import UnusableFile
 
@@ -58,7 +60,7 @@ def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
     logs = [AuditLog(path), AuditLog(path)]
     threads = [
         threading.Thread(
-            target=lambda log=log: [log.write("asked", x="y" * 5000) for _ in range(20)]
+            target=lambda log=log: [log.write("asked", x="y" * 50_000) for _ in range(20)]
         )
         for log in logs
     ]
@@ -75,3 +77,17 @@ def test_what_can_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "write", lambda file, data: len(data) - 1)
     with pytest.raises(UnusableFile, match="no room"):
         AuditLog(tmp_path / "audit.ndjson").write("asked")
+
+
+def test_a_process_that_hangs_with_the_file_in_its_hand_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "LOCK_SECONDS", 0.1)
+    log = AuditLog(tmp_path / "audit.ndjson")
+    log.write("asked")
+    with log.path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UnusableFile, match="another process holds it"):
+            log.write("asked")
+    log.write("asked")
+    assert len(lines(log.path)) == 2

@@ -8,6 +8,8 @@
 Lines of one change have the same operation.
 """
 
+import errno
+import fcntl
 import os
 import threading
 import time
@@ -19,10 +21,11 @@ import msgspec
 from limosa.errors import UnusableFile
 
 FILE = "audit.ndjson"
+LOCK_SECONDS = 3.0
 
 
 class AuditLog:
-    """Several processes may write one file: each line is one write."""
+    """Several processes may write one file, one line at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,16 +49,30 @@ class AuditLog:
         is_new = not self.path.exists()
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
+            _lock(file)
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":
                 line = b"\n" + line  # after a line that a crash cut off
             if os.write(file, line) != len(line):
-                raise OSError(28, "no room for a whole line")
+                raise OSError(errno.ENOSPC, "no room for a whole line")
             os.fsync(file)
         finally:
-            os.close(file)
+            os.close(file)  # and its lock goes
         if is_new:
             _sync_directory(self.path.parent)
+
+
+def _lock(file: int) -> None:
+    """Another process has it for the time of one sync; one that hangs does not hold us up."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OSError(errno.EBUSY, "another process holds it") from None
+        time.sleep(0.002)
 
 
 def _sync_directory(path: Path) -> None:

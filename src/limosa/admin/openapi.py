@@ -105,7 +105,7 @@ def _header(what: str) -> dict[str, Any]:
 
 def statuses(route: RoleRoute) -> list[int]:
     """The problems that a route may answer with."""
-    found = {500, 503, 504}
+    found = {422, 500, 503, 504}
     dependant = route.dependant
     has_path = bool(dependant.path_params)
     if route.role != "open":
@@ -115,9 +115,7 @@ def statuses(route: RoleRoute) -> list[int]:
     if has_path or any(each.name == "table" for each in dependant.query_params):
         found.add(404)
     if route.changes or route.body_field is not None:
-        found |= {409, 422}
-    if has_path or dependant.query_params:
-        found.add(422)
+        found.add(409)
     if route.body_field is not None:
         found.add(415)
     return sorted(found)

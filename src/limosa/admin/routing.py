@@ -15,12 +15,13 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from msgspec import Struct
 from starlette.responses import Response
 
 from limosa.admin.gate import CALLER
-from limosa.admin.problems import Problem
+from limosa.admin.problems import Fault, Problem
 from limosa.admin.roles import ROLES, Role
 from limosa.admin.service import Caller
 from limosa.errors import BadInput
@@ -93,6 +94,18 @@ class RoleRoute(APIRoute):
         self.changes = self.answers is Accepted
         super().__init__(path, _in_thread(endpoint, self.changes), **options)
 
+    def _check_query(self, request: Request) -> None:
+        """A parameter that is spelled wrong must not mean all of them."""
+        known = _query_names(self.dependant)
+        unknown = sorted(set(request.query_params) - known)
+        if unknown:
+            faults = [
+                Fault(f"query.{name}"[:200], "there is no such parameter") for name in unknown
+            ]
+            advice = f"there are: {', '.join(sorted(known)) or 'none'}"
+            detail = f"{faults[0].where}: {faults[0].what}"
+            raise Problem(422, "bad-input", detail, advice, errors=faults[:20])
+
     def fits(self, path: str) -> bool:
         return self.path_regex.match(path) is not None
 
@@ -106,6 +119,7 @@ class RoleRoute(APIRoute):
             try:
                 if self.role != "open":
                     caller.must_be(self.role)
+                self._check_query(request)
                 if self.body_field is not None:
                     _check_media_type(request)
                 async with asyncio.timeout(service.settings.deadline_seconds):
@@ -117,6 +131,12 @@ class RoleRoute(APIRoute):
             return problem.response(caller.path)
 
         return handle
+
+
+def _query_names(dependant: Dependant) -> set[str]:
+    """Of a handler, and of what it depends on."""
+    names = {each.alias for each in dependant.query_params}
+    return names.union(*(_query_names(each) for each in dependant.dependencies))
 
 
 def _check_media_type(request: Request) -> None:
