@@ -163,6 +163,54 @@ def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path
         assert sum(line["event"] == "refused" for line in lines) >= 5
 
 
+def test_a_run_is_started_followed_and_looked_back_at(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """F70, F71, F72: the five routes on a real cluster; what can't be is refused at once."""
+    old = "/admin/rebalance"
+    with (
+        serving(tmp_path, connector(cluster)) as process,
+        Person(process, tmp_path, "admin") as admin,
+        Person(process, tmp_path, "operator") as operator,
+        limosa.connect(list(cluster.addresses.values()), secret=cluster.secret) as db,
+    ):
+        table = db.create_table("runs", {"id": "int64"}, "id", partitions=4, replicas=1)
+        table.write([{"id": number} for number in range(400)])
+        assert admin.get(f"{old}/status")["state"] == "IDLE"
+        for path in ("pause", "resume", "cancel"):
+            refused = admin.change("POST", f"{old}/{path}")
+            assert (refused.status_code, refused.json()["detail"]) == (409, "no run is under way")
+        homes = {
+            each["partition"]: each["owner"]
+            for each in operator.get("/v1/partitions?table=runs")["partitions"]
+        }
+        moves = [
+            {"partition": name, "from": owner, "to": "n2" if owner == "n1" else "n1"}
+            for name, owner in homes.items()
+        ]
+        assert operator.change("POST", f"{old}/start", {"moves": moves}).status_code == 403
+        planned = operator.change("POST", "/v1/runs/plan", {"moves": moves}).json()
+        assert len(planned["moves"]) == 4
+        started = admin.change("POST", f"{old}/start", {"moves": moves}, key="go")
+        ended = admin.follow(started)
+        assert (ended["state"], ended["why"]) == ("done", "")
+        again = admin.change("POST", f"{old}/start", {"moves": moves}, key="go")
+        assert again.json()["operation"] == started.json()["operation"], "and nothing moves twice"
+        (run,) = admin.get(f"{old}/history")["runs"]
+        assert (run["state"], run["total"], run["completed"], run["failed"]) == ("DONE", 4, 4, 0)
+        assert operator.get("/v1/runs/current")["state"] == "IDLE"
+        now = operator.get("/v1/partitions?table=runs")["partitions"]
+        assert all(each["owner"] != homes[each["partition"]] for each in now)
+        assert table.count() == 400
+        for body, why in (
+            ({"add_node": "n9"}, "n9 is no member"),
+            ({"moves": [{**moves[0], "partition": "never"}]}, "there is no partition never"),
+        ):
+            refused = admin.change("POST", f"{old}/start", body)
+            assert (refused.status_code, refused.json()["detail"]) == (409, why)
+        db.drop_table("runs")
+
+
 def _wait_for_end(directory: Path, count: int) -> None:
     deadline = time.monotonic() + 20
     while sum(line["event"] == "ended" for line in audit(directory)) < count:

@@ -21,6 +21,8 @@ from limosa.errors import LimosaError, UnknownTable
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
 OPEN: tuple[State, ...] = ("waiting", "running")
 TRANSITIONS = ("move", "rebuild", "volume_move", "repair")
+RUNS = ("start_run", "drain_nodes")
+STEERED = ("pause_run", "resume_run", "cancel_run")
 FOLLOWED_MAX = 1_000
 PATIENCE = 0.1
 """An operation of some age is looked at again after this share of it."""
@@ -98,7 +100,21 @@ def leads_to_transition(row: Request) -> bool:
 def operation_of(cluster: Cluster, row: Request) -> Operation:
     if leads_to_transition(row):
         return _of_transition(cluster, row)
+    if row.state == "done" and row.kind in RUNS:
+        return _of_run(cluster, row)
     return Operation(row.id, row.kind, about(row), row.state, row.answer)
+
+
+def _of_run(cluster: Cluster, row: Request) -> Operation:
+    """A run's name is made of the request's trigger; one that is forgotten has ended."""
+    name = f"r{row.trigger}"
+    run = cluster.runs(name).runs.get(name)
+    where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
+    state: State = "running"
+    if run is None or run.outcome:
+        state = "done" if run is None or run.outcome == "done" else "reverted"
+    why = "" if run is None or run.outcome in ("", "done") else f"{run.outcome}: {run.words}"
+    return Operation(row.id, row.kind, name, state, row.answer, "", why.rstrip(": "), where)
 
 
 def _of_transition(cluster: Cluster, row: Request) -> Operation:
@@ -136,6 +152,10 @@ def facts_about(cluster: Cluster, row: Request) -> Any:
             return cluster.describe(about(row))
         except UnknownTable:
             return None
+    if row.kind in RUNS:
+        return cluster.runs(f"r{row.trigger}").runs.get(f"r{row.trigger}")
+    if row.kind in STEERED:
+        return cluster.runs().rebalance
     return cluster.refresh().nodes.get(row.name)
 
 
