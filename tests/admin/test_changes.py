@@ -314,7 +314,7 @@ def test_an_operation_is_followed_until_it_has_ended(stand: Stand) -> None:
     stand.cluster.answer(stand.cluster.asked[-1].id)
     follower.look()
     ends = [line for line in audit(stand) if line["event"] == "ended"]
-    assert {line["state"] for line in ends} == {"done", "replaced"}
+    assert {line["state"] for line in ends} == {"done", "reverted"}
     assert ends[0]["after"]["id"] == FIRST
 
 

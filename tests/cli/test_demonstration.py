@@ -204,7 +204,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks i
 
 @linux
 def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    """F61: a node joins under load, and takes over partitions from their owners."""
+    """F61, F74: under load a node joins and is filled, another is drained, and one is killed."""
     with start(tmp_path, "--seconds", "6", "--pipeline", "threads", "--json") as process:
         output, errors = process.communicate(timeout=110)
     assert process.returncode == 0, errors
@@ -213,11 +213,12 @@ def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert verdict["lost"] == verdict["wrong"] == 0
     assert verdict["replicas_equal"]
     assert verdict["joined"] == "n4"
-    assert verdict["moves"] == 4
+    assert verdict["drained"] == "n1"
+    assert verdict["moves"] > 12, "some replicas to the new node, a third of all from the other"
     assert verdict["moved_megabytes"] > 0
     assert 0 < verdict["longest_hand_over_seconds"] < 5
     assert 0 < verdict["longest_pause_without_move_seconds"] <= verdict["longest_pause_seconds"]
-    assert verdict["killed"] in ("n1", "n2", "n3", "n4")
+    assert verdict["killed"] in ("n2", "n3", "n4")
     assert verdict["rows_acked"] > 0
     assert verdict["reads"] > 0
     assert f"kill -9 {verdict['killed']}" in errors

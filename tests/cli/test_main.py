@@ -19,15 +19,18 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {command} " in printed
 
 
+GROUPS = ("table", "partition", "node", "rebalance", "operations", "admin-token", "serve")
+
+
 @pytest.mark.parametrize(
     "command",
     [
-        *(
-            name
-            for name in COMMANDS
-            if name not in ("table", "partition", "node", "admin-token", "serve")
-        ),
-        *("table create", "table describe", "table drop", "node remove"),
+        *(name for name in COMMANDS if name not in GROUPS),
+        *("table create", "table describe", "table drop"),
+        *(f"node {what}" for what in ("remove", "add", "drain", "decommission", "undrain")),
+        *(f"rebalance {what}" for what in ("plan", "start", "status", "pause", "resume")),
+        *(f"rebalance {what}" for what in ("cancel", "complete", "reverse", "auto", "history")),
+        *(f"operations {what}" for what in ("list", "show", "wait", "abort", "lock", "unlock")),
         *(f"partition {what}" for what in ("move", "cancel", "complete", "reverse")),
         *("serve node", "serve coordinator", "serve admin"),
         *(f"admin-token {what}" for what in ("add", "list", "remove")),

@@ -331,7 +331,7 @@ def test_what_can_t_be_is_said_and_changes_nothing(
 def test_an_unknown_partition_is_not_explained(limosa: Limosa) -> None:
     ran = limosa("explain", "nothing-0000", "--json")
     assert ran.code == 1
-    assert "there is no partition nothing-0000" in ran.json["error"]["message"]
+    assert "there is no partition, node or run nothing-0000" in ran.json["error"]["message"]
     assert "`limosa partitions`" in ran.json["error"]["advice"]
 
 

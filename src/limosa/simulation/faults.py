@@ -247,6 +247,7 @@ def inject(world: World, partition: str, fault: str) -> None:
         return
     world.faults += 1
     world.cells.add((world.stage_name(partition), fault))
-    world.cells.add((f"rebalance {world.agreed.rebalance.state}", fault))
+    of_run = (f"rebalance {world.agreed.rebalance.state}", fault)
+    world.cells |= {of_run} & set(CELLS)
     world.tell(f"FAULT {fault}", partition)
     FAULTS[fault](world, record)
