@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from limosa.cli.durations import lasted
-from limosa.cli.following import LOOK_SECONDS, PATIENCE_SECONDS
+from limosa.cli.following import PATIENCE_SECONDS
 from limosa.cli.plans import words
 from limosa.cli.showing import count, size, tell
 from limosa.client.connection import Connection
@@ -22,6 +22,8 @@ from limosa.core.coordinator.progress import Progress
 from limosa.core.model.runs import RunMove
 from limosa.errors import OutcomeUnknown, Refused
 
+LOOK_SECONDS = 0.5
+"""Each look asks every node for all it knows."""
 BAR_WIDTH = 30
 MOVES_SHOWN = 8
 WAITS_SHOWN = 3
