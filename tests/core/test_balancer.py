@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from limosa.core.coordinator import balancer
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.memory import Memory
+from limosa.core.coordinator.requests import answer
 from limosa.core.coordinator.settings import Settings
 from limosa.core.coordinator.situating import (
     BYTES_PER_SECOND,
@@ -73,15 +74,9 @@ def test_the_most_loaded_node_gives_and_the_least_loaded_one_takes() -> None:
     assert 0 < len(request.run.moves) < 8
     assert "a has" in request.run.why
     cluster.commit(commit)
-    cluster.commit(requests_answer(cluster, request))
+    cluster.commit(answer(cluster.view(), request))
     assert cluster.rebalance() == "running"
     assert cluster.looks() is None, "one at a time"
-
-
-def requests_answer(cluster: Cluster, request: Request) -> Commit:
-    from limosa.core.coordinator.requests import answer
-
-    return answer(cluster.view(), request)
 
 
 @pytest.mark.parametrize(

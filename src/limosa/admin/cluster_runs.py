@@ -4,7 +4,7 @@ from limosa.admin.cluster import Cluster
 from limosa.admin.looking import volume_on
 from limosa.admin.runs import MoveFacts, Plan, RunFacts, RunStatus, RunWanted
 from limosa.client import rebalancing
-from limosa.core.coordinator import run_requests
+from limosa.core.coordinator import proposing, run_requests
 from limosa.core.coordinator.progress import progress
 from limosa.core.coordinator.view import View
 from limosa.core.model.intent import Placement, Request, RequestKind
@@ -58,11 +58,11 @@ class ClusterRuns:
     def _planned(self, view: View, wanted: RunWanted) -> RunPlan:
         if wanted.add_node:
             like = RunPlan(f"fill {wanted.add_node}")
-            return rebalancing.filling(view, [wanted.add_node], like)[1]
+            return proposing.filling(view, [wanted.add_node], like)[1]
         if wanted.remove_node:
             name = wanted.remove_node
             like = RunPlan(f"decommission {name}", drains=(name,), decommission=True)
-            return rebalancing.planned(view, like)[1]
+            return proposing.planned(view, like)[1]
         topology = view.agreed.topology
         moves = tuple(
             PlannedMove(

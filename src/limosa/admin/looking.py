@@ -7,19 +7,18 @@ say; a coordinator is not needed.
 import time
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
 from limosa.admin.cluster import Cluster
-from limosa.admin.overview import NODES_AT_ONCE
+from limosa.client.rebalancing import ask_all
 from limosa.core.coordinator.explaining import Explanation, explain
 from limosa.core.coordinator.view import View
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology, report_key
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Partition, Replica
-from limosa.errors import IllegalRequest, LimosaError
+from limosa.errors import IllegalRequest
 
 LOOKS_MAX = 3
 
@@ -53,26 +52,6 @@ def gather(connection: Cluster, partition: str) -> View:
             break
     now = time.time()
     return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
-
-
-def ask_all(connection: Cluster, nodes: list[str], partition: str) -> dict[str, Status]:
-    """Who is not in the answer did not answer."""
-    statuses: dict[str, Status] = {}
-    if any(node not in connection.topology.nodes for node in nodes):
-        connection.refresh()
-    known = [node for node in nodes if node in connection.topology.nodes]
-
-    def ask(node: str) -> None:
-        try:
-            status = connection.node_facts(node, partition)
-        except LimosaError:
-            return
-        if status is not None:
-            statuses[node] = status
-
-    with ThreadPoolExecutor(NODES_AT_ONCE) as pool:
-        list(pool.map(ask, known))
-    return statuses
 
 
 # --- how it ended

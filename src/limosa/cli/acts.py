@@ -14,8 +14,9 @@ from msgspec import Struct
 
 from limosa.cli.run_following import copied_words, moves_words
 from limosa.client.connection import Connection
-from limosa.client.rebalancing import filling, look, planned, progress_of
+from limosa.client.rebalancing import look, progress_of
 from limosa.core.coordinator.progress import Progress
+from limosa.core.coordinator.proposing import filling, planned
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster

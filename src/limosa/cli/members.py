@@ -23,7 +23,8 @@ from limosa.cli.rebalance import Wait, begin
 from limosa.cli.showing import print_json, tell
 from limosa.client.connection import Connection
 from limosa.client.discovery import LOCAL, find_local
-from limosa.client.rebalancing import filling, look, planned
+from limosa.client.rebalancing import look
+from limosa.core.coordinator.proposing import filling, planned
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import BadInput, IllegalRequest, Refused

@@ -25,8 +25,9 @@ from limosa.cli.run_following import COLUMNS, Watching, follow, lines_of, row_of
 from limosa.cli.run_following import facts as progress_facts
 from limosa.cli.showing import count, print_json, print_table, size, tell
 from limosa.client.connection import Connection
-from limosa.client.rebalancing import look, planned, progress_of
+from limosa.client.rebalancing import look, progress_of
 from limosa.core.coordinator.progress import Progress, progress
+from limosa.core.coordinator.proposing import planned
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.intent import Request, RequestKind
 from limosa.core.model.runs import IN_FLIGHT, Policy, Run, RunPlan
