@@ -161,12 +161,6 @@ class AgreedRead(Struct, frozen=True, gc=False):
     agreed: Agreed
 
 
-class CommitAnswered(Struct, frozen=True, gc=False):
-    """A commit was made, or its guard was stale."""
-
-    made: bool
-
-
 class Compared(Struct, frozen=True, gc=False):
     """The rows that were compared differ in this: some of them in words, and how many more."""
 
@@ -204,6 +198,4 @@ NodeEvent: TypeAlias = (
     | CollectionDue
     | Measured
 )
-CoordinatorEvent: TypeAlias = (
-    Received | Ticked | AgreedRead | CommitAnswered | Compared | Elected | Deposed
-)
+CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | Compared | Elected | Deposed

@@ -17,7 +17,6 @@ from limosa.core.coordinator.settings import Settings
 from limosa.core.effects import Compare, Effect, Explain, MakeCommit, Send, StartCopy
 from limosa.core.events import (
     AgreedRead,
-    CommitAnswered,
     Compared,
     CoordinatorEvent,
     Deposed,
@@ -27,7 +26,7 @@ from limosa.core.events import (
 )
 from limosa.core.messages import Look, Message
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, merged, united
-from limosa.core.model.keys import NodeId
+from limosa.core.model.keys import NodeId, Revision
 from limosa.core.model.reports import Pipeline
 from limosa.core.model.topology import CoordinatorLease
 from limosa.errors import LimosaError, StaleGuard
@@ -150,35 +149,34 @@ class CoordinatorDriver:
             asked: list[Commit] = []
             while not self._commits.empty():
                 asked.append(self._commits.get())
+        generation = 0
         while asked:
             together, asked = merged(asked)
-            self._commit(store, together)
-        agreed = store.read()
-        self._tell_nodes(agreed)
-        self.deliver(AgreedRead(agreed))
-        self.deliver(CommitAnswered(True))
+            generation = max(generation, self._commit(store, together))
+        if generation:
+            self._tell_nodes(generation)
+        self._watcher.look()
 
-    def _tell_nodes(self, agreed: Agreed) -> None:
+    def _tell_nodes(self, generation: Revision) -> None:
         """They would see it by themselves, a little later; a hand-over is as long as that."""
-        holder = agreed.coordinator
-        if holder is None or (holder.holder, holder.lease) != (self.name, self._lease):
-            return  # whoever is in office now is the one whom nodes should tell
-        look = Look(agreed.topology.generation)
-        for node in agreed.leases:
+        look = Look(generation)
+        for node in self.brain.agreed.leases:
             self.peers.send(node, look)
 
-    def _commit(self, store: AgreedStore, together: list[Commit]) -> None:
-        """All at once; if one of them is stale, each for itself."""
+    def _commit(self, store: AgreedStore, together: list[Commit]) -> Revision:
+        """All at once; if one of them is stale, each for itself. The generation that came of it;
+        0: the topology is as it was."""
+        union = united(together)
         try:
-            store.commit(united(together))
-            for commit in together:
-                self.log("committed", why=commit.why)
+            revision = store.commit(union)
         except StaleGuard as error:
             if len(together) == 1:
                 self.log("stale", why=together[0].why, keys=error.keys)
-                return
-            for commit in together:
-                self._commit(store, [commit])
+                return 0
+            return max([self._commit(store, [commit]) for commit in together])
+        for commit in together:
+            self.log("committed", why=commit.why)
+        return revision if union.touches_topology() else 0
 
     # --- office
 

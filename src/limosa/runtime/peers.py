@@ -60,6 +60,28 @@ class Dialer:
         )
 
 
+class _Line:
+    """To one node: one stream after the other, each understood by what was said on it."""
+
+    def __init__(
+        self, dialer: Dialer, node: str, address: str, received: Callable[[str, Message], None]
+    ) -> None:
+        self._dialer = dialer
+        self._node = node
+        self._address = address
+        self._received = received
+        self._decoder: Decoder
+
+    def open(self) -> Stream:
+        self._decoder = Decoder(lambda fingerprint: None, trusted=True)
+        return self._dialer.open(self._node, self._address)
+
+    def hear(self, frame: pa.Buffer) -> None:
+        for message in self._decoder(frame):
+            if isinstance(message, Message) and not isinstance(message, Goodbye):
+                self._received(self._node, message)
+
+
 class Peers:
     """Everybody whom this process can say something to."""
 
@@ -120,19 +142,10 @@ class Peers:
                 threading.Thread(target=known[1].close, daemon=True).start()
             if not address or self._closed:
                 return None
-            decoder = Decoder(lambda fingerprint: None, trusted=True)
-            outbound = Outbound(
-                node,
-                lambda: self._dialer.open(node, address),
-                lambda frame: self._hear(node, decoder, frame),
-            )
+            line = _Line(self._dialer, node, address, self._received)
+            outbound = Outbound(node, line.open, line.hear)
             self._outbound[node] = (address, outbound)
             return outbound
-
-    def _hear(self, node: str, decoder: Decoder, frame: pa.Buffer) -> None:
-        for message in decoder(frame):
-            if isinstance(message, Message) and not isinstance(message, Goodbye):
-                self._received(node, message)
 
     def close(self) -> None:
         with self._lock:

@@ -20,7 +20,6 @@ from limosa.core.messages import (
     Found,
     Message,
     Read,
-    ReplicaStatus,
     Replicate,
     Status,
     Write,
@@ -29,6 +28,7 @@ from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, Token
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
 from limosa.errors import BadInput, InvalidSchema, LimosaError
+from limosa.runtime.statuses import StatusHearer, StatusNews, StatusTeller
 from limosa.storage.records import Bodies, LoggedEntry, Part, log_entries, stored_schema, unpack
 from limosa.storage.rows import Batch, Bundle
 from limosa.storage.schema import Table
@@ -179,25 +179,6 @@ class _End(_Wire, frozen=True, tag="End"):
     producers: ProducersValue
 
 
-class _Digest(_Wire, frozen=True):
-    partition: str
-    place: int
-    session: SessionId
-    at: Position
-    digest: str
-
-
-class _Status(_Wire, frozen=True, tag="Status"):
-    node: str
-    lease: LeaseId
-    sequence: int
-    generation: Revision
-    busy: dict[str, Revision]
-    replicas: dict[str, tuple[ReplicaStatus, ...]]
-    free_bytes: dict[str, int]
-    digests: tuple[_Digest, ...]
-
-
 _Any: TypeAlias = (
     _Write
     | _Read
@@ -225,7 +206,7 @@ _Any: TypeAlias = (
     | messages.Seal
     | messages.Verify
     | messages.DropReplica
-    | _Status
+    | StatusNews
 )
 
 
@@ -296,6 +277,7 @@ class Encoder:
         self._alone = alone
         """Is there nothing else that the sender waits for?"""
         self._told: set[int] = set()
+        self._tell_status = StatusTeller()
 
     def __call__(self, said: Sequence[Message]) -> bytes:
         definitions: list[bytes] = []
@@ -307,7 +289,12 @@ class Encoder:
             return table.fingerprint
 
         bodies = Bodies(schema_of)
-        packed = tuple(_pack(message, bodies, schema_of) for message in said)
+        packed = tuple(
+            self._tell_status(message)
+            if isinstance(message, Status)
+            else _pack(message, bodies, schema_of)
+            for message in said
+        )
         head = _Head(tuple(definitions), packed, len(packed) == 1 and self._alone())
         return frames.pack(_encoder.encode(head), bodies.pieces)
 
@@ -386,48 +373,8 @@ def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -
         case End():
             fields = structs.asdict(message)
             return _End(**{**fields, "digest": f"{message.digest:x}"})
-        case Status():
-            return _pack_status(message)
         case _:
             return message
-
-
-def _pack_status(status: Status) -> _Status:
-    replicas, digests = dict(status.replicas), []
-    for partition, known in status.replicas.items():
-        for place, each in enumerate(known):
-            if each.digest is not None:
-                session, at, digest = each.digest
-                digests.append(_Digest(partition, place, session, at, f"{digest:x}"))
-                replicas[partition] = tuple(structs.replace(r, digest=None) for r in known)
-    return _Status(
-        status.node,
-        status.lease,
-        status.sequence,
-        status.generation,
-        status.busy,
-        replicas,
-        status.free_bytes,
-        tuple(digests),
-    )
-
-
-def _unpack_status(status: _Status) -> Status:
-    replicas = status.replicas
-    for each in status.digests:
-        known = list(replicas[each.partition])
-        digest = (each.session, each.at, int(each.digest, 16))
-        known[each.place] = structs.replace(known[each.place], digest=digest)
-        replicas[each.partition] = tuple(known)
-    return Status(
-        status.node,
-        status.lease,
-        status.sequence,
-        status.generation,
-        status.busy,
-        replicas,
-        status.free_bytes,
-    )
 
 
 def _without_tokens(rows: object) -> Bundle:
@@ -456,6 +403,7 @@ class Decoder:
         self._head_bytes_max = frames.HEAD_BYTES_MAX if trusted else CLIENT_HEAD_BYTES_MAX
         self._learned: dict[int, Table] = {}
         self._required: dict[int, tuple[int, ...]] = {}
+        self._hear_status = StatusHearer()
         self.alone = False
         """Of the last frame: its sender waits for nothing else."""
 
@@ -535,8 +483,8 @@ class Decoder:
             case _End():
                 fields = structs.asdict(message)
                 return End(**{**fields, "digest": int(message.digest, 16)})
-            case _Status():
-                return _unpack_status(message)
+            case StatusNews():
+                return self._hear_status(message)
             case _:
                 return message  # type: ignore[no-any-return]
 

@@ -32,7 +32,6 @@ from limosa.core.effects import (
 )
 from limosa.core.events import (
     AgreedRead,
-    CommitAnswered,
     Compared,
     Deposed,
     DigestTaken,
@@ -425,9 +424,8 @@ class CoordinatorProcess(Process):
         self.call(lambda: self.world.commit(commit, self.name), self._committed)
 
     def _committed(self, answer: tuple[bool, Agreed]) -> None:
-        made, agreed = answer
+        _, agreed = answer
         self._handle(AgreedRead(agreed))
-        self._handle(CommitAnswered(made))
 
     def _keep_office(self) -> None:
         if self._lease is None:

@@ -70,7 +70,7 @@ class Attention:
             self._new.update(dict.fromkeys(self._changing(agreed)))
         for partition, said in after.replicas.items():
             known = before.replicas.get(partition, ())
-            if known == said:
+            if known is said or known == said:
                 continue
             if differ(known, said) or (self._is_unsettled(partition) and grew(known, said)):
                 self._new[partition] = None

@@ -91,7 +91,7 @@ class Coordinator:
                 self._memory.compared(partition, session, event.differences, event.more)
                 self._attention.draw_to(partition)
             case _:
-                pass  # time went by, or a commit was answered: look again
+                pass  # time went by: look again
         if not self._in_office():
             return []
         return [*self._look(now), *self._decide(now, wall)]

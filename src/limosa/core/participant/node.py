@@ -99,7 +99,7 @@ AHEAD_MAX = 255
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
 """However many replicas there are, each keeps so much of its log."""
-STATUS_SECONDS_EACH = 0.0001
+STATUS_SECONDS_EACH = 0.00002
 _STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
 
 

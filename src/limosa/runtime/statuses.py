@@ -1,0 +1,123 @@
+"""How does a status travel? As what changed since the one before it on the same link.
+
+A node of a thousand replicas tells of its status at every step of a move, and next to nothing in it
+is new. A link loses nothing as long as it lasts, and the first status on it is whole: so what is
+put together at its other end is the very status that the node had.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from limosa.core.messages import ReplicaStatus, Status
+from limosa.core.model.keys import LeaseId, PartitionId, Position, Revision, SessionId
+from limosa.errors import BadInput
+
+WHOLE: Final = -1
+
+
+class Digest(Struct, frozen=True, array_like=True):
+    """It has more bits than a number in msgpack."""
+
+    partition: PartitionId
+    place: int
+    session: SessionId
+    at: Position
+    digest: str
+
+
+class StatusNews(Struct, frozen=True, array_like=True, tag="Status"):
+    """A status, and of its replicas those that are not as they were in an earlier one."""
+
+    node: str
+    lease: LeaseId
+    sequence: int
+    generation: Revision
+    busy: dict[str, Revision]
+    replicas: dict[str, tuple[ReplicaStatus, ...]]
+    free_bytes: dict[str, int]
+    digests: tuple[Digest, ...]
+    after: int = WHOLE
+    """The sequence of that earlier one."""
+    gone: tuple[str, ...] = ()
+
+
+class StatusTeller:
+    """At a link's near end: knows what was said on it."""
+
+    def __init__(self) -> None:
+        self._last: Status | None = None
+
+    def __call__(self, status: Status) -> StatusNews:
+        before, self._last = self._last, status
+        if before is None or before.lease != status.lease:
+            return _news(status, status.replicas)
+        old, new = before.replicas, status.replicas
+        changed = {name: known for name, known in new.items() if old.get(name) != known}
+        gone = tuple(name for name in old if name not in new)
+        return _news(status, changed, before.sequence, gone)
+
+
+class StatusHearer:
+    """At a link's far end: the same statuses again."""
+
+    def __init__(self) -> None:
+        self._last: Status | None = None
+
+    def __call__(self, news: StatusNews) -> Status:
+        replicas = _replicas(news)
+        if news.after != WHOLE:
+            before = self._last
+            if before is None or (before.lease, before.sequence) != (news.lease, news.after):
+                raise BadInput("news of a status that was not heard", "connect again")
+            replicas = {**before.replicas, **replicas}
+            for name in news.gone:
+                replicas.pop(name, None)
+        self._last = Status(
+            news.node,
+            news.lease,
+            news.sequence,
+            news.generation,
+            news.busy,
+            replicas,
+            news.free_bytes,
+        )
+        return self._last
+
+
+def _news(
+    status: Status,
+    replicas: dict[PartitionId, tuple[ReplicaStatus, ...]],
+    after: int = WHOLE,
+    gone: tuple[str, ...] = (),
+) -> StatusNews:
+    plain, digests = dict(replicas), []
+    for partition, known in replicas.items():
+        for place, each in enumerate(known):
+            if each.digest is not None:
+                session, at, digest = each.digest
+                digests.append(Digest(partition, place, session, at, f"{digest:x}"))
+                plain[partition] = tuple(replace(r, digest=None) for r in known)
+    return StatusNews(
+        status.node,
+        status.lease,
+        status.sequence,
+        status.generation,
+        status.busy,
+        plain,
+        status.free_bytes,
+        tuple(digests),
+        after,
+        gone,
+    )
+
+
+def _replicas(news: StatusNews) -> dict[PartitionId, tuple[ReplicaStatus, ...]]:
+    replicas = dict(news.replicas)
+    for each in news.digests:
+        known = list(replicas[each.partition])
+        digest = (each.session, each.at, int(each.digest, 16))
+        known[each.place] = replace(known[each.place], digest=digest)
+        replicas[each.partition] = tuple(known)
+    return replicas
