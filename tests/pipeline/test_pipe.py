@@ -390,6 +390,36 @@ def test_the_bandwidth_is_kept_to(nodes: Nodes) -> None:
     assert time.monotonic() - began >= (slices - pipe.AT_ONCE - 1) / per_second
 
 
+def test_slices_do_not_come_in_bursts(nodes: Nodes) -> None:
+    """When their size is known, each is asked for when its turn has come, from the first one on."""
+    each = slice_bundle(0).bytes
+    slices, per_second = 8, 20
+    asked_at: list[float] = []
+
+    def note(message: Message) -> None:
+        if isinstance(message, Fetch):
+            asked_at.append(time.monotonic())
+
+    nodes.source.answer = note
+    began = time.monotonic()
+    nodes.carry(load(slices=slices, bytes=each * slices), bytes_per_second=each * per_second)
+    assert len(asked_at) == slices
+    for number, at in enumerate(asked_at):
+        assert at - began >= (number - 0.5) / per_second
+
+
+def test_what_has_landed_before_takes_no_bandwidth(nodes: Nodes) -> None:
+    for number in range(SLICES):
+        nodes.target.landed["p", number] = sorted(slice_rows(number))
+    wanted = task(nodes.all, load(bytes=SLICES << 20, again=True), bytes_per_second=1.0)
+    late = threading.Event()
+    timer = threading.Timer(20.0, late.set)
+    timer.start()
+    (carried,) = Pipe(wanted, dialer(), late.is_set).carry()
+    timer.cancel()
+    assert (carried.slices, carried.failure) == (SLICES, "")
+
+
 def test_a_pipe_that_is_told_to_stops(nodes: Nodes) -> None:
     nodes.source.answer = lost
     stopping = threading.Event()

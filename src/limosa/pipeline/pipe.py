@@ -70,6 +70,7 @@ class _Slice:
         "load",
         "missing",
         "number",
+        "paid",
     )
 
     def __init__(self, load: Load, number: int) -> None:
@@ -81,6 +82,8 @@ class _Slice:
         self.fetched = 0
         """Rows that were passed on."""
         self.bytes = 0
+        self.paid = 0
+        """Bytes that the limit of bandwidth was already told of."""
         self.missing: set[str] = {target.node for target in load.targets}
         self.is_passed_on = False
         """In the present attempt."""
@@ -143,6 +146,18 @@ class Pipe:
                 self._ask_whether_landed(slice, now)
             else:
                 self._ask(slice, now)
+            self._pay(slice, now, _slice_bytes(slice.load))
+
+    def _pay(self, slice: _Slice, now: float, size: int) -> None:
+        """So much of the bandwidth is used: another slice is begun when it is there again.
+
+        Slices pay when they are asked for, by a guess: or they would come in bursts, and whoever
+        writes meanwhile would feel each.
+        """
+        if self._task.bytes_per_second:
+            owed = (size - slice.paid) / self._task.bytes_per_second
+            self._next_at = max(self._next_at, now) + owed
+            slice.paid = size
 
     def _ask(self, slice: _Slice, now: float) -> None:
         load = slice.load
@@ -230,6 +245,7 @@ class Pipe:
             case Landed():
                 slice.missing.discard(sender)
                 if not slice.missing:
+                    self._pay(slice, now, 0)  # one that had landed before took nothing
                     self._landed(slice)
             case Denied():
                 self._denied(now, sender, slice, message.why)
@@ -240,8 +256,8 @@ class Pipe:
         slice.fetched, slice.bytes = len(rows), rows.bytes
         slice.is_passed_on = True
         slice.due = now + SILENT_SECONDS
-        if self._task.bytes_per_second:
-            self._next_at = max(self._next_at, now) + slice.bytes / self._task.bytes_per_second
+        self._pay(slice, now, slice.bytes)
+        slice.paid = 0  # what is carried again counts again
         attempt = secrets.token_hex(8)
         load = slice.load
         parts = [Bundle([batch]) for batch in rows.batches] or [Bundle()]
@@ -306,6 +322,11 @@ def _slices(loads: Iterable[Load]) -> Iterable[_Slice]:
     turns = [[_Slice(load, number) for number in range(load.first, load.last)] for load in loads]
     for turn in itertools.zip_longest(*turns):
         yield from (slice for slice in turn if slice is not None)
+
+
+def _slice_bytes(load: Load) -> int:
+    """About what one of its slices has; 0: nobody knows."""
+    return load.bytes // (load.last - load.first)
 
 
 def _key(partition: str, session: str, number: int) -> tuple[str, str, int]:

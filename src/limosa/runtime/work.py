@@ -1,8 +1,14 @@
 """Who does what takes a while? A thread of its own, one thing after the other."""
 
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+
+NICENESS = 10
+"""Digests and slices take a processor for seconds; whoever writes meanwhile comes first."""
 
 
 class Worker:
@@ -16,13 +22,24 @@ class Worker:
         self._asked.put(work)
 
     def _run(self) -> None:
+        _stand_back()
         while (work := self._asked.get()) is not None:
             try:
                 work()
             except Exception as error:
                 self._log("work failed", error=repr(error))
+            del work  # and all that it held on to: rows, and files that may be removed meanwhile
 
     def close(self) -> None:
         self._asked.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
+
+
+def _stand_back() -> None:
+    """This thread alone, where threads have a priority of their own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+            os.setpriority(os.PRIO_PROCESS, thread, min(nice, 19))

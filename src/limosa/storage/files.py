@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from limosa.errors import VolumeInUse
+from limosa.storage.mapping import mapped
 
 IOV_MAX = 1024
 
@@ -146,10 +147,7 @@ class PosixFiles:
         return PosixFile(descriptor)
 
     def read(self, path: str) -> pa.Buffer:
-        if not os.path.getsize(path):
-            return pa.py_buffer(b"")
-        with pa.memory_map(path) as mapped:
-            return mapped.read_buffer()
+        return mapped(path)
 
     def names(self, directory: str) -> list[str]:
         return sorted(os.listdir(directory))
