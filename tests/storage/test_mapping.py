@@ -36,7 +36,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_mapped_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such device|Is a directory|Invalid"):
+    with pytest.raises(OSError, match=r"device|directory|Invalid"):
         mapped(str(tmp_path))
 
 
