@@ -12,7 +12,7 @@ import pytest
 from limosa.client.connection import Connection, connect
 from limosa.errors import LimosaError
 from limosa.runtime.local import LocalCluster
-from tests.cli.running import Limosa, Ran, wait_until
+from tests.cli.running import COMMAND, Limosa, Ran, Terminal, wait_until
 
 SECONDS = 60.0
 PARTITIONS, ROWS = 12, 3_000
@@ -54,9 +54,13 @@ class Typed:
         self._local = local
 
     def __call__(self, *arguments: str) -> Ran:
+        return self._limosa(*arguments, *self.where)
+
+    @property
+    def where(self) -> tuple[str, ...]:
         addresses = [place.rpartition("//")[2] for place in self._local.addresses.values()]
         where = ("--cluster", ",".join(addresses), "--secret", str(self._local.secret))
-        return self._limosa(*arguments, *where, "--cluster-name", self._local.cluster)
+        return (*where, "--cluster-name", self._local.cluster)
 
     def well(self, *arguments: str) -> Ran:
         ran = self(*arguments)
@@ -312,6 +316,27 @@ def test_held_moves_are_completed_and_reversed_together(
     assert "no run is under way" in typed.refused("rebalance", "complete")
     assert rows_of(connection, "held") == expected
     connection.drop_table("held")
+
+
+def test_ctrl_c_on_a_terminal_leaves_the_run_going(
+    typed: Typed, local: LocalCluster, connection: Connection
+) -> None:
+    """F72: a live table of the moves in flight; Ctrl-C ends the watching, not the run."""
+    expected = made(connection, "watched")
+    way = ways(connection, "watched")[0]
+    command = ("rebalance", "start", "--move", way, "--hold", "10m")
+    shown = Terminal([*COMMAND, *command, *typed.where])
+    shown.await_text("write_both_read_new (4 of 6)", SECONDS)
+    shown.type("\x03")
+    assert shown.ended(SECONDS) == 130
+    assert "0 of 1 move" in shown.text
+    assert "The run goes on." in shown.text
+    assert shown.text.rindex("\x1b[?25h") > shown.text.rindex("\x1b[?25l"), "the cursor is back"
+    assert typed.status()["in_flight"] == 1
+    typed.well("rebalance", "complete")
+    wait_until(lambda: typed.status()["state"] == "idle", SECONDS)
+    assert rows_of(connection, "watched") == expected
+    connection.drop_table("watched")
 
 
 def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(

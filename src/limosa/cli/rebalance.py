@@ -21,8 +21,9 @@ from limosa.cli.plans import (
     move_of,
     print_plan,
 )
-from limosa.cli.run_following import COLUMNS, Watching, follow, lines_of, row_of
+from limosa.cli.run_following import COLUMNS, follow, lines_of, row_of
 from limosa.cli.run_following import facts as progress_facts
+from limosa.cli.run_watching import Watching
 from limosa.cli.showing import count, print_json, print_table, size, tell
 from limosa.client.connection import Connection
 from limosa.client.rebalancing import look, progress_of
