@@ -410,6 +410,9 @@ def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
     wait_until(lambda: len(waiting()) == 1, SECONDS)
     (operation,) = waiting()
     assert operation["kind"] == "start_run"
+    assert abs(operation["asked"] - time.time()) < SECONDS
+    assert operation["answered"] is None
+    assert " ago)" in typed.well("operations", "show", operation["id"]).text
     assert "withdrawn" in typed.well("operations", "abort", operation["id"]).text
     asking.join(SECONDS)
     assert typed("operations", "wait", operation["id"]).code == 1
@@ -420,7 +423,9 @@ def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
     started = next(
         each for each in listed if each["kind"] == "start_run" and each["state"] == "done"
     )
+    assert started["asked"] <= started["answered"] + 1.0
     assert "limosa rebalance status" in typed.well("operations", "show", started["id"]).text
+    assert "answered" in typed.well("operations", "list").text
     assert typed("operations", "wait", started["id"]).code == 0
     connection.drop_table("locked")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import Query
 from msgspec import Struct
+from msgspec.structs import replace
 
 from limosa.admin.cluster import Cluster
 from limosa.admin.looking import Wanted, ending
@@ -40,6 +41,10 @@ class OperationInBrief(Struct, frozen=True):
     state: Literal["waiting", "done", "refused"]
     """`done`: it is agreed upon. Whether a move has ended, the operation itself tells."""
     answer: str
+    asked: float
+    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
+    knows, or not yet."""
+    answered: float
 
 
 class Operation(Struct, frozen=True):
@@ -58,6 +63,10 @@ class Operation(Struct, frozen=True):
     """Of one that did not get where it was meant to."""
     next: str = ""
     """Where more is told."""
+    asked: float = 0.0
+    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
+    knows, or not yet."""
+    answered: float = 0.0
 
 
 class Operations(Struct, frozen=True):
@@ -75,12 +84,12 @@ def operations(
     """What was asked for lately, the latest first. Some 1,000 that were answered are remembered."""
     known = sorted(caller.cluster.agreed()["requests"], key=lambda each: -int(each["revision"]))
     wanted = [each for each in known if state in (None, each["state"])]
-    return Operations(
-        [
-            OperationInBrief(each["id"], each["kind"], each["about"], each["state"], each["answer"])
-            for each in wanted[:limit]
-        ]
-    )
+    return Operations([_in_brief(each) for each in wanted[:limit]])
+
+
+def _in_brief(row: dict[str, Any]) -> OperationInBrief:
+    names = ("id", "kind", "about", "state", "answer", "asked", "answered")
+    return OperationInBrief(*(row[name] for name in names))
 
 
 @routes.get("/v1/operations/{operation}", role="viewer", answers=Operation)
@@ -98,6 +107,10 @@ def leads_to_transition(row: Request) -> bool:
 
 
 def operation_of(cluster: Cluster, row: Request) -> Operation:
+    return replace(_followed(cluster, row), asked=row.asked, answered=row.answered)
+
+
+def _followed(cluster: Cluster, row: Request) -> Operation:
     if leads_to_transition(row):
         return _of_transition(cluster, row)
     if row.state == "done" and row.kind in RUNS:

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.durations import lasted, moment
 from limosa.cli.following import LOOK_SECONDS
-from limosa.cli.showing import print_json, print_table
+from limosa.cli.showing import NOTHING, print_json, print_table
 from limosa.client.connection import Connection
 from limosa.core.coordinator.requests import about
 from limosa.core.model.changes import Agreed
@@ -51,8 +52,8 @@ def list_(
         typer.echo("Nothing was asked for.")
         return
     print_table(
-        ("id", "kind", "about", "state", "answer"),
-        [(each.id, each.kind, about(each), each.state, each.answer) for each in shown],
+        ("id", "kind", "about", "state", "asked", "answered", "answer"),
+        [row_of(each) for each in shown],
     )
 
 
@@ -71,8 +72,9 @@ def show(target: Target, id: Id) -> None:
     if target.as_json:
         print_json({**facts(request), "next": next_of(request)})
         return
-    for name, value in facts(request).items():
-        typer.echo(f"{name:<10} {value}")
+    told = {**facts(request), "asked": asked_words(request), "answered": moment(request.answered)}
+    for name, value in told.items():
+        typer.echo(f"{name:<10} {value or NOTHING}")
     typer.echo(f"{'next':<10} {next_of(request)}")
 
 
@@ -159,7 +161,22 @@ def facts(request: Request) -> dict[str, Any]:
         "about": about(request),
         "state": request.state,
         "answer": request.answer,
+        "asked": request.asked or None,
+        "answered": request.answered or None,
     }
+
+
+def row_of(request: Request) -> tuple[object, ...]:
+    times = (moment(request.asked), moment(request.answered))
+    return (request.id, request.kind, about(request), request.state, *times, request.answer)
+
+
+def asked_words(request: Request) -> str:
+    """Also for how long it has waited so far."""
+    when = moment(request.asked)
+    if request.state != "waiting" or not when:
+        return when
+    return f"{when} ({lasted(max(0.0, time.time() - request.asked))} ago)"
 
 
 def find(agreed: Agreed, id: str) -> Request:

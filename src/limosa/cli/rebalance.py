@@ -1,6 +1,5 @@
 """How are many moves driven? `limosa rebalance`: plan, start, watch, pause, resume, cancel."""
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +7,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted, seconds_of
+from limosa.cli.durations import lasted, moment, seconds_of
 from limosa.cli.following import on_errors
 from limosa.cli.plans import (
     Bandwidth,
@@ -413,7 +412,7 @@ def _row(run: Run, state: str) -> tuple[object, ...]:
     totals = run.totals
     return (
         run.id,
-        datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M:%S"),
+        moment(run.started),
         lasted(run.ended - run.started) if run.outcome else None,
         run.moves,
         totals.committed if run.outcome else None,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 
 from limosa.client.discovery import LOCAL, VARIABLE, find_local
 from limosa.client.session import Session
@@ -229,7 +230,7 @@ class Connection:
 
         Returns the row that is there now under its id: another one, if the id was used before.
         """
-        return _as_request(self._session.call("ask", encode(request), ASK_SECONDS))
+        return _as_request(self._session.call("ask", encode(dated(request)), ASK_SECONDS))
 
     def request_state(self, id: str) -> Request | None:
         """A request as it was put, with its answer if there is one; None: there is none."""
@@ -237,7 +238,7 @@ class Connection:
         return _as_request(body) if body else None
 
     def _request(self, request: Request) -> Request:
-        body = self._session.call("request", encode(request), REQUEST_SECONDS)
+        body = self._session.call("request", encode(dated(request)), REQUEST_SECONDS)
         answer = _as_request(body)
         self._asked = answer.id
         return answer
@@ -397,6 +398,11 @@ def creation(
         count=0 if joins else replicas,
         min_in_sync=0 if joins else min_in_sync,
     )
+
+
+def dated(request: Request) -> Request:
+    """People see since when it waits."""
+    return replace(request, asked=time.time())
 
 
 def _as_request(body: bytes) -> Request:
