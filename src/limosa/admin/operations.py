@@ -9,6 +9,7 @@ from fastapi import Query
 from msgspec import Struct
 from msgspec.structs import replace
 
+from limosa.admin.aborting import RUNS, run_of
 from limosa.admin.cluster import Cluster
 from limosa.admin.looking import Wanted, ending
 from limosa.admin.names import LIMIT, Limit, OperationInPath
@@ -22,8 +23,8 @@ from limosa.errors import LimosaError, UnknownTable
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
 OPEN: tuple[State, ...] = ("waiting", "running")
 TRANSITIONS = ("move", "rebuild", "volume_move", "repair")
-RUNS = ("start_run", "drain_nodes")
 STEERED = ("pause_run", "resume_run", "cancel_run")
+SWITCHED = ("lock", "unlock")
 FOLLOWED_MAX = 1_000
 PATIENCE = 0.1
 """An operation of some age is looked at again after this share of it."""
@@ -120,7 +121,7 @@ def _followed(cluster: Cluster, row: Request) -> Operation:
 
 def _of_run(cluster: Cluster, row: Request) -> Operation:
     """A run's name is made of the request's trigger; one that is forgotten has ended."""
-    name = f"r{row.trigger}"
+    name = run_of(row)
     run = cluster.runs(name).runs.get(name)
     where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
     state: State = "running"
@@ -166,9 +167,13 @@ def facts_about(cluster: Cluster, row: Request) -> Any:
         except UnknownTable:
             return None
     if row.kind in RUNS:
-        return cluster.runs(f"r{row.trigger}").runs.get(f"r{row.trigger}")
+        return cluster.runs(run_of(row)).runs.get(run_of(row))
     if row.kind in STEERED:
         return cluster.runs().rebalance
+    if row.kind in SWITCHED:
+        return cluster.runs().controls
+    if row.kind == "withdraw":
+        return cluster.request_state(row.name)
     return cluster.refresh().nodes.get(row.name)
 
 
