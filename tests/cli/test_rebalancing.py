@@ -351,7 +351,13 @@ def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
     assert "off: looks every" in typed.well("rebalance", "auto").text
     before = typed.known()
     quick = ("--every", "1s", "--cooldown", "0", "--ratio", "1.5")
-    assert typed.well("rebalance", "auto", "--on", *quick).text.startswith("on: looks every 1")
+    halted = typed.well("rebalance", "auto", "--on", *quick, "--halt").text
+    assert halted.startswith("halted: ")
+    assert "\non: looks every 1" in halted
+    time.sleep(3.0)
+    assert typed.known() == before, "halted, it begins nothing, though it is on"
+    going_on = typed.well("rebalance", "auto", "--go-on", "--json").json
+    assert (going_on["enabled"], going_on["halted"]) == (True, False)
     wait_until(lambda: typed.known() != before, SECONDS)
     wait_until(lambda: len(set(map(tuple, homes(connection, "crowded").values()))) > 1, SECONDS)
     typed.well("rebalance", "auto", "--off")

@@ -280,6 +280,14 @@ def auto(
         bool | None,
         typer.Option("--on/--off", help="Whether to.", show_default="only show the policy"),
     ] = None,
+    halt: Annotated[
+        bool | None,
+        typer.Option(
+            "--halt/--go-on",
+            help="Let a run that the cluster began go no further either, until --go-on.",
+            show_default="as it is",
+        ),
+    ] = None,
     ratio: Annotated[
         float | None, typer.Option(help="How many times the least loaded node's load is too much.")
     ] = None,
@@ -293,16 +301,19 @@ def auto(
     """Let the cluster begin runs by itself, or see when it would.
 
     It moves from the most loaded node to the least loaded one, and never empties a node. Off unless
-    you switch it on.
+    you switch it on. --off lets it begin no other run; --halt also keeps the one under way, if the
+    cluster began it, from beginning more moves. Your own runs go on.
 
     \b
     Examples:
       limosa rebalance auto
       limosa rebalance auto --on
       limosa rebalance auto --on --ratio 1.5 --every 30s --cooldown 10m
+      limosa rebalance auto --halt
     """
     with target.connect() as connection:
-        policy = connection.runs().controls.policy
+        controls = connection.runs().controls
+        policy, halted = controls.policy, not controls.balancing
         changed = Policy(
             policy.enabled if on is None else on,
             policy.ratio if ratio is None else ratio,
@@ -311,9 +322,14 @@ def auto(
         )
         if changed != policy:
             connection.set_policy(changed)
+        if halt is not None and halt != halted:
+            connection.switch("set_balancing", on=not halt)
+            halted = halt
     if target.as_json:
-        print_json(to_builtins(changed))
+        print_json({**to_builtins(changed), "halted": halted})
         return
+    if halted:
+        typer.echo("halted: what the cluster began goes no further, until --go-on")
     typer.echo(
         f"{'on' if changed.enabled else 'off'}: looks every {lasted(changed.interval_seconds)}, "
         f"begins a run if a node has more than {changed.ratio:g} times the load of another, "
