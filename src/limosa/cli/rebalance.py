@@ -34,7 +34,7 @@ from limosa.core.model.runs import IN_FLIGHT, Policy, Run, RunPlan
 from limosa.errors import IllegalRequest
 
 INTERRUPTED = 130
-BALANCE = "spread the load"
+BALANCE, NAMED = "spread the load", "named moves"
 
 rebalance = typer.Typer(help="Plan and drive runs of many moves.", no_args_is_help=True)
 
@@ -106,8 +106,7 @@ def start(
     how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     with target.connect() as connection:
         if move:
-            wanted = [move_of(each) for each in move]
-            run = replace(how.plan(f"{count(len(wanted), 'move')}"), moves=tuple(wanted))
+            run = replace(how.plan(NAMED), moves=tuple(map(move_of, move)))
         else:
             _, run = planned(look(connection), how.plan(BALANCE))
         if not run.moves:
