@@ -36,6 +36,8 @@ from limosa.storage.schema import Table
 NODES = ("n1", "n2", "n3", "n4")
 ITEMS = "items"
 FIRST = "items-0000"
+ASKED, ANSWERED = 1_999_999_999.0, 2_000_000_000.0
+"""By wall clocks."""
 
 
 class FakeCluster:
@@ -96,6 +98,8 @@ class FakeCluster:
                     "kind": each.kind,
                     "state": each.state,
                     "answer": each.answer,
+                    "asked": each.asked,
+                    "answered": each.answered,
                     "about": about(each),
                     "revision": self.now.revision_of(request_key(each.id)),
                 }
@@ -140,7 +144,7 @@ class FakeCluster:
         self._misbehave()
         with self._lock:
             self.asked.append(request)
-            return self._ask(request)
+            return self._ask(replace(request, asked=ASKED))
 
     def _ask(self, request: Request) -> Request:
         if request.id not in self.now.requests:
@@ -150,7 +154,7 @@ class FakeCluster:
         return self.now.requests[request.id]
 
     def answer(self, id: str) -> None:
-        commit = answer(View(self.now, {}, 0, 0.0), self.now.requests[id])
+        commit = answer(View(self.now, {}, 0, 0.0, ANSWERED), self.now.requests[id])
         self.now = apply(self.now, commit.changes, self.now.revision + 1)
 
     def request_state(self, id: str) -> Request | None:

@@ -18,7 +18,7 @@ from limosa.core.model.intent import completed
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica, Transition
 from limosa.errors import OutcomeUnknown
-from tests.admin.fakes import FIRST, Stand
+from tests.admin.fakes import ANSWERED, ASKED, FIRST, Stand
 
 MOVE = f"/v1/partitions/{FIRST}/move"
 TABLE = {"name": "birds", "columns": {"id": "int64", "name": "string"}, "key": ["id"]}
@@ -386,8 +386,13 @@ def test_operations_are_listed_the_latest_first(stand: Stand) -> None:
     told = stand.call("viewer", "GET", "/v1/operations").json()["operations"]
     assert [each["operation"] for each in told] == [last, "make"]
     assert (told[0]["kind"], told[0]["about"], told[0]["state"]) == ("move", FIRST, "waiting")
+    assert (told[0]["asked"], told[0]["answered"]) == (ASKED, 0.0)
+    assert (told[1]["asked"], told[1]["answered"]) == (0.0, ANSWERED)
     waiting = stand.call("viewer", "GET", "/v1/operations?state=waiting&limit=5").json()
     assert [each["operation"] for each in waiting["operations"]] == [last]
+    stand.cluster.answer(last)
+    one = stand.call("viewer", "GET", f"/v1/operations/{last}").json()
+    assert (one["state"], one["asked"], one["answered"]) == ("running", ASKED, ANSWERED)
 
 
 def test_a_coordinator_has_the_last_word(stand: Stand) -> None:

@@ -211,6 +211,45 @@ def test_a_run_is_started_followed_and_looked_back_at(
         db.drop_table("runs")
 
 
+def test_a_locked_cluster_begins_nothing_and_what_waits_is_aborted(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """F87: over HTTP as from the shell; and a move that is held is given up by its operation."""
+    with (
+        serving(tmp_path, connector(cluster)) as process,
+        Person(process, tmp_path, "operator") as operator,
+        limosa.connect(list(cluster.addresses.values()), secret=cluster.secret) as db,
+    ):
+        db.create_table("held", {"id": "int64"}, "id", partitions=1, replicas=1)
+        (held,) = operator.get("/v1/partitions?table=held")["partitions"]
+        path = f"/v1/partitions/{held['partition']}/move"
+        body = {"to": "n2" if held["owner"] == "n1" else "n1", "hold_seconds": 600}
+
+        locked = operator.follow(operator.change("POST", "/v1/lock", {"why": "backup"}))
+        assert (locked["answer"], operator.get("/v1/lock")["why"]) == ("locked", "backup")
+        waiting = operator.change("POST", path, body)
+        time.sleep(1.0)
+        told = operator.get(waiting.headers["location"])
+        assert (told["state"], told["answered"]) == ("waiting", 0.0)
+        assert abs(told["asked"] - time.time()) < 30.0
+        aborted = operator.follow(operator.change("POST", f"{waiting.headers['location']}/abort"))
+        assert aborted["kind"] == "withdraw"
+        assert operator.get(waiting.headers["location"])["answer"] == "withdrawn"
+        assert operator.follow(operator.change("DELETE", "/v1/lock"))["answer"] == "unlocked"
+
+        moving = operator.change("POST", path, body)
+        where = moving.headers["location"]
+        deadline = time.monotonic() + 30
+        while operator.get(where)["stage"] != "write_both_read_new":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        late = operator.change("POST", f"{where}/abort")
+        assert late.status_code == 409, "the new replica is read by now: it is reversed instead"
+        assert operator.change("POST", path.replace("/move", "/reverse")).status_code == 202
+        assert operator.follow(moving)["state"] == "reverted"
+        db.drop_table("held")
+
+
 def _wait_for_end(directory: Path, count: int) -> None:
     deadline = time.monotonic() + 20
     while sum(line["event"] == "ended" for line in audit(directory)) < count:

@@ -1,12 +1,16 @@
 """How does a test run `limosa`, and a cluster for it?"""
 
+import fcntl
 import io
 import json
 import os
+import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -157,6 +161,51 @@ class Cluster:
     def limosa(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Another process, as from another terminal."""
         return run(self.environment, "--cluster", str(self.directory), arguments=arguments)
+
+
+class Terminal:
+    """A command that a person watches, and can press keys for."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._keys, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+        attach = ["setsid", "--ctty", "--wait"]  # so that Ctrl-C reaches it as a signal
+        self._process = subprocess.Popen(
+            [*attach, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def await_text(self, wanted: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while wanted not in self.text:
+            assert time.monotonic() < deadline, self.text
+            assert self._read() or self._process.poll() is None, self.text
+
+    def type(self, keys: str) -> None:
+        os.write(self._keys, keys.encode())
+
+    def ended(self, seconds: float) -> int:
+        """The exit code, once it is there; and the terminal is gone."""
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, self.text
+            self._read()
+        while self._read():
+            pass
+        os.close(self._keys)
+        return self._process.returncode
+
+    def _read(self) -> bool:
+        if not select.select([self._keys], [], [], 0.2)[0]:
+            return False
+        try:
+            said = os.read(self._keys, 65_536)
+        except OSError:  # nobody is at the other end any more
+            return False
+        self.text += said.decode(errors="replace")
+        return bool(said)
 
 
 def run(

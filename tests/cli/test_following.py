@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from limosa.admin.looking import Wanted, ending, leaving_replica, volume_on, wanted_of
-from limosa.cli.durations import lasted, seconds_of
+from limosa.cli.durations import lasted, moment, seconds_of
 from limosa.cli.explain import lines_of, report_line
 from limosa.cli.following import Progress, Rate, copy_words, follow, stage_words
 from limosa.client.connection import Connection
@@ -251,3 +251,9 @@ def test_a_report_is_a_line() -> None:
     assert report_line(report).endswith("move from a to d: done in 3.1 s, with a pause of 12 ms")
     mended = Report(P, "t9", "repair", "reverted", "cancelled")
     assert report_line(mended).endswith("repair: reverted: cancelled")
+
+
+def test_a_moment_is_told_as_a_clock_does_and_what_is_none_is_not() -> None:
+    assert moment(1_000_000_000.0).startswith("2001-09-")
+    for none in (0.0, -1.0, 1e300, math.inf, math.nan):
+        assert moment(none) == ""

@@ -12,7 +12,7 @@ import pytest
 from limosa.client.connection import Connection, connect
 from limosa.errors import LimosaError
 from limosa.runtime.local import LocalCluster
-from tests.cli.running import Limosa, Ran, wait_until
+from tests.cli.running import COMMAND, Limosa, Ran, Terminal, wait_until
 
 SECONDS = 60.0
 PARTITIONS, ROWS = 12, 3_000
@@ -54,9 +54,13 @@ class Typed:
         self._local = local
 
     def __call__(self, *arguments: str) -> Ran:
+        return self._limosa(*arguments, *self.where)
+
+    @property
+    def where(self) -> tuple[str, ...]:
         addresses = [place.rpartition("//")[2] for place in self._local.addresses.values()]
         where = ("--cluster", ",".join(addresses), "--secret", str(self._local.secret))
-        return self._limosa(*arguments, *where, "--cluster-name", self._local.cluster)
+        return (*where, "--cluster-name", self._local.cluster)
 
     def well(self, *arguments: str) -> Ran:
         ran = self(*arguments)
@@ -314,6 +318,27 @@ def test_held_moves_are_completed_and_reversed_together(
     connection.drop_table("held")
 
 
+def test_ctrl_c_on_a_terminal_leaves_the_run_going(
+    typed: Typed, local: LocalCluster, connection: Connection
+) -> None:
+    """F72: a live table of the moves in flight; Ctrl-C ends the watching, not the run."""
+    expected = made(connection, "watched")
+    way = ways(connection, "watched")[0]
+    command = ("rebalance", "start", "--move", way, "--hold", "10m")
+    shown = Terminal([*COMMAND, *command, *typed.where])
+    shown.await_text("write_both_read_new (4 of 6)", SECONDS)
+    shown.type("\x03")
+    assert shown.ended(SECONDS) == 130
+    assert "0 of 1 move" in shown.text
+    assert "The run goes on." in shown.text
+    assert shown.text.rindex("\x1b[?25h") > shown.text.rindex("\x1b[?25l"), "the cursor is back"
+    assert typed.status()["in_flight"] == 1
+    typed.well("rebalance", "complete")
+    wait_until(lambda: typed.status()["state"] == "idle", SECONDS)
+    assert rows_of(connection, "watched") == expected
+    connection.drop_table("watched")
+
+
 def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
     typed: Typed, connection: Connection
 ) -> None:
@@ -326,7 +351,13 @@ def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
     assert "off: looks every" in typed.well("rebalance", "auto").text
     before = typed.known()
     quick = ("--every", "1s", "--cooldown", "0", "--ratio", "1.5")
-    assert typed.well("rebalance", "auto", "--on", *quick).text.startswith("on: looks every 1")
+    halted = typed.well("rebalance", "auto", "--on", *quick, "--halt").text
+    assert halted.startswith("halted: ")
+    assert "\non: looks every 1" in halted
+    time.sleep(3.0)
+    assert typed.known() == before, "halted, it begins nothing, though it is on"
+    going_on = typed.well("rebalance", "auto", "--go-on", "--json").json
+    assert (going_on["enabled"], going_on["halted"]) == (True, False)
     wait_until(lambda: typed.known() != before, SECONDS)
     wait_until(lambda: len(set(map(tuple, homes(connection, "crowded").values()))) > 1, SECONDS)
     typed.well("rebalance", "auto", "--off")
@@ -385,6 +416,9 @@ def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
     wait_until(lambda: len(waiting()) == 1, SECONDS)
     (operation,) = waiting()
     assert operation["kind"] == "start_run"
+    assert abs(operation["asked"] - time.time()) < SECONDS
+    assert operation["answered"] is None
+    assert " ago)" in typed.well("operations", "show", operation["id"]).text
     assert "withdrawn" in typed.well("operations", "abort", operation["id"]).text
     asking.join(SECONDS)
     assert typed("operations", "wait", operation["id"]).code == 1
@@ -395,7 +429,9 @@ def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
     started = next(
         each for each in listed if each["kind"] == "start_run" and each["state"] == "done"
     )
+    assert started["asked"] <= started["answered"] + 1.0
     assert "limosa rebalance status" in typed.well("operations", "show", started["id"]).text
+    assert "answered" in typed.well("operations", "list").text
     assert typed("operations", "wait", started["id"]).code == 0
     connection.drop_table("locked")
 

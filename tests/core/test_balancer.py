@@ -263,5 +263,6 @@ def test_a_request_that_waits_can_be_withdrawn() -> None:
     assert cluster.ask("withdraw", name=waiting.id) == f"done: {waiting.id} is withdrawn"
     answered = cluster.agreed.requests[waiting.id]
     assert (answered.state, answered.answer, answered.run) == ("refused", "withdrawn", None)
+    assert answered.answered == cluster.now
     assert "was answered already" in cluster.refused("withdraw", name=waiting.id)
     assert "there is no request" in cluster.refused("withdraw", name="never")

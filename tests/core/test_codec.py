@@ -205,6 +205,11 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
         decode(data)
 
 
+def test_a_request_from_before_there_were_times_is_read() -> None:
+    old = b'{"type":"Request","id":"r","kind":"unlock","state":"done","answer":"unlocked"}'
+    assert decode(old) == Request("r", "unlock", state="done", answer="unlocked")
+
+
 def test_a_record_is_readable_json() -> None:
     read = msgspec.json.decode(encode(NodeLease("n", 3)))
     assert read == {"type": "NodeLease", "node": "n", "lease": 3}

@@ -35,6 +35,18 @@ def test_only_what_goes_to_new_nodes_fills_them() -> None:
     assert {move.target.node for move in run.moves} == {"b"}
 
 
+def test_the_figures_are_of_what_is_done() -> None:
+    """F59: four partitions on `a`: one goes to `b`, the others stay though others have nothing."""
+    view = measured().view()
+    whole, _ = planned(view, RunPlan("spread"))
+    plan, run = filling(view, ["b"], RunPlan("fill b"))
+    assert (whole.before.bytes, whole.after.bytes) == (4.0, 1.0)
+    assert (plan.before.bytes, plan.after.bytes) == (4.0, 3.0)
+    assert [(each.place.node, each.bytes) for each in plan.arrivals] == [("b", 1000)]
+    assert run.estimate is not None
+    assert run.estimate.bytes == plan.bytes == 1000
+
+
 def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
     """F60, S86, S90."""
     cluster = measured()

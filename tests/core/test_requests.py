@@ -126,6 +126,20 @@ def test_applying_an_answer_ends_the_request() -> None:
     assert after.topology == agreed.topology
 
 
+def test_when_it_was_asked_and_answered_is_written_down_and_decides_nothing() -> None:
+    """For people: `asked` stays as it came, `answered` is what the coordinator's clock shows."""
+    commits = []
+    for when, wall in ((0.0, 0.0), (7.0, 9.0), (1e300, 1.0)):
+        request = replace(MOVE, asked=when)
+        agreed = cluster(stable(), None, NODES, MEMBERS, (request,))
+        commit = requests.answer(seen(agreed, wall=wall), request)
+        answered = apply(agreed, commit.changes, 60).requests["r"]
+        assert (answered.asked, answered.answered) == (when, wall)
+        plain = Put(replace(answered, asked=0.0, answered=0.0))
+        commits.append(replace(commit, changes=(*commit.changes[:-1], plain)))
+    assert commits == commits[:1] * 3
+
+
 NO_TOKENS = tuple(Node(name, tokens=name != "d") for name in NODES)
 LEFT = tuple(Node(name, state="left" if name == "d" else "normal") for name in NODES)
 MIB = 1 << 20

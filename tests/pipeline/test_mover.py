@@ -269,3 +269,21 @@ def test_how_a_wave_ended_is_told(scene: Scene) -> None:
 def test_a_mover_that_closes_closes_its_carrier(scene: Scene) -> None:
     scene.mover.close()
     assert scene.carrier.closed
+
+
+def test_small_partitions_keep_to_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, each in a job of its own that sends all it has at once."""
+    scene = Scene(monkeypatch)
+    scene.mover.limit(50.0)
+    began = scene.now
+    for number in range(5):
+        asked = copy(f"p{number}")
+        while len(scene.jobs) <= number:
+            scene.pass_time(TICK_SECONDS, asked)
+        scene.jobs[number].land()  # 100 bytes
+        scene.pass_time(FORGOTTEN_SECONDS / 30)
+    assert scene.now - began == pytest.approx(4 * 100 / 50, abs=1.5)
+    scene.mover.limit(0.0)
+    began = scene.now
+    scene.pass_time(2.5, Q)
+    assert len(scene.jobs) == 6, "what was owed was owed to the old limit"

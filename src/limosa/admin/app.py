@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from limosa.admin import changes, health, operations, rebalance, views
+from limosa.admin import changes, controls, health, operations, rebalance, views
 from limosa.admin.gate import CALLER, Gate
 from limosa.admin.openapi import describe
 from limosa.admin.routing import ANSWERS, ROLE, RoleRoute, Routes
@@ -37,7 +37,7 @@ def bare_app(with_runs: bool) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = RoleRoute
     app.add_exception_handler(HTTPException, partial(_not_routed, app))
-    groups = [health.routes, views.routes, operations.routes, changes.routes]
+    groups = [health.routes, views.routes, operations.routes, changes.routes, controls.routes]
     if with_runs:
         groups.append(rebalance.routes)
     for group in (*groups, _description_of(app)):

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import Query
 from msgspec import Struct
+from msgspec.structs import replace
 
+from limosa.admin.aborting import RUNS, run_of
 from limosa.admin.cluster import Cluster
 from limosa.admin.looking import Wanted, ending
 from limosa.admin.names import LIMIT, Limit, OperationInPath
@@ -21,8 +23,8 @@ from limosa.errors import LimosaError, UnknownTable
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
 OPEN: tuple[State, ...] = ("waiting", "running")
 TRANSITIONS = ("move", "rebuild", "volume_move", "repair")
-RUNS = ("start_run", "drain_nodes")
 STEERED = ("pause_run", "resume_run", "cancel_run")
+SWITCHED = ("lock", "unlock")
 FOLLOWED_MAX = 1_000
 PATIENCE = 0.1
 """An operation of some age is looked at again after this share of it."""
@@ -40,6 +42,10 @@ class OperationInBrief(Struct, frozen=True):
     state: Literal["waiting", "done", "refused"]
     """`done`: it is agreed upon. Whether a move has ended, the operation itself tells."""
     answer: str
+    asked: float
+    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
+    knows, or not yet."""
+    answered: float
 
 
 class Operation(Struct, frozen=True):
@@ -58,6 +64,10 @@ class Operation(Struct, frozen=True):
     """Of one that did not get where it was meant to."""
     next: str = ""
     """Where more is told."""
+    asked: float = 0.0
+    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
+    knows, or not yet."""
+    answered: float = 0.0
 
 
 class Operations(Struct, frozen=True):
@@ -75,12 +85,12 @@ def operations(
     """What was asked for lately, the latest first. Some 1,000 that were answered are remembered."""
     known = sorted(caller.cluster.agreed()["requests"], key=lambda each: -int(each["revision"]))
     wanted = [each for each in known if state in (None, each["state"])]
-    return Operations(
-        [
-            OperationInBrief(each["id"], each["kind"], each["about"], each["state"], each["answer"])
-            for each in wanted[:limit]
-        ]
-    )
+    return Operations([_in_brief(each) for each in wanted[:limit]])
+
+
+def _in_brief(row: dict[str, Any]) -> OperationInBrief:
+    names = ("id", "kind", "about", "state", "answer", "asked", "answered")
+    return OperationInBrief(*(row[name] for name in names))
 
 
 @routes.get("/v1/operations/{operation}", role="viewer", answers=Operation)
@@ -98,6 +108,10 @@ def leads_to_transition(row: Request) -> bool:
 
 
 def operation_of(cluster: Cluster, row: Request) -> Operation:
+    return replace(_followed(cluster, row), asked=row.asked, answered=row.answered)
+
+
+def _followed(cluster: Cluster, row: Request) -> Operation:
     if leads_to_transition(row):
         return _of_transition(cluster, row)
     if row.state == "done" and row.kind in RUNS:
@@ -107,7 +121,7 @@ def operation_of(cluster: Cluster, row: Request) -> Operation:
 
 def _of_run(cluster: Cluster, row: Request) -> Operation:
     """A run's name is made of the request's trigger; one that is forgotten has ended."""
-    name = f"r{row.trigger}"
+    name = run_of(row)
     run = cluster.runs(name).runs.get(name)
     where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
     state: State = "running"
@@ -153,9 +167,13 @@ def facts_about(cluster: Cluster, row: Request) -> Any:
         except UnknownTable:
             return None
     if row.kind in RUNS:
-        return cluster.runs(f"r{row.trigger}").runs.get(f"r{row.trigger}")
+        return cluster.runs(run_of(row)).runs.get(run_of(row))
     if row.kind in STEERED:
         return cluster.runs().rebalance
+    if row.kind in SWITCHED:
+        return cluster.runs().controls
+    if row.kind == "withdraw":
+        return cluster.request_state(row.name)
     return cluster.refresh().nodes.get(row.name)
 
 

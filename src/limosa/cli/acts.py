@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from limosa.cli.run_following import copied_words, moves_words
 from limosa.client.connection import Connection
-from limosa.client.rebalancing import look, progress_of
+from limosa.client.rebalancing import look, watch
 from limosa.core.coordinator.progress import Progress
 from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.coordinator.watching import Watched
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
@@ -58,6 +59,8 @@ class Acts:
         """When nothing happened: from, to."""
         self.moving = (0.0, 0.0)
         self.doing = "nothing happens yet"
+        self.run: Watched | None = None
+        """What is under way, as it was seen last."""
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -129,10 +132,12 @@ class Acts:
         deadline = time.monotonic() + RUN_SECONDS_MAX
         while time.monotonic() < deadline:
             try:
-                found = progress_of(self._connection, run)
-                assert found is not None
+                seen = watch(self._connection, run)
+                found = seen.progress
                 if found.run.outcome:
+                    self.run = None
                     return found
+                self.run = seen
                 self.doing = f"{found.run.action}: {moves_words(found)}; {copied_words(found)}"
             except LimosaError:
                 pass  # it is asked again

@@ -4,16 +4,12 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
 from msgspec import Struct
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from limosa.cli.acts import Acts
 from limosa.cli.connecting import AsJson
@@ -28,6 +24,7 @@ from limosa.cli.demonstration import (
     fill,
     final_values,
 )
+from limosa.cli.screen import open_screen
 from limosa.cli.serve import Pipeline
 from limosa.cli.showing import print_json, tell
 from limosa.client.connection import Connection, connect
@@ -209,19 +206,20 @@ def _load(
     for worker in workers:
         worker.start()
     began = time.monotonic()
-    with _screen() as show:
+    with open_screen() as screen:
         acts = Acts(
             local,
             connection,
             seconds,
-            lambda what: show(f"{time.monotonic() - began:5.1f} s  {what}", True),
+            lambda what: screen.tell(f"{time.monotonic() - began:5.1f} s  {what}"),
         )
         acts.start()
         before = (0.0, 0, 0)
         while not acts.are_over:
             time.sleep(SHOW_SECONDS)
             passed = time.monotonic() - began
-            before = _show_rates(show, acts.doing, (writers, readers), passed, before)
+            before, rates = _rates((writers, readers), passed, before)
+            screen.show(rates, acts.doing, acts.run)
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.join(JOIN_SECONDS)]
@@ -249,46 +247,16 @@ def _judge_acts(verdict: Verdict, acts: Acts, writers: list[Worker]) -> None:
     verdict.examples += moves.failed
 
 
-def _show_rates(
-    show: Callable[[str, bool], None],
-    doing: str,
-    sides: tuple[list[Worker], list[Worker]],
-    passed: float,
-    before: tuple[float, int, int],
-) -> tuple[float, int, int]:
+def _rates(
+    sides: tuple[list[Worker], list[Worker]], passed: float, before: tuple[float, int, int]
+) -> tuple[tuple[float, int, int], str]:
     written, seen = (sum(worker.counts.rows for worker in side) for side in sides)
     period = max(0.001, passed - before[0])
-    show(
+    line = (
         f"{passed:5.1f} s  {(written - before[1]) / period:>9,.0f} rows/s acknowledged  "
-        f"{(seen - before[2]) / period:>9,.0f} rows/s read   {doing}",
-        False,
+        f"{(seen - before[2]) / period:>9,.0f} rows/s read"
     )
-    return (passed, written, seen)
-
-
-@contextmanager
-def _screen() -> Iterator[Callable[[str, bool], None]]:
-    """Events stay; rates are drawn over each other on a terminal, else a line every few seconds."""
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with Live(Text(""), console=console, transient=True) as live:
-
-            def draw(line: str, stays: bool) -> None:
-                if stays:
-                    live.console.print(line)
-                else:
-                    live.update(Text(line))
-
-            yield draw
-        return
-    shown = Counter[str]()
-
-    def say(line: str, stays: bool) -> None:
-        shown["rates"] += not stays
-        if stays or shown["rates"] % 4 == 0:
-            tell(line)
-
-    yield say
+    return (passed, written, seen), line
 
 
 def judge(verdict: Verdict, writers: list[Worker], readers: list[Worker]) -> None:

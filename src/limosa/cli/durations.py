@@ -1,6 +1,7 @@
 """How long is `10m`? A number and its unit, read and written as people do."""
 
 import re
+from datetime import datetime
 
 from limosa.errors import BadInput
 
@@ -46,3 +47,11 @@ def lasted(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def moment(at: float) -> str:
+    """`2026-11-15 18:20:26`, here; empty: nobody knows, or it is no time."""
+    try:
+        return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S") if at > 0 else ""
+    except (OverflowError, OSError, ValueError):
+        return ""

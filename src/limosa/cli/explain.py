@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from limosa.admin.looking import look_at
 from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted
+from limosa.cli.durations import lasted, moment
 from limosa.cli.following import copy_words, landed_bytes, stage_words
 from limosa.cli.rebalance import shown_run
 from limosa.cli.showing import count, print_json, print_table, size
@@ -205,7 +205,7 @@ def report_line(report: Report) -> str:
     came = [place(each) for each in report.targets if each not in report.sources]
     moved = f" from {', '.join(went)}" if went else ""
     moved += f" to {', '.join(came)}" if came else ""
-    when = datetime.fromtimestamp(report.ended).strftime("%Y-%m-%d %H:%M:%S")
+    when = moment(report.ended)
     why = f": {report.why}" if report.why else ""
     took = f" in {lasted(max(0.0, report.ended - report.began))}" if report.began else ""
     pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""

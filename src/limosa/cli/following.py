@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -95,19 +96,29 @@ def copy_words(copy: Copying, bytes_per_second: float = 0.0) -> str:
     return ", ".join(words)
 
 
-def stage_words(explanation: Explanation) -> str:
+class Staged(Protocol):
+    """What is in a stage of a transition of some kind; or of none, then that is empty."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def stage(self) -> str: ...
+
+
+def stage_words(what: Staged) -> str:
     """`streaming (3 of 6)`; on the way back it is not said how many there are."""
-    if not explanation.kind:
-        return explanation.stage
+    if not what.kind:
+        return what.stage
     forward = []
-    machine, name = MACHINES[explanation.kind], MACHINES[explanation.kind].first.name
+    machine, name = MACHINES[what.kind], MACHINES[what.kind].first.name
     names = [stage.name for stage in machine.stages]
     while name in names:
         forward.append(name)
         name = machine[name].next
-    if explanation.stage not in forward:
-        return f"{explanation.stage} (on the way back)"
-    return f"{explanation.stage} ({forward.index(explanation.stage) + 1} of {len(forward)})"
+    if what.stage not in forward:
+        return f"{what.stage} (on the way back)"
+    return f"{what.stage} ({forward.index(what.stage) + 1} of {len(forward)})"
 
 
 def on_errors() -> Console:

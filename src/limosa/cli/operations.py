@@ -5,18 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
+from limosa.admin.aborting import RUNS, aborting, run_of
 from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.durations import lasted, moment
 from limosa.cli.following import LOOK_SECONDS
-from limosa.cli.showing import print_json, print_table
-from limosa.client.connection import Connection
+from limosa.cli.showing import NOTHING, print_json, print_table
+from limosa.client.connection import request_id
 from limosa.core.coordinator.requests import about
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Request
 from limosa.errors import IllegalRequest
 
 SHOWN = 50
-RUNS = ("start_run", "drain_nodes")
-
 operations = typer.Typer(
     help="See what was asked of the cluster; take it back.", no_args_is_help=True
 )
@@ -51,8 +51,8 @@ def list_(
         typer.echo("Nothing was asked for.")
         return
     print_table(
-        ("id", "kind", "about", "state", "answer"),
-        [(each.id, each.kind, about(each), each.state, each.answer) for each in shown],
+        ("id", "kind", "about", "state", "asked", "answered", "answer"),
+        [row_of(each) for each in shown],
     )
 
 
@@ -71,8 +71,9 @@ def show(target: Target, id: Id) -> None:
     if target.as_json:
         print_json({**facts(request), "next": next_of(request)})
         return
-    for name, value in facts(request).items():
-        typer.echo(f"{name:<10} {value}")
+    told = {**facts(request), "asked": asked_words(request), "answered": moment(request.answered)}
+    for name, value in told.items():
+        typer.echo(f"{name:<10} {value or NOTHING}")
     typer.echo(f"{'next':<10} {next_of(request)}")
 
 
@@ -109,7 +110,8 @@ def abort(target: Target, id: Id) -> None:
       limosa operations abort run-0123456789abcdef
     """
     with target.connect() as connection:
-        request = aborted(connection, connection.runs(), id)
+        agreed = connection.runs()
+        request = connection.request(aborting(agreed, find(agreed, id), request_id("abort")))
     answer = {"operation": request.id, "aborts": id, "answer": request.answer}
     if target.as_json:
         print_json(answer)
@@ -159,7 +161,22 @@ def facts(request: Request) -> dict[str, Any]:
         "about": about(request),
         "state": request.state,
         "answer": request.answer,
+        "asked": request.asked or None,
+        "answered": request.answered or None,
     }
+
+
+def row_of(request: Request) -> tuple[object, ...]:
+    times = (moment(request.asked), moment(request.answered))
+    return (request.id, request.kind, about(request), request.state, *times, request.answer)
+
+
+def asked_words(request: Request) -> str:
+    """Also for how long it has waited so far."""
+    when = moment(request.asked)
+    if request.state != "waiting" or not when:
+        return when
+    return f"{when} ({lasted(max(0.0, time.time() - request.asked))} ago)"
 
 
 def find(agreed: Agreed, id: str) -> Request:
@@ -171,11 +188,6 @@ def find(agreed: Agreed, id: str) -> Request:
     return request
 
 
-def run_of(request: Request) -> str:
-    """`started as run r123`."""
-    return request.answer.rsplit(" ", 1)[-1] if request.kind in RUNS else ""
-
-
 def next_of(request: Request) -> str:
     if request.state == "waiting":
         return f"limosa operations wait {request.id}"
@@ -184,16 +196,3 @@ def next_of(request: Request) -> str:
     if request.state == "done" and request.partition:
         return f"limosa explain {request.partition}"
     return "nothing: it has ended"
-
-
-def aborted(connection: Connection, agreed: Agreed, id: str) -> Request:
-    request = find(agreed, id)
-    if request.state == "waiting":
-        return connection.withdraw(id)
-    if request.state == "done" and request.kind in RUNS:
-        return connection.change_run("cancel_run", run_of(request))
-    intent = agreed.intents.get(request.partition)
-    pending = None if intent is None else intent.pending
-    if request.state == "done" and pending is not None and pending.trigger == request.trigger:
-        return connection.change_partition("cancel", request.partition, cancels=pending.trigger)
-    raise IllegalRequest(f"{id} has ended: {request.state}, {request.answer}", "nothing to abort")

@@ -1,6 +1,5 @@
 """How are many moves driven? `limosa rebalance`: plan, start, watch, pause, resume, cancel."""
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +7,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted, seconds_of
+from limosa.cli.durations import lasted, moment, seconds_of
 from limosa.cli.following import on_errors
 from limosa.cli.plans import (
     Bandwidth,
@@ -21,8 +20,9 @@ from limosa.cli.plans import (
     move_of,
     print_plan,
 )
-from limosa.cli.run_following import COLUMNS, Watching, follow, lines_of, row_of
+from limosa.cli.run_following import COLUMNS, follow, lines_of, row_of
 from limosa.cli.run_following import facts as progress_facts
+from limosa.cli.run_watching import Watching
 from limosa.cli.showing import count, print_json, print_table, size, tell
 from limosa.client.connection import Connection
 from limosa.client.rebalancing import look, progress_of
@@ -34,7 +34,7 @@ from limosa.core.model.runs import IN_FLIGHT, Policy, Run, RunPlan
 from limosa.errors import IllegalRequest
 
 INTERRUPTED = 130
-BALANCE = "spread the load"
+BALANCE, NAMED = "spread the load", "named moves"
 
 rebalance = typer.Typer(help="Plan and drive runs of many moves.", no_args_is_help=True)
 
@@ -106,8 +106,7 @@ def start(
     how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     with target.connect() as connection:
         if move:
-            wanted = [move_of(each) for each in move]
-            run = replace(how.plan(f"{count(len(wanted), 'move')}"), moves=tuple(wanted))
+            run = replace(how.plan(NAMED), moves=tuple(map(move_of, move)))
         else:
             _, run = planned(look(connection), how.plan(BALANCE))
         if not run.moves:
@@ -280,6 +279,14 @@ def auto(
         bool | None,
         typer.Option("--on/--off", help="Whether to.", show_default="only show the policy"),
     ] = None,
+    halt: Annotated[
+        bool | None,
+        typer.Option(
+            "--halt/--go-on",
+            help="Let a run that the cluster began go no further either, until --go-on.",
+            show_default="as it is",
+        ),
+    ] = None,
     ratio: Annotated[
         float | None, typer.Option(help="How many times the least loaded node's load is too much.")
     ] = None,
@@ -293,16 +300,19 @@ def auto(
     """Let the cluster begin runs by itself, or see when it would.
 
     It moves from the most loaded node to the least loaded one, and never empties a node. Off unless
-    you switch it on.
+    you switch it on. --off lets it begin no other run; --halt also keeps the one under way, if the
+    cluster began it, from beginning more moves. Your own runs go on.
 
     \b
     Examples:
       limosa rebalance auto
       limosa rebalance auto --on
       limosa rebalance auto --on --ratio 1.5 --every 30s --cooldown 10m
+      limosa rebalance auto --halt
     """
     with target.connect() as connection:
-        policy = connection.runs().controls.policy
+        controls = connection.runs().controls
+        policy, halted = controls.policy, not controls.balancing
         changed = Policy(
             policy.enabled if on is None else on,
             policy.ratio if ratio is None else ratio,
@@ -311,9 +321,14 @@ def auto(
         )
         if changed != policy:
             connection.set_policy(changed)
+        if halt is not None and halt != halted:
+            connection.switch("set_balancing", on=not halt)
+            halted = halt
     if target.as_json:
-        print_json(to_builtins(changed))
+        print_json({**to_builtins(changed), "halted": halted})
         return
+    if halted:
+        typer.echo("halted: what the cluster began goes no further, until --go-on")
     typer.echo(
         f"{'on' if changed.enabled else 'off'}: looks every {lasted(changed.interval_seconds)}, "
         f"begins a run if a node has more than {changed.ratio:g} times the load of another, "
@@ -412,7 +427,7 @@ def _row(run: Run, state: str) -> tuple[object, ...]:
     totals = run.totals
     return (
         run.id,
-        datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M:%S"),
+        moment(run.started),
         lasted(run.ended - run.started) if run.outcome else None,
         run.moves,
         totals.committed if run.outcome else None,

@@ -2,42 +2,33 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from msgspec import to_builtins
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from limosa.cli.durations import lasted
 from limosa.cli.following import PATIENCE_SECONDS
 from limosa.cli.plans import words
-from limosa.cli.showing import count, size, tell
+from limosa.cli.showing import count, size
 from limosa.client.connection import Connection
-from limosa.client.rebalancing import progress_of
+from limosa.client.rebalancing import watch
 from limosa.core.coordinator.progress import Progress
+from limosa.core.coordinator.watching import Watched
 from limosa.core.model.runs import RunMove
 from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.5
 """Each look asks every node for all it knows."""
-BAR_WIDTH = 30
-MOVES_SHOWN = 8
-WAITS_SHOWN = 3
 
 
-def follow(connection: Connection, run: str, show: Callable[[Progress], None]) -> Progress:
+def follow(connection: Connection, run: str, show: Callable[[Watched], None]) -> Progress:
     """Until the run has ended; a cluster that does not answer for a while is asked again."""
     heard_at = time.monotonic()
     while True:
         try:
-            found = progress_of(connection, run)
-            assert found is not None
-            if found.run.outcome:
-                return found
+            found = watch(connection, run)
+            if found.progress.run.outcome:
+                return found.progress
             show(found)
             heard_at = time.monotonic()
         except (OutcomeUnknown, Refused):
@@ -126,50 +117,3 @@ def row_of(move: RunMove) -> tuple[object, ...]:
 
 
 COLUMNS = ("move", "partition", "from", "to", "state", "tries", "rows", "size", "pause", "detail")
-
-
-class Watching:
-    """What a person who waits sees: on a terminal a few lines that change, else a line a change."""
-
-    def __init__(self, quiet: bool, console: Console) -> None:
-        self._quiet = quiet
-        self._console = console
-        self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._said = ""
-
-    def open(self) -> AbstractContextManager[object]:
-        return self._live if self._is_live else nullcontext()
-
-    @property
-    def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._quiet
-
-    def show(self, progress: Progress) -> None:
-        if self._is_live:
-            self._live.update(drawn(progress), refresh=True)
-        elif not self._quiet:
-            self._say(f"{progress.run.id} {progress.state}: {moves_words(progress)}")
-
-    def _say(self, line: str) -> None:
-        if line != self._said:
-            self._said = line
-            tell(line)
-
-
-def drawn(progress: Progress) -> Group:
-    run = progress.run
-    whole = 0 if run.estimate is None else run.estimate.bytes
-    head = Text(f"{run.id}  {run.action}  {progress.state}  {time_words(progress)}", style="bold")
-    grid = Table.grid(padding=(0, 1))
-    done, total = (progress.bytes, whole) if whole else (progress.committed, progress.total)
-    grid.add_row(
-        ProgressBar(max(1, total), min(done, total), width=BAR_WIDTH), copied_words(progress)
-    )
-    lines: list[Text | Table] = [head, grid, Text(moves_words(progress))]
-    current = Table.grid(padding=(0, 2))
-    for move in progress.current[:MOVES_SHOWN]:
-        way = f"{move.source} → {words(move.target)}"
-        current.add_row(f"  {move.partition}", way, move.state, move.detail)
-    lines.append(current)
-    lines += [Text(f"waits for: {why}") for why in progress.waits[:WAITS_SHOWN]]
-    return Group(*lines)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 
 from limosa.client.discovery import LOCAL, VARIABLE, find_local
 from limosa.client.session import Session
@@ -161,7 +162,7 @@ class Connection:
         columns = schema if isinstance(schema, pa.Schema) else schema_of(schema)
         keys = (key,) if isinstance(key, str) else tuple(key)
         request = creation(
-            _request_id("create"),
+            request_id("create"),
             self._session.refresh(),
             name,
             columns,
@@ -171,7 +172,7 @@ class Connection:
             min_in_sync,
             zone,
         )
-        self._request(request)
+        self.request(request)
         self._await_open(name)
         return self.table(name)
 
@@ -179,7 +180,7 @@ class Connection:
         """Drop a table and all of its rows."""
         self._session.refresh()
         named, _ = self._session.tables.named(name)
-        self._request(Request(_request_id("drop"), "drop_table", name=name, table_id=named.id))
+        self.request(Request(request_id("drop"), "drop_table", name=name, table_id=named.id))
 
         def is_gone() -> bool:
             now = self._session.topology.tables.get(name)
@@ -229,15 +230,16 @@ class Connection:
 
         Returns the row that is there now under its id: another one, if the id was used before.
         """
-        return _as_request(self._session.call("ask", encode(request), ASK_SECONDS))
+        return _as_request(self._session.call("ask", encode(dated(request)), ASK_SECONDS))
 
     def request_state(self, id: str) -> Request | None:
         """A request as it was put, with its answer if there is one; None: there is none."""
         body = self._session.call("asked", id.encode())
         return _as_request(body) if body else None
 
-    def _request(self, request: Request) -> Request:
-        body = self._session.call("request", encode(request), REQUEST_SECONDS)
+    def request(self, request: Request) -> Request:
+        """Put a request, and wait for its answer; raises `IllegalRequest` if it is refused."""
+        body = self._session.call("request", encode(dated(request)), REQUEST_SECONDS)
         answer = _as_request(body)
         self._asked = answer.id
         return answer
@@ -285,27 +287,27 @@ class Connection:
         """Begin a run of many moves, or one that empties nodes; raises `IllegalRequest` if it can't
         be. Its name is in the answer."""
         kind: RequestKind = "drain_nodes" if plan.drains else "start_run"
-        return self._request(Request(_request_id("run"), kind, run=plan))
+        return self.request(Request(request_id("run"), kind, run=plan))
 
     def change_run(self, kind: RequestKind, run: str = "") -> Request:
         """Pause, resume or cancel a run: the named one, or whichever is under way."""
-        return self._request(Request(_request_id(kind.replace("_", "-")), kind, name=run))
+        return self.request(Request(request_id(kind.replace("_", "-")), kind, name=run))
 
     def switch(self, kind: RequestKind, *, on: bool = True, why: str = "") -> Request:
         """Lock or unlock the cluster, or let the balancer begin runs or not."""
-        return self._request(Request(_request_id(kind.replace("_", "-")), kind, name=why, on=on))
+        return self.request(Request(request_id(kind.replace("_", "-")), kind, name=why, on=on))
 
     def set_policy(self, policy: Policy) -> Request:
         """When the balancer begins runs by itself."""
-        return self._request(Request(_request_id("policy"), "set_policy", policy=policy))
+        return self.request(Request(request_id("policy"), "set_policy", policy=policy))
 
     def withdraw(self, request: str) -> Request:
         """Take back a request that still waits."""
-        return self._request(Request(_request_id("withdraw"), "withdraw", name=request))
+        return self.request(Request(request_id("withdraw"), "withdraw", name=request))
 
     def undrain_nodes(self, names: Sequence[str]) -> Request:
         """Let nodes that were drained, and did not leave, take part again."""
-        return self._request(Request(_request_id("undrain"), "undrain_nodes", names=tuple(names)))
+        return self.request(Request(request_id("undrain"), "undrain_nodes", names=tuple(names)))
 
     def node_facts(self, node: str, partition: str = "") -> Status | None:
         """What a node tells the coordinator about one partition, or all of them; None: it is not a
@@ -329,9 +331,9 @@ class Connection:
 
         Returns when it is agreed upon; raises `IllegalRequest` if it can't be.
         """
-        return self._request(
+        return self.request(
             Request(
-                _request_id(kind),
+                request_id(kind),
                 kind,
                 partition,
                 source=source,
@@ -355,7 +357,7 @@ class Connection:
 
     def remove_node(self, node: str) -> None:
         """A node that is gone for good, and holds nothing, leaves the cluster."""
-        self._request(Request(_request_id("remove"), "remove_node", name=node))
+        self.request(Request(request_id("remove"), "remove_node", name=node))
 
     def close(self) -> None:
         self._session.close()
@@ -399,6 +401,11 @@ def creation(
     )
 
 
+def dated(request: Request) -> Request:
+    """People see since when it waits."""
+    return replace(request, asked=time.time())
+
+
 def _as_request(body: bytes) -> Request:
     answer = decode(body)
     assert isinstance(answer, Request)
@@ -425,5 +432,5 @@ def type_of(name: str, wanted: str | pa.DataType) -> pa.DataType:
         ) from None
 
 
-def _request_id(what: str) -> str:
+def request_id(what: str) -> str:
     return f"{what}-{uuid.uuid4().hex[:16]}"

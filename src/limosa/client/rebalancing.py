@@ -7,6 +7,7 @@ from typing import Protocol
 
 from limosa.core.coordinator.progress import Progress, progress
 from limosa.core.coordinator.view import View
+from limosa.core.coordinator.watching import Watched, watched
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology
 from limosa.errors import LimosaError
@@ -60,3 +61,8 @@ def progress_of(connection: Seen, run: str = "") -> Progress | None:
     view = look(connection, run)
     name = run or view.agreed.rebalance.run
     return progress(view, name) if name else None
+
+
+def watch(connection: Seen, run: str) -> Watched:
+    """A run with its moves in flight, each with its stage."""
+    return watched(look(connection, run), run)

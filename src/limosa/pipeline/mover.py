@@ -64,6 +64,10 @@ class Mover:
         self._comparing: set[tuple[PartitionId, SessionId]] = set()
         self._rates: dict[str, float] = {}
         """What waves under way have of the bandwidth."""
+        self._sent_at: dict[str, float] = {}
+        self._due_at = 0.0
+        """When what waves that have ended took will have been allowed: until then none begins. A
+        task sends its first slice at once, so small partitions would know no limit."""
         self._first_at = 0.0
         self._numbers = itertools.count(1)
 
@@ -141,7 +145,8 @@ class Mover:
             ]
             if not ready:
                 self._first_at = now
-            wave = ready if ready and now - self._first_at >= GATHER_SECONDS else []
+            may_begin = now - self._first_at >= GATHER_SECONDS and now >= self._due_at
+            wave = ready if may_begin else []
             name = f"wave-{next(self._numbers)}" if wave else ""
             for copy in wave:
                 copy.wave = name
@@ -184,7 +189,15 @@ class Mover:
         with self._lock:
             left = self._allowed - sum(self._rates.values())
             self._rates[name] = max(left, self._allowed * SHARE_MIN)
+            self._sent_at[name] = time.monotonic()
             return self._rates[name]
+
+    def _settle(self, name: str, size: int) -> None:
+        """A wave has ended: what it took beyond what its time allowed is waited for."""
+        self._rates.pop(name, None)
+        began = self._sent_at.pop(name, 0.0)
+        if self._allowed:
+            self._due_at = max(self._due_at, began) + size / self._allowed
 
     def _done(self, name: str, results: Sequence[bytes], why: str) -> None:
         carried = [
@@ -193,8 +206,9 @@ class Mover:
             for each in msgspec.msgpack.decode(result, type=list[Carried])
         ]
         failed = {(each.partition, each.session): each.failure for each in carried if each.failure}
+        size = sum(each.bytes for each in carried)
         with self._lock:
-            self._rates.pop(name, None)
+            self._settle(name, size)
             for copy in self._copies.values():
                 if copy.wave == name:
                     copy.wave = None
@@ -204,7 +218,7 @@ class Mover:
             "copies ended",
             wave=name,
             rows=sum(each.rows for each in carried),
-            bytes=sum(each.bytes for each in carried),
+            bytes=size,
             seconds=round(max((each.seconds for each in carried), default=0.0), 3),
             failed=[f"{partition}: {reason}" for (partition, _), reason in failed.items()][:10],
             why=why,

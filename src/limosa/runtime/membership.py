@@ -6,6 +6,7 @@ answer to its own request counts. Nothing of the node is started before it has j
 """
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -141,7 +142,7 @@ def join(
     identity = Identity(node.id, node.host, request=request_id)
     _write(directory / JOINING, identity)
     try:
-        _ask(store, Request(request_id, "join", node=node, cluster=cluster))
+        _ask(store, Request(request_id, "join", node=node, cluster=cluster, asked=time.time()))
         answer = _wait(store, request_id, wait_seconds, now, sleep)
         if answer.state == "refused":
             raise IllegalRequest(f"{node.id} may not join: {answer.answer}")

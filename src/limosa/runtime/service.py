@@ -347,6 +347,8 @@ class NodeService:
                         "kind": request.kind,
                         "state": request.state,
                         "answer": request.answer,
+                        "asked": request.asked,
+                        "answered": request.answered,
                         "about": about_request(request),
                         "revision": agreed.revision_of(request_key(request.id)),
                     }

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from limosa.core.model.intent import Placement
 from limosa.core.model.topology import Node, Partition, Transition, Zone
 from limosa.core.planning.load import Load, Weights
+from limosa.core.planning.part import plan_part
 from limosa.core.planning.plan import Arrival, Move, Plan, TooLarge
 from limosa.core.planning.rebalance import plan_rebalance
 from limosa.core.planning.situation import Rules, Situation
@@ -378,3 +379,12 @@ def test_a_move_says_what_why_and_where_to() -> None:
     (move,) = planned(found).moves
     assert move == Move("a1", "a", Placement("b"), 100, "load")
     assert not move.stays
+
+
+def test_a_move_that_needs_another_is_not_made_without_it() -> None:
+    """F59: `b` takes a replica only once its other one has left; the order does not matter."""
+    found = situation(nodes("a", "b", "c"), [partition("p", "a", "b")])
+    leaves = Move("p", "b", Placement("c"), 0, "load")
+    comes = Move("p", "a", Placement("b"), 0, "load")
+    assert plan_part(found, [comes]).moves == ()
+    assert plan_part(found, [comes, leaves]).moves == (leaves, comes)

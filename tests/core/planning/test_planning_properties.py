@@ -11,6 +11,7 @@ from limosa.core.model.topology import Node, Zone
 from limosa.core.planning.board import Board
 from limosa.core.planning.census import Census
 from limosa.core.planning.load import Load
+from limosa.core.planning.part import plan_part
 from limosa.core.planning.plan import Impossible, Plan
 from limosa.core.planning.rebalance import plan_drain, plan_rebalance
 from limosa.core.planning.situation import Rules, Situation
@@ -236,3 +237,25 @@ def test_the_same_cluster_gets_the_same_plan(found: Situation) -> None:
         partitions=dict(reversed([*found.partitions.items()])),
     )
     assert plan_rebalance(turned) == plan_rebalance(found)
+
+
+@MANY
+@given(st.one_of(ANY, FULL), st.data())
+def test_a_part_of_a_plan_tells_what_it_alone_leads_to(
+    found: Situation, data: st.DataObject
+) -> None:
+    """F59: it can be carried out, brings no two replicas together, and its figures are true."""
+    whole = plan_rebalance(found)
+    if isinstance(whole, Impossible):
+        return
+    nodes = data.draw(st.sets(st.sampled_from(sorted(found.nodes))))
+    wanted = [move for move in whole.moves if move.target.node in nodes]
+    part = plan_part(found, wanted)
+    assert set(part.moves) <= set(wanted)
+    after = carried_out(found, part)
+    assert plan_part(after, []).after == part.after
+    assert part.before == whole.before
+    for name in after.partitions:
+        assert len(racks_of(after, name)) >= len(racks_of(found, name))
+    all_of_it = plan_part(found, whole.moves)
+    assert (set(all_of_it.moves), all_of_it.after) == (set(whole.moves), whole.after)

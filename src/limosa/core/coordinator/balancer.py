@@ -66,7 +66,8 @@ def relieving(plan: Plan, verdict: Verdict) -> Plan | None:
 
 def asked(view: View, plan: Plan, why: str) -> Commit:
     run = as_run(view, plan, RunPlan(ACTION, by="balancer", why=why))
-    request = Request(f"balance-{view.agreed.revision}", "start_run", run=run)
+    name = f"balance-{view.agreed.revision}"
+    request = Request(name, "start_run", run=run, asked=view.wall)
     keys = (REBALANCE_KEY, CONTROLS_KEY)
     guards = {key: view.agreed.revision_of(key) for key in keys}
     guards |= {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}

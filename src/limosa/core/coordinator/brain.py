@@ -246,7 +246,7 @@ class Coordinator:
         problem = no_room(view, record, Placement(replica.node, replica.volume))
         if problem:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {problem}")
-        request = Request(name, "rebuild", record.id, renewed=(replica.node,))
+        request = Request(name, "rebuild", record.id, renewed=(replica.node,), asked=view.wall)
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
 

@@ -11,6 +11,7 @@ from limosa.core.coordinator.situating import as_run, rules, situation
 from limosa.core.coordinator.view import View
 from limosa.core.model.keys import NodeId
 from limosa.core.model.runs import RunPlan
+from limosa.core.planning.part import plan_part
 from limosa.core.planning.plan import Impossible, Plan
 from limosa.core.planning.rebalance import plan_drain, plan_rebalance
 from limosa.errors import IllegalRequest
@@ -36,12 +37,14 @@ def planned(view: View, like: RunPlan) -> tuple[Plan, RunPlan]:
 
 
 def filling(view: View, nodes: Sequence[NodeId], like: RunPlan) -> tuple[Plan, RunPlan]:
-    """The same, but only what goes to these nodes: they are new; among the others nothing moves."""
+    """The same, but only what goes to these nodes: they are new; among the others nothing moves,
+    and the figures are those of what is done."""
     check_names(view, nodes)
-    found, run = planned(view, like)
-    to_them = tuple(move for move in found.moves if move.target.node in nodes)
-    found = replace(found, moves=to_them)
-    return found, as_run(view, found, run)
+    whole, _ = planned(view, like)
+    to_them = [move for move in whole.moves if move.target.node in nodes]
+    part = plan_part(situation(view, like.drains), to_them, rules(view))
+    found = replace(part, skipped=whole.skipped)
+    return found, as_run(view, found, like)
 
 
 def check_names(view: View, nodes: Sequence[NodeId]) -> None:

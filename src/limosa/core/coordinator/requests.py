@@ -74,7 +74,8 @@ def answer(view: View, request: Request) -> Commit:
     guards[COORDINATOR_KEY] = view.coordinator
     if request.kind in HELD_BY_THE_LOCK:
         guards[CONTROLS_KEY] = view.agreed.revision_of(CONTROLS_KEY)
-    answered = Put(replace(request, state=state, answer=words, run=None, trigger=trigger))
+    row = replace(request, state=state, answer=words, run=None, trigger=trigger)
+    answered = Put(replace(row, answered=view.wall))
     why = f"{about(request)}: {request.kind} {state}: {words}"
     return Commit(guards, (*changes, answered), why)
 
@@ -257,7 +258,7 @@ def withdraw(view: View, request: Request, trigger: Revision) -> Answer:
         raise IllegalRequest(
             f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
         )
-    refused = replace(other, state="refused", answer="withdrawn", run=None)
+    refused = replace(other, state="refused", answer="withdrawn", run=None, answered=view.wall)
     return Answer((Put(refused),), f"{other.id} is withdrawn")
 
 

@@ -127,6 +127,10 @@ class Request(Record, frozen=True):
     """Of the caller's own words: who gives an id again for something else is found out."""
     trigger: Revision = 0
     """Of one that was answered: what names the change that it led to."""
+    asked: float = 0.0
+    """In seconds of the wall clock of whoever asks; 0: nobody knows. Nothing is decided by it."""
+    answered: float = 0.0
+    """By the coordinator's wall clock, for people, too; 0: not yet, or nobody knows."""
 
 
 PENDING, PLANNED, DROP_PLAN = "pending", "planned", "drop_plan"

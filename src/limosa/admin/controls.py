@@ -1,0 +1,79 @@
+"""What else may an operator do? Lock the cluster, and take back what was asked for."""
+
+from typing import Annotated
+
+from msgspec import Struct
+from pydantic import Field
+
+from limosa.admin.aborting import aborting
+from limosa.admin.asking import Changing, checked
+from limosa.admin.changes import Body
+from limosa.admin.names import OperationInPath
+from limosa.admin.operations import operation_of
+from limosa.admin.problems import not_found
+from limosa.admin.routing import Accepted, Calling, Routes
+from limosa.core.model.intent import Request
+
+routes = Routes("controls")
+
+Words = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class LockBody(Body):
+    """Why the cluster is locked."""
+
+    why: Words
+    """For others who come by."""
+
+
+class Lock(Struct, frozen=True):
+    locked: bool
+    why: str
+
+
+# --- the lock
+
+
+@routes.get("/v1/lock", role="viewer", answers=Lock)
+def lock_state(caller: Calling) -> Lock:
+    """Whether the cluster is locked, and why."""
+    why = caller.cluster.runs().controls.locked
+    return Lock(bool(why), why)
+
+
+@routes.post("/v1/lock", role="operator")
+def lock(caller: Calling, change: Changing, body: LockBody) -> Accepted:
+    """Let nothing begin that changes the topology, until it is unlocked; what runs goes on."""
+    agreed = caller.cluster.runs()
+    return change.ask(
+        lambda id: checked(agreed, Request(id, "lock", name=body.why)),
+        body.model_dump(),
+        agreed.controls,
+    )
+
+
+@routes.delete("/v1/lock", role="operator")
+def unlock(caller: Calling, change: Changing) -> Accepted:
+    """Let changes of the topology begin again."""
+    agreed = caller.cluster.runs()
+    return change.ask(lambda id: checked(agreed, Request(id, "unlock")), before=agreed.controls)
+
+
+# --- operations
+
+
+@routes.post("/v1/operations/{operation}/abort", role="operator")
+def abort(caller: Calling, change: Changing, operation: OperationInPath) -> Accepted:
+    """Take it back: withdraw it while it waits, or give up the move or run that came of it.
+
+    What has switched already, or was committed, stays.
+    """
+    row = caller.cluster.request_state(operation)
+    if row is None:
+        raise not_found("operation", operation, "/v1/operations")
+
+    def build(id: str) -> Request:
+        agreed = caller.cluster.runs()
+        return checked(agreed, aborting(agreed, row, id))
+
+    return change.ask(build, before=operation_of(caller.cluster, row))

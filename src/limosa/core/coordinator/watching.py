@@ -1,0 +1,56 @@
+"""How far is each move of a run that is in flight? For those who watch it: the stage, how much of
+the copy has landed, and what it waits for, by the rules that `explaining` has for one partition.
+"""
+
+from msgspec import Struct
+
+from limosa.core import routing
+from limosa.core.coordinator.explaining import copies, copying, waits_for
+from limosa.core.coordinator.progress import Progress, progress
+from limosa.core.coordinator.view import View
+from limosa.core.machines.machine import Side
+from limosa.core.model.runs import RunMove
+
+
+class Moving(Struct, frozen=True):
+    """One move in flight."""
+
+    move: RunMove
+    kind: str = ""
+    """Of its partition's transition, as `stage`; empty: that has not begun, or has just ended."""
+    stage: str = ""
+    landed: int = 0
+    """Slices of the copy, out of ..."""
+    slices: int = 0
+    """... so many; 0: none is being copied."""
+    share: float = 0.0
+    """Of the copy; 1: it is complete."""
+    waits_for: str = ""
+
+
+class Watched(Struct, frozen=True):
+    """A run, and its moves in flight."""
+
+    progress: Progress
+    moving: tuple[Moving, ...] = ()
+
+
+def watched(view: View, run: str) -> Watched:
+    found = progress(view, run)
+    return Watched(found, tuple(moving(view, each) for each in found.current))
+
+
+def moving(view: View, move: RunMove) -> Moving:
+    record = view.agreed.topology.partitions.get(move.partition)
+    if record is None:
+        return Moving(move)
+    change, stage = record.transition, routing.stage_of(record)
+    why = waits_for(view, record, view.now if change is None else change.since)
+    if change is None or stage is None or change.id != f"t{move.trigger}":
+        return Moving(move, waits_for=why)
+    if not copies(stage):
+        share = 1.0 if stage.reads is Side.NEW else 0.0
+        return Moving(move, change.kind, stage.name, share=share, waits_for=why)
+    copy = copying(view, record)
+    share = copy.landed / max(1, copy.slices)
+    return Moving(move, change.kind, stage.name, copy.landed, copy.slices, share, why)
