@@ -14,6 +14,7 @@ import msgspec
 
 from limosa.core.effects import Compare, StartCopy
 from limosa.core.model.keys import NodeId, PartitionId, SessionId
+from limosa.pipeline.budget import Budget
 from limosa.pipeline.carriers import Carrier
 from limosa.pipeline.loads import Carried, Target, load_of, share_out
 from limosa.pipeline.pipe import Access
@@ -23,7 +24,6 @@ GATHER_SECONDS = 0.04
 """So that copies which begin together become one job."""
 FORGOTTEN_SECONDS = 3.0
 AGAIN_SECONDS = 1.0
-SHARE_MIN = 0.125
 PIPE = "limosa.pipeline.pipe:run"
 
 
@@ -55,19 +55,12 @@ class Mover:
     ) -> None:
         self._carrier = carrier
         self._access = access
-        self._bytes_per_second = bytes_per_second
-        self._limit = 0.0
+        self._budget = Budget(bytes_per_second)
         self._log = log
         self._lock = threading.Lock()
         self._copies: dict[tuple[PartitionId, SessionId], _Copy] = {}
         self._addresses: Mapping[NodeId, str] = {}
         self._comparing: set[tuple[PartitionId, SessionId]] = set()
-        self._rates: dict[str, float] = {}
-        """What waves under way have of the bandwidth."""
-        self._sent_at: dict[str, float] = {}
-        self._due_at = 0.0
-        """When what waves that have ended took will have been allowed: until then none begins. A
-        task sends its first slice at once, so small partitions would know no limit."""
         self._first_at = 0.0
         self._numbers = itertools.count(1)
 
@@ -76,12 +69,8 @@ class Mover:
 
     def limit(self, bytes_per_second: float) -> None:
         """What a run allows, if that is less than what is allowed anyway; 0: all of it."""
-        self._limit = bytes_per_second
-
-    @property
-    def _allowed(self) -> float:
-        limits = [each for each in (self._bytes_per_second, self._limit) if each]
-        return min(limits, default=0.0)
+        with self._lock:
+            self._budget.limit(time.monotonic(), bytes_per_second)
 
     def begin(self, job: StartCopy, size: int) -> None:
         """Asking for what is under way changes nothing."""
@@ -145,7 +134,7 @@ class Mover:
             ]
             if not ready:
                 self._first_at = now
-            may_begin = now - self._first_at >= GATHER_SECONDS and now >= self._due_at
+            may_begin = now - self._first_at >= GATHER_SECONDS and self._budget.is_free(now)
             wave = ready if may_begin else []
             name = f"wave-{next(self._numbers)}" if wave else ""
             for copy in wave:
@@ -185,19 +174,8 @@ class Mover:
         )
 
     def _rate_for(self, name: str) -> float:
-        """What others have left, but never so little that a wave would take for ever."""
         with self._lock:
-            left = self._allowed - sum(self._rates.values())
-            self._rates[name] = max(left, self._allowed * SHARE_MIN)
-            self._sent_at[name] = time.monotonic()
-            return self._rates[name]
-
-    def _settle(self, name: str, size: int) -> None:
-        """A wave has ended: what it took beyond what its time allowed is waited for."""
-        self._rates.pop(name, None)
-        began = self._sent_at.pop(name, 0.0)
-        if self._allowed:
-            self._due_at = max(self._due_at, began) + size / self._allowed
+            return self._budget.begin(time.monotonic(), name)
 
     def _done(self, name: str, results: Sequence[bytes], why: str) -> None:
         carried = [
@@ -208,7 +186,7 @@ class Mover:
         failed = {(each.partition, each.session): each.failure for each in carried if each.failure}
         size = sum(each.bytes for each in carried)
         with self._lock:
-            self._settle(name, size)
+            self._budget.end(name, size)
             for copy in self._copies.values():
                 if copy.wave == name:
                     copy.wave = None
