@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from limosa.admin.aborting import aborting
 from limosa.admin.operations import Follower
+from limosa.core.coordinator.aborting import aborting
 from limosa.core.model.intent import Request
 from limosa.core.model.runs import Rebalance, Run
 from limosa.errors import IllegalRequest

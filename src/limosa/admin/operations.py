@@ -9,13 +9,13 @@ from fastapi import Query
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.admin.aborting import RUNS, run_of
 from limosa.admin.cluster import Cluster
 from limosa.admin.looking import Wanted, ending
 from limosa.admin.names import LIMIT, Limit, OperationInPath
 from limosa.admin.problems import not_found
 from limosa.admin.routing import Calling, Routes
 from limosa.admin.service import Caller
+from limosa.core.coordinator.aborting import RUNS, run_of
 from limosa.core.coordinator.requests import about
 from limosa.core.model.intent import Request
 from limosa.errors import LimosaError, UnknownTable

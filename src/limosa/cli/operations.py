@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.aborting import RUNS, aborting, run_of
 from limosa.cli.connecting import Target, of_cluster
 from limosa.cli.durations import lasted, moment
 from limosa.cli.following import LOOK_SECONDS
 from limosa.cli.showing import NOTHING, print_json, print_table
 from limosa.client.connection import request_id
+from limosa.core.coordinator.aborting import RUNS, aborting, run_of
 from limosa.core.coordinator.requests import about
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Request
