@@ -16,6 +16,7 @@ from limosa.admin.routing import Calling, Routes
 from limosa.admin.service import Caller
 from limosa.core.coordinator.requests import about
 from limosa.core.model.intent import Request
+from limosa.core.model.runs import run_name
 from limosa.errors import LimosaError, UnknownTable
 
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
@@ -107,7 +108,7 @@ def operation_of(cluster: Cluster, row: Request) -> Operation:
 
 def _of_run(cluster: Cluster, row: Request) -> Operation:
     """A run's name is made of the request's trigger; one that is forgotten has ended."""
-    name = f"r{row.trigger}"
+    name = run_name(row.trigger)
     run = cluster.runs(name).runs.get(name)
     where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
     state: State = "running"
@@ -153,7 +154,8 @@ def facts_about(cluster: Cluster, row: Request) -> Any:
         except UnknownTable:
             return None
     if row.kind in RUNS:
-        return cluster.runs(f"r{row.trigger}").runs.get(f"r{row.trigger}")
+        name = run_name(row.trigger)
+        return cluster.runs(name).runs.get(name)
     if row.kind in STEERED:
         return cluster.runs().rebalance
     return cluster.refresh().nodes.get(row.name)
