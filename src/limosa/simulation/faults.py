@@ -156,9 +156,13 @@ def wipe_replica(world: World, record: Partition) -> None:
 
 def stop_keepers(world: World, partition: str, wiped: str) -> None:
     """Whoever else has what a lost replica had stops, and comes back with it, but later: until
-    then nobody has it, and an empty replica must not be taken for one that has."""
-    record = world.agreed.topology.partitions[partition]
-    for replica in record.in_sync:
+    then nobody has it, and an empty replica must not be taken for one that has.
+
+    Not if the lost one was an owner: for as long as its lease lasts, others may be taken out."""
+    records = world.agreed.topology.partitions
+    if any(each.owner is None or each.owner.replica.node == wiped for each in records.values()):
+        return
+    for replica in records[partition].in_sync:
         keeper = world.nodes[replica.node]
         if replica.node != wiped and keeper.run:
             keeper.crash()

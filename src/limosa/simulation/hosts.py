@@ -352,7 +352,8 @@ class NodeProcess(Process):
     def _shelve(self, effect: ShelveSlice) -> None:
         """When its turn comes: other slices may be before it."""
         dice = self.world.dice
-        slow = 3.0 if dice.random() < 0.1 else 0.01
+        often = 0.4 if self.world.shape.unruly_mover else 0.1
+        slow = 3.0 if dice.random() < often else 0.01
         waiting = (effect, self.disk.collected(effect.partition, effect.incarnation))
         later = _Later(self._put_on_the_shelf, waiting)
         self.world.schedule(slow * dice.random(), self.deliver, self.run, later)

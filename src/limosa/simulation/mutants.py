@@ -421,6 +421,18 @@ def copy_older_than_the_log(change: Any) -> None:
     change(Participant, "_incomplete", lenient)
 
 
+@mutant("a replica that was filled in this epoch is not filled for ever")
+def repaired_as_if_it_were_filled(change: Any) -> None:
+    incomplete = Participant._incomplete
+
+    def begun(self: Participant, held: Held, message: Any, parts: Any) -> str:
+        problem = incomplete(self, held, message, parts)
+        is_ahead = problem.startswith("the copy is ahead")
+        return "" if is_ahead and held.begun == message.epoch else problem
+
+    change(Participant, "_incomplete", begun)
+
+
 @mutant("a slice lands only when the replica has caught up with it")
 def copy_ahead_of_the_replica(change: Any) -> None:
     incomplete = Participant._incomplete
@@ -460,7 +472,7 @@ def _shelve_behind_collections(change: Any) -> None:
     change(Disk, "collected", lambda self, partition, incarnation: 0)
 
 
-@mutant("a slice of a repair waits for no turn, or is refused if tombstones were collected")
+@mutant("a slice of a repair goes by the log, or is refused if tombstones were collected")
 def repair_shelved_behind_a_collection(change: Any) -> None:
     _shelve_all_that_is_large(change)
     _shelve_behind_collections(change)
@@ -484,7 +496,11 @@ def shelved_behind_a_collection(change: Any) -> None:
     _shelve_behind_collections(change)
 
 
-@mutant("a slice that is on its way past the log is not stored twice")
+@mutant(
+    "a slice that is on its way past the log is not stored twice",
+    argument="A row counts once, and what was fetched before the copy was whole is not behind the "
+    "position where digests are taken; it only takes longer.",
+)
 def shelved_twice(change: Any) -> None:
     change(node_module, "_is_same", lambda one, other: False)
 
@@ -504,7 +520,11 @@ def shelved_over_newer_rows(change: Any) -> None:
     change(Disk, "shelve", over)
 
 
-@mutant("what was stored past the log of a replica that began anew since has not landed")
+@mutant(
+    "what was stored past the log of a replica that began anew since has not landed",
+    argument="A replica is begun once in an epoch, before anything lands in it; in another epoch "
+    "the session is another one, too, and the permit for the slice is gone.",
+)
 def shelved_before_the_beginning(change: Any) -> None:
     shelved = Participant._slice_shelved
 
