@@ -461,30 +461,16 @@ def digest_not_compared(change: Any) -> None:
 # --- copied rows that are stored past the log
 
 
-def _shelve_all_that_is_large(change: Any) -> None:
-    def by_size(self: Participant, held: Held, rows: tuple[Rows, ...]) -> bool:
-        return sum(each.bytes for each in rows) >= self.settings.shelved_bytes
-
-    change(Participant, "_may_shelve", by_size)
-
-
-def _shelve_behind_collections(change: Any) -> None:
-    change(Disk, "collected", lambda self, partition, incarnation: 0)
-
-
-@mutant("a slice of a repair goes by the log, or is refused if tombstones were collected")
-def repair_shelved_behind_a_collection(change: Any) -> None:
-    _shelve_all_that_is_large(change)
-    _shelve_behind_collections(change)
-
-
 @mutant(
     "a slice of a repair goes by the log",
     argument="What waited for its turn is refused if tombstones were collected meanwhile; without "
     "a collection, an older row does not count against a newer one, however late it comes.",
 )
 def repair_shelved(change: Any) -> None:
-    _shelve_all_that_is_large(change)
+    def by_size(self: Participant, held: Held, rows: tuple[Rows, ...]) -> bool:
+        return sum(each.bytes for each in rows) >= self.settings.shelved_bytes
+
+    change(Participant, "_may_shelve", by_size)
 
 
 @mutant(
@@ -493,7 +479,7 @@ def repair_shelved(change: Any) -> None:
     "stage passes a barrier that waits for it, and until then nothing is collected.",
 )
 def shelved_behind_a_collection(change: Any) -> None:
-    _shelve_behind_collections(change)
+    change(Disk, "collected", lambda self, partition, incarnation: 0)
 
 
 @mutant(
