@@ -420,7 +420,8 @@ def test_an_empty_replica_is_not_taken_for_one_that_has_the_rows() -> None:
     lost.start()
     assert not owner.run
     world.run_for(3.9)
-    assert world.record().owner is None or world.record().owner.replica.node == owner.name
+    grant = world.record().owner
+    assert grant is None or grant.replica.node == owner.name
     assert not owner.run
     world.until(lambda: world.is_open("p0"))
     assert world.owner() is owner
