@@ -19,6 +19,7 @@ from limosa.core.machines.catalogue import (
     CLEANUP_TARGET,
     READ_NEW,
     REBUILD_REPAIR,
+    REPAIR,
     STREAMING,
     WRITE_BOTH,
 )
@@ -245,6 +246,22 @@ def test_a_slice_that_is_not_whole_does_not_count(
     effects = stage.say(replace(end(), **change), "mover")
     assert [denied.why for denied in sent(effects, Denied)] == [why]
     assert not done(effects, ApplySlice)
+
+
+def test_a_replica_that_was_filled_in_this_epoch_is_repaired_as_any_other() -> None:
+    """It is read by now, so half of a batch must not be seen; that it was begun by the same owner
+    says nothing any more."""
+    stage = target(base=4)
+    assert stage.brain.held[P, "t9"].begun == 3
+    record = moving(REPAIR, kind="repair", targets=(A, B, D))
+    stage.agree(replace(record, replicas=(A, B, D), in_sync=(A, B, D)))
+    stage.read_topology()
+    stage.say(chunk(), "mover")
+    (denied,) = sent(stage.say(end(), "mover"), Denied)
+    assert denied.why.startswith("the copy is ahead of this replica")
+    stage.brain.held[P, "t9"].watermark = 9
+    stage.say(chunk(), "mover")
+    assert done(stage.say(end(), "mover"), ApplySlice)
 
 
 def test_a_repair_does_not_bring_rows_that_are_not_committed_here_yet() -> None:

@@ -36,7 +36,7 @@ from limosa.core.model.changes import (
 from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.runs import IN_FLIGHT, Limits, RunMove, RunPlan
-from limosa.core.model.topology import Layout, NamedTable, Node, Zone
+from limosa.core.model.topology import Layout, NamedTable, Node, NodeLease, Zone
 from tests.core.running import OFFICE, ONE_AT_A_TIME, Cluster, move, plan
 
 THREE = plan(move("p0", "a", "b"), move("p1", "a", "c"), move("p2", "a", "d"))
@@ -387,6 +387,57 @@ def test_moves_of_a_dropped_table_have_failed() -> None:
         ("FAILED", True, "the partition is gone")
     }
     assert cluster.last_run().outcome == "failed-in-part"
+
+
+def make_again(cluster: Cluster) -> None:
+    """The table, and with it its zone; its partitions get the names that they would always get."""
+    tables = cluster.agreed.topology.tables
+    id = tables["t"].id
+    assert cluster.ask("drop_table", name="t", table_id=id).startswith("done")
+    again = NamedTable("t", "z", f"{id} again", b"")
+    assert cluster.ask("create_table", table=again, partitions=2, count=1).startswith("done")
+
+
+@pytest.mark.parametrize("succeeded", [False, True])
+@pytest.mark.parametrize("limits", [ONE_AT_A_TIME, Limits()])
+def test_a_partition_that_was_dropped_and_made_again_is_not_moved(
+    limits: Limits, succeeded: bool
+) -> None:
+    """Nobody planned to move this one, whether the move of the first had begun or not."""
+    cluster = Cluster()
+    make_again(cluster)
+    moves = [
+        move(name, intent.stable[0].node, "d") for name, intent in cluster.agreed.intents.items()
+    ]
+    assert cluster.ask("start_run", run=plan(*moves, limits=limits)).startswith("done")
+    cluster.step()
+    make_again(cluster)
+    if succeeded:
+        cluster.succeed()
+    cluster.settle()
+    assert {(each.state, each.final, each.detail) for each in cluster.moves()} == {
+        ("FAILED", True, "the partition is another one: it was dropped and made again")
+    }
+    assert all(intent.pending is None for intent in cluster.agreed.intents.values())
+    assert cluster.last_run().outcome == "failed-in-part"
+    again = [move(name, i.stable[0].node, "d") for name, i in cluster.agreed.intents.items()]
+    assert cluster.ask("start_run", run=plan(*again)).startswith("done")
+    cluster.step()
+    assert cluster.states() == ["DUAL_WRITE", "DUAL_WRITE"]
+
+
+def test_a_partition_that_was_made_again_where_another_was_to_go_has_not_been_moved() -> None:
+    cluster = Cluster(nodes=("a", "b"))
+    cluster.kill("b")
+    make_again(cluster)
+    cluster.put(NodeLease("b", 99))
+    cluster.ask("start_run", run=plan(move("z-0000", "a", "b"), move("z-0001", "a", "b")))
+    cluster.step()
+    assert cluster.states() == ["DUAL_WRITE", "DUAL_WRITE"]
+    cluster.kill("a")
+    make_again(cluster)
+    cluster.settle()
+    assert cluster.states() == ["FAILED", "FAILED"]
 
 
 def test_what_is_gone_can_not_be_rolled_back() -> None:

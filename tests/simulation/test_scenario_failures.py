@@ -20,6 +20,7 @@ from limosa.core.machines.catalogue import (
 from limosa.core.messages import DropReplica, End, Landed, Message, Replicate
 from limosa.core.model.changes import Commit
 from limosa.simulation.disk import StoredReplica
+from limosa.simulation.faults import stop_keepers
 from limosa.simulation.rows import Row, token_of
 from tests.simulation.scenarios import Scenario, said
 
@@ -404,3 +405,24 @@ def test_a_slice_that_was_torn_on_the_way_is_not_applied() -> None:
     assert world.rows_at(target) == rows
     world.until_ended()
     world.conclude()
+
+
+def test_an_empty_replica_is_not_taken_for_one_that_has_the_rows() -> None:
+    """A follower's disk is lost, and then everybody who has the rows stops for a while: nobody
+    owns the partition until one of them is back, with all that was acknowledged."""
+    world = Scenario(replicas=2)
+    rows = world.put_many(12)
+    owner = world.owner()
+    lost = next(world.nodes[name] for name in world.replicas() if name != owner.name)
+    lost.crash()
+    lost.disk.wipe()
+    stop_keepers(world, "p0", lost.name)
+    lost.start()
+    assert not owner.run
+    world.run_for(3.9)
+    grant = world.record().owner
+    assert grant is None or grant.replica.node == owner.name
+    assert not owner.run
+    world.until(lambda: world.is_open("p0"))
+    assert world.owner() is owner
+    assert {key: world.get(key) for key in rows} == rows

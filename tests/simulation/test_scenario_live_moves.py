@@ -6,6 +6,8 @@ long, a second move of the same partition, a volume move that can't go back.
 
 import pytest
 
+from limosa.core.effects import ShelveSlice
+from limosa.core.events import SliceShelved
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -19,6 +21,7 @@ from limosa.core.messages import Chunk
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
 from limosa.core.participant.held import Held
+from limosa.simulation.rows import SimulatedRows
 from tests.simulation.scenarios import Scenario
 
 BACK = [ALLOW, WRITE_BOTH, STREAMING, CLEANUP_TARGET, "stable"]
@@ -88,6 +91,28 @@ def test_a_copy_that_differs_is_dropped_though_nobody_can_say_in_what() -> None:
     world.conclude()
 
 
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(collected: bool) -> None:
+    """S40: the tombstone that hides one of its rows may be gone."""
+    world = Scenario()
+    node = world.owner()
+    ((partition, incarnation), stored) = next(iter(node.disk.live.items()))
+    answers: list[object] = []
+    hear = node.on_event
+
+    def listen(event: object) -> None:
+        if isinstance(event, SliceShelved):
+            answers.append(event.problem)
+        hear(event)
+
+    node.on_event = listen  # type: ignore[method-assign]
+    node.carry_out(ShelveSlice(partition, incarnation, 10**9, 0, 1, (SimulatedRows(()),), 0))
+    if collected:
+        stored.collect(stored.watermark + 1)
+    world.run_for(4.0)
+    assert answers == (["copied rows from before a collection"] if collected else [""])
+
+
 # ------------------------------------------------ a mover that is silent, or another one
 
 
@@ -116,6 +141,24 @@ def test_slices_of_two_movers_are_not_taken_for_one_copy() -> None:
     world.wire.let_go()
     world.until_ended()
     assert world.stages() == FORWARD
+    assert {key: world.rows_at(target)[key] for key in rows} == rows
+    world.conclude()
+
+
+@pytest.mark.parametrize("seed", range(3, 8))
+def test_a_mover_that_dies_between_slices_and_garbles_some_leaves_a_whole_copy(seed: int) -> None:
+    """S25, F118: what is garbled has another digest, and is not taken in; others go on."""
+    world = Scenario(seed, live_moves=True, unruly_mover=True)
+    rows = world.put_many(30)
+    for _ in range(4):
+        _, target = world.move_owner()
+        world.until_ended(seconds=60.0)
+    assert world.mover.starts > 1 or "garbled" in str(world.wire.said)
+    assert not world.mismatches
+    world.healed = True
+    _, target = world.move_owner()
+    world.until_ended()
+    assert world.stages()[-1] == "stable"
     assert {key: world.rows_at(target)[key] for key in rows} == rows
     world.conclude()
 

@@ -35,6 +35,7 @@ class StoredReplica:
 
     __slots__ = (
         "begun",
+        "collected",
         "entries",
         "epoch",
         "first",
@@ -56,6 +57,8 @@ class StoredReplica:
         self.begun = 0
         self.first: Position = 0
         self.watermark: Position = 0
+        self.collected: Position = 0
+        """Tombstones up to here may be gone, and no longer hide what they hid."""
         self.entries: list[Entry] = []
         self.producers = Producers()
         self.rows: dict[str, Row] = {}
@@ -69,6 +72,7 @@ class StoredReplica:
         """Hold what another one holds."""
         self.epoch, self.begun = other.epoch, other.begun
         self.first, self.watermark = other.first, other.watermark
+        self.collected = other.collected
         self.entries = list(other.entries)
         self.producers.unite(other.producers.value(FOREVER))
         self.rows = dict(other.rows)
@@ -108,6 +112,7 @@ class StoredReplica:
                 self.rows.clear()
                 self.producers = Producers()
                 self.first = self.watermark = base
+                self.collected = 0
                 self.begun = epoch
             case ApplySlice(rows=all_rows, producers=producers):
                 for rows in all_rows:
@@ -144,6 +149,7 @@ class StoredReplica:
         self.put_copied(row)
 
     def collect(self, up_to: Position) -> None:
+        self.collected = max(self.collected, up_to)
         for key, row in list(self.rows.items()):
             if row.value is None and row.version <= up_to:
                 del self.rows[key]
@@ -208,6 +214,10 @@ class Disk:
         """Everything up to this ticket is durable from now on."""
         while self._journal and self._journal[0].ticket <= ticket:
             carry_out(self._durable, self._journal.popleft(), node, ignore)
+
+    def collected(self, partition: PartitionId, incarnation: Incarnation) -> Position:
+        stored = self.live.get((partition, incarnation))
+        return 0 if stored is None else stored.collected
 
     def shelve(self, change: ApplySlice, node: str) -> None:
         """Past the journal: durable at once, whatever else is lost. But not before its replica."""

@@ -148,7 +148,25 @@ def wipe_replica(world: World, record: Partition) -> None:
         node.disk.wipe()
         world.wiped.add(node.name)
         world.quiet_until = world.now + 6.0
+        if world.dice.random() < 0.7:
+            world.quiet_until = world.now + 9.0
+            world.schedule(world.dice.uniform(0.0, 0.3), stop_keepers, world, record.id, node.name)
     world.schedule(world.dice.choice((0.05, 0.5, 4.0)), _start_empty, world, node)
+
+
+def stop_keepers(world: World, partition: str, wiped: str) -> None:
+    """Whoever else has what a lost replica had stops, and comes back with it, but later: until
+    then nobody has it, and an empty replica must not be taken for one that has.
+
+    Not if the lost one was an owner: for as long as its lease lasts, others may be taken out."""
+    records = world.agreed.topology.partitions
+    if any(each.owner is None or each.owner.replica.node == wiped for each in records.values()):
+        return
+    for replica in records[partition].in_sync:
+        keeper = world.nodes[replica.node]
+        if replica.node != wiped and keeper.run:
+            keeper.crash()
+            _restart_later(world, keeper, 4.0, 7.0)
 
 
 def is_calm(world: World, dead: str) -> bool:
@@ -165,6 +183,9 @@ def is_calm(world: World, dead: str) -> bool:
         if record.owner is None or not others or in_sync < set(routing.written(record)):
             return False
         if any(r.node not in world.agreed.leases for r in others):
+            return False
+        # One that registered late may be in the record, and was never made.
+        if any((record.id, r.incarnation) not in world.nodes[r.node].disk.live for r in others):
             return False
     return True
 

@@ -7,7 +7,10 @@ one.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from limosa.core.client import Asked, Finished
 from limosa.core.effects import (
@@ -61,6 +64,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, lease_key
+from limosa.core.model.keys import Position
 from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
@@ -258,10 +262,7 @@ class NodeProcess(Process):
             case LinkRows():
                 self._link_rows(effect)
             case ShelveSlice():
-                dice = self.world.dice
-                slow = 3.0 if dice.random() < 0.1 else 0.01
-                delay = slow * dice.random()
-                self.world.schedule(delay, self.deliver, self.run, _Later(self._shelve, effect))
+                self._shelve(effect)
             case MakeCommit(commit=commit):
                 self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
             case Surprise(partition=partition, what=what):
@@ -349,11 +350,25 @@ class NodeProcess(Process):
         self.on_event(RowsLinked(effect.ticket, through))
 
     def _shelve(self, effect: ShelveSlice) -> None:
+        """When its turn comes: other slices may be before it."""
+        dice = self.world.dice
+        often = 0.4 if self.world.shape.unruly_mover else 0.1
+        slow = 3.0 if dice.random() < often else 0.01
+        waiting = (effect, self.disk.collected(effect.partition, effect.incarnation))
+        later = _Later(self._put_on_the_shelf, waiting)
+        self.world.schedule(slow * dice.random(), self.deliver, self.run, later)
+
+    def _put_on_the_shelf(self, waiting: tuple[ShelveSlice, Position]) -> None:
+        effect, collected = waiting
         if (effect.partition, effect.incarnation) not in self.disk.live:
             self.on_event(SliceShelved(effect.ticket, problem="the replica is gone"))
             return
         if sum(rows.digest() for rows in effect.rows) != effect.digest:
             self.on_event(SliceShelved(effect.ticket, problem="the digest differs"))
+            return
+        if self.disk.collected(effect.partition, effect.incarnation) > collected:
+            why = "copied rows from before a collection"
+            self.on_event(SliceShelved(effect.ticket, problem=why))
             return
         kept = effect.rows[: self.world.dice.randint(0, len(effect.rows))]
         change = ApplySlice(effect.partition, effect.incarnation, 0, kept, ())
@@ -508,11 +523,17 @@ class Mover(Process):
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
         self.tasks: dict[TaskKey, _Task] = {}
+        self.dice = Random(f"mover {world.seed}")
+        """Of its own: nothing is drawn where moves are not what a seed is about."""
 
     @property
     def slices(self) -> int:
         """Another mover may cut the same copy into another number of slices."""
         return 3 if self.world.shape.live_moves and self.starts % 2 else 2
+
+    @property
+    def is_unruly(self) -> bool:
+        return self.world.shape.unruly_mover and not self.world.healed
 
     def boot(self) -> None:
         self.tasks.clear()
@@ -528,8 +549,9 @@ class Mover(Process):
             for number in range(self.slices):
                 key = (job.partition, job.session, target, number)
                 if key not in self.tasks:
-                    self.tasks[key] = _Task(job, target, number, self.slices)
-                    self._attempt(key, self.run, self.tasks[key])
+                    self.tasks[key] = task = _Task(job, target, number, self.slices)
+                    delay = number * self.dice.choice((0.0, 0.03, 0.3)) if self.is_unruly else 0.0
+                    self.world.schedule(delay, self._attempt, key, self.run, task)
 
     def _attempt(self, key: TaskKey, run: int, task: _Task) -> None:
         if run != self.run or self.tasks.get(key) is not task:
@@ -566,6 +588,21 @@ class Mover(Process):
                     by_target = isinstance(message, Denied) or task.target.node == event.sender
                     if task.is_about(message) and by_target:
                         del self.tasks[key]
+                if isinstance(message, Landed) and self._happens(0.15):
+                    self._die()
+
+    def _happens(self, chance: float) -> bool:
+        return self.is_unruly and self.dice.random() < chance
+
+    def _die(self) -> None:
+        """Some of a copy has landed; whoever comes next may cut the rest in another way."""
+        self.world.tell("the mover dies: a slice has landed")
+        self.crash()
+        self.world.schedule(self.dice.uniform(0.01, 0.5), self._come_back)
+
+    def _come_back(self) -> None:
+        if not self.run:
+            self.start()
 
     def _pass_on(self, task: _Task, fetched: Fetched) -> None:
         rows = fetched.rows
@@ -576,13 +613,21 @@ class Mover(Process):
         parts = [SimulatedRows(rows.rows[:middle]), SimulatedRows(rows.rows[middle:])]
         head = (job.partition, target.incarnation, job.session, job.epoch, task.slice)
         for number, part in enumerate(parts):
-            self.send(target.node, Chunk(*head, attempt, number, part))
+            self.send(target.node, Chunk(*head, attempt, number, self._carried(part)))
         digest = sum(part.digest() for part in parts)
         end = End(
             *head, task.slices, attempt, len(rows), digest, fetched.through, fetched.producers
         )
         # The end goes a little later: chunks and end may still overtake each other.
         self.world.schedule(0.004, self._end, self.run, target.node, end)
+
+    def _carried(self, rows: SimulatedRows) -> SimulatedRows:
+        """Now and then something else arrives than was sent: the digest in the END tells."""
+        if not rows.rows or not self._happens(0.05):
+            return rows
+        first, *others = rows.rows
+        self.world.tell(f"the row {first.key} is garbled on its way")
+        return SimulatedRows((replace(first, value="garbled"), *others))
 
     def _end(self, run: int, node: str, end: End) -> None:
         if run == self.run:

@@ -21,12 +21,14 @@ from limosa.core.machines.machine import Work
 from limosa.core.messages import Fetched, Mismatched
 from limosa.core.model.changes import COORDINATOR_KEY, Topology, intent_key
 from limosa.core.model.keys import WHOLE
+from limosa.core.model.rows import Rows
+from limosa.core.participant import node as node_module
 from limosa.core.participant.held import Held
 from limosa.core.participant.node import Participant
 from limosa.core.participant.owner import Lease, Owner
 from limosa.core.producers import Applied, Producers
 from limosa.simulation import run_mutants as run_mutants
-from limosa.simulation.disk import StoredReplica
+from limosa.simulation.disk import Disk, StoredReplica
 from limosa.simulation.planting import MUTANTS as MUTANTS
 from limosa.simulation.planting import REDUNDANT as REDUNDANT
 from limosa.simulation.planting import SEEDS as SEEDS
@@ -419,6 +421,18 @@ def copy_older_than_the_log(change: Any) -> None:
     change(Participant, "_incomplete", lenient)
 
 
+@mutant("a replica that was filled in this epoch is not filled for ever")
+def repaired_as_if_it_were_filled(change: Any) -> None:
+    incomplete = Participant._incomplete
+
+    def begun(self: Participant, held: Held, message: Any, parts: Any) -> str:
+        problem = incomplete(self, held, message, parts)
+        is_ahead = problem.startswith("the copy is ahead")
+        return "" if is_ahead and held.begun == message.epoch else problem
+
+    change(Participant, "_incomplete", begun)
+
+
 @mutant("a slice lands only when the replica has caught up with it")
 def copy_ahead_of_the_replica(change: Any) -> None:
     incomplete = Participant._incomplete
@@ -428,6 +442,85 @@ def copy_ahead_of_the_replica(change: Any) -> None:
         return "" if problem.startswith("the copy is ahead") else problem
 
     change(Participant, "_incomplete", lenient)
+
+
+@mutant("a slice is what its digest says")
+def digest_not_compared(change: Any) -> None:
+    end = Participant._end
+
+    def trusting(self: Participant, now: float, sender: str, message: Any) -> None:
+        held = self.held.get((message.partition, message.to))
+        key = (message.session, message.slice, message.attempt)
+        chunks = {} if held is None else held.chunks.get(key, {})
+        arrived = sum(chunk.rows.digest() for chunk in chunks.values())
+        end(self, now, sender, replace(message, digest=arrived))
+
+    change(Participant, "_end", trusting)
+
+
+# --- copied rows that are stored past the log
+
+
+@mutant(
+    "a slice of a repair goes by the log",
+    argument="What waited for its turn is refused if tombstones were collected meanwhile; without "
+    "a collection, an older row does not count against a newer one, however late it comes.",
+)
+def repair_shelved(change: Any) -> None:
+    def by_size(self: Participant, held: Held, rows: tuple[Rows, ...]) -> bool:
+        return sum(each.bytes for each in rows) >= self.settings.shelved_bytes
+
+    change(Participant, "_may_shelve", by_size)
+
+
+@mutant(
+    "a slice that waited is refused if tombstones were collected meanwhile",
+    argument="Only a replica that nobody reads yet is filled past the log; every way out of the "
+    "stage passes a barrier that waits for it, and until then nothing is collected.",
+)
+def shelved_behind_a_collection(change: Any) -> None:
+    change(Disk, "collected", lambda self, partition, incarnation: 0)
+
+
+@mutant(
+    "a slice that is on its way past the log is not stored twice",
+    argument="A row counts once, and what was fetched before the copy was whole is not behind the "
+    "position where digests are taken; it only takes longer.",
+)
+def shelved_twice(change: Any) -> None:
+    change(node_module, "_is_same", lambda one, other: False)
+
+
+@mutant("a row that is stored past the log counts only if its version is newer")
+def shelved_over_newer_rows(change: Any) -> None:
+    shelve = Disk.shelve
+
+    def over(self: Disk, step: ApplySlice, node: str) -> None:
+        for volumes in (self.live, self._durable):
+            stored = volumes.get((step.partition, step.incarnation))
+            for row in (row for rows in step.rows for row in rows.rows):  # type: ignore[attr-defined]
+                if stored is not None:
+                    stored.rows.pop(row.key, None)
+        shelve(self, step, node)
+
+    change(Disk, "shelve", over)
+
+
+@mutant(
+    "what was stored past the log of a replica that began anew since has not landed",
+    argument="A replica is begun once in an epoch, before anything lands in it; in another epoch "
+    "the session is another one, too, and the permit for the slice is gone.",
+)
+def shelved_before_the_beginning(change: Any) -> None:
+    shelved = Participant._slice_shelved
+
+    def ignoring(self: Participant, now: float, event: Any) -> None:
+        if event.ticket in self._shelving:
+            held, message, sender, _ = self._shelving[event.ticket]
+            self._shelving[event.ticket] = (held, message, sender, held.beginnings)
+        shelved(self, now, event)
+
+    change(Participant, "_slice_shelved", ignoring)
 
 
 @mutant("tombstones are collected when no transition runs")

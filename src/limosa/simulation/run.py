@@ -21,8 +21,8 @@ from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.faults import inject
 from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
-from limosa.simulation.themes import RUNS, THEMES, Theme, weather_of
-from limosa.simulation.workloads import KINDS, History, Reader, Registers, Then, Workload
+from limosa.simulation.themes import REPAIRS, RUNS, THEMES, Theme, weather_of
+from limosa.simulation.workloads import KINDS, Bank, History, Reader, Registers, Then, Workload
 from limosa.simulation.world import ZONE, Shape, World
 
 HEALING_SECONDS = 45.0
@@ -30,7 +30,7 @@ LATEST_MESSAGE_SECONDS = 7.0
 LIVE_MOVES = 6
 """One seed of so many is about what can go wrong with a copy, and about moves with conditions."""
 RUN_SEEDS = 12
-"""Two seeds of so many are about runs of many moves."""
+"""Two seeds of so many are about runs of many moves, and one is about repairs."""
 
 
 class Result(Struct, frozen=True):
@@ -47,6 +47,16 @@ class Result(Struct, frozen=True):
 
 def is_about_runs(seed: int) -> bool:
     return seed % RUN_SEEDS in (7, 10)
+
+
+def is_about_repairs(seed: int) -> bool:
+    return seed % RUN_SEEDS == 3
+
+
+def theme_of(seed: int, dice: Random) -> Theme:
+    if is_about_repairs(seed):
+        return REPAIRS
+    return dice.choice(RUNS if is_about_runs(seed) else THEMES)
 
 
 def shape_of(theme: Theme, dice: Random) -> Shape:
@@ -72,9 +82,13 @@ def run_seed(
     real_storage: bool = False,
 ) -> Result:
     dice = Random(f"shape {seed}")
-    theme = dice.choice(RUNS if is_about_runs(seed) else THEMES)
+    theme = theme_of(seed, dice)
+    about_copies = seed % LIVE_MOVES == 5 or is_about_repairs(seed)
     shape = structs.replace(
-        shape_of(theme, dice), real_storage=real_storage, live_moves=seed % LIVE_MOVES == 5
+        shape_of(theme, dice),
+        live_moves=about_copies,
+        unruly_mover=about_copies,
+        real_storage=real_storage,
     )
     world = world_type(seed, shape, telling)
     world.mix = theme.clients
@@ -116,7 +130,8 @@ class Drama:
         self.workloads.append(Reader(world, history, reader))
         for client in others:
             self.workloads.append(Registers(world, history, client))
-            self.workloads.append(dice.choice(KINDS)(world, history, client))
+            kind = Bank if theme.bank else dice.choice(KINDS)
+            self.workloads.append(kind(world, history, client))
 
     # --- act one
 

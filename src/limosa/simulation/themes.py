@@ -43,6 +43,8 @@ class Theme(Struct, frozen=True):
     """How many there are, if not just one more than replicas."""
     run_seconds: float = 0.0
     """How often something is asked of runs; 0: never."""
+    bank: bool = False
+    """Whether all clients also transfer money, and look at it on any replica."""
     at_turns: float = 0.0
     """How often the coordinator is replaced when a run changes its state."""
 
@@ -143,6 +145,21 @@ THEMES: tuple[Theme, ...] = (
     ),
 )  # fmt: skip
 
+
+REPAIRS = Theme(
+    "repairs",
+    {"cut_one_way": 6, "kill_mover": 2, "crash_target": 1, "crash_owner": 1, "pause_target": 1,
+     "wipe_replica": 2},
+    {"repair": 12, "rebuild": 3, "cancel": 5, "collect": 10, "move": 2},
+    {"read": 4, "write": 3, "batch": 4, "delete": 6},
+    aimed=(0.1, 0.3),
+    operator_seconds=0.3,
+    fault_seconds=(1.0, 2.5),
+    stuck=(0.0, 0.02, 0.05),
+    replicas=(2, 3),
+    partitions=(1,),
+    bank=True,
+)  # fmt: skip
 
 RUNS: tuple[Theme, ...] = (
     Theme(

@@ -58,6 +58,8 @@ class Shape(Struct, frozen=True):
     weather: Weather = Weather()
     live_moves: bool = False
     """Movers differ in how they cut a copy, copies are spoilt, and moves have limits."""
+    unruly_mover: bool = False
+    """It carries slices one after the other, dies between them, and garbles some."""
     real_storage: bool = False
     """Nodes keep what they hold in the real log and segments, on a file system in memory."""
 

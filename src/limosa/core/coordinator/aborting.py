@@ -2,6 +2,7 @@
 
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Request, RequestKind
+from limosa.core.model.runs import run_name
 from limosa.errors import IllegalRequest
 
 RUNS: tuple[RequestKind, ...] = ("start_run", "drain_nodes")
@@ -9,7 +10,7 @@ RUNS: tuple[RequestKind, ...] = ("start_run", "drain_nodes")
 
 def run_of(request: Request) -> str:
     """The run that came of one that was accepted: it is named after the request's trigger."""
-    return f"r{request.trigger}"
+    return run_name(request.trigger)
 
 
 def aborting(agreed: Agreed, request: Request, id: str) -> Request:

@@ -27,12 +27,13 @@ from limosa.core.model.changes import (
     Commit,
     Put,
     intent_key,
+    layout_key,
     partition_key,
     report_key,
     run_move_key,
 )
 from limosa.core.model.reports import BY_HAND, Report
-from limosa.core.model.runs import ATTEMPTS_MAX, RunMove
+from limosa.core.model.runs import ATTEMPTS_MAX, RunMove, asked_at
 from limosa.core.model.topology import Partition
 
 STATE_IN: dict[str, int] = {
@@ -48,6 +49,7 @@ FORWARD = ("copy", "commit")
 """What happens to it on its way."""
 FAR = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
 GONE = "the partition is gone"
+ANOTHER = "the partition is another one: it was dropped and made again"
 WITH_ITS_RUN = "its run was cancelled"
 
 
@@ -70,6 +72,7 @@ def follow(view: View, flights: Flights, move: RunMove) -> Commit | None:
         partition_key(move.partition),
         intent_key(move.partition),
         report_key(move.partition, f"t{move.trigger}"),
+        *layout_reads(view, move),
     ]
     return written(view, keys, (Put(now),), f"{move.partition}: {move.run}: {now.state}")
 
@@ -79,8 +82,9 @@ def followed(view: View, move: RunMove) -> RunMove:
     record = view.agreed.topology.partitions.get(move.partition)
     if move.state == "COMMITTED":
         return move
-    if record is None:
-        return failed(view, move, GONE, final=True)
+    lost = missing(view, move)
+    if record is None or lost:
+        return failed(view, move, lost, final=True)
     report = view.agreed.reports.get(report_key(move.partition, f"t{move.trigger}"))
     if view.is_under_way(move):
         stage = routing.stage_of(record)
@@ -92,6 +96,21 @@ def followed(view: View, move: RunMove) -> RunMove:
     if far <= FAR[move.state]:
         return move
     return forward(view, record, move, report)
+
+
+def missing(view: View, move: RunMove) -> str:
+    """Why there is not what was to be moved, in words. A name may be given again, but the first
+    version of a zone's layout is the revision of the request that made the zone."""
+    record = view.agreed.topology.partitions.get(move.partition)
+    if record is None:
+        return GONE
+    layout = view.agreed.topology.layouts[record.zone]
+    return ANOTHER if layout.version > asked_at(move.run) else ""
+
+
+def layout_reads(view: View, move: RunMove) -> list[str]:
+    record = view.agreed.topology.partitions.get(move.partition)
+    return [] if record is None else [layout_key(record.zone)]
 
 
 def has_landed(view: View, move: RunMove, report: Report | None) -> bool:

@@ -23,7 +23,15 @@ from limosa.core.machines.catalogue import REBALANCE
 from limosa.core.model.changes import REBALANCE_KEY, Put
 from limosa.core.model.intent import Assignment, Placement, Request, RequestKind
 from limosa.core.model.keys import NodeId, PartitionId, Revision
-from limosa.core.model.runs import PlannedMove, Rebalance, RebalanceState, Run, RunMove, RunPlan
+from limosa.core.model.runs import (
+    PlannedMove,
+    Rebalance,
+    RebalanceState,
+    Run,
+    RunMove,
+    RunPlan,
+    run_name,
+)
 from limosa.core.model.topology import Partition, TransitionKind
 from limosa.errors import IllegalRequest
 
@@ -39,7 +47,7 @@ def start(view: View, request: Request, trigger: Revision) -> Answer:
     check_words(view, plan, request.kind)
     check_moves(view, plan)
     leaving = drains.begin(view, plan) if plan.drains else ()
-    name = f"r{trigger}"
+    name = run_name(trigger)
     run = Run(
         name,
         plan.action,

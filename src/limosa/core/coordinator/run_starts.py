@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from limosa.core import routing
 from limosa.core.coordinator.checks import bytes_of, check, place_reads, replaced
 from limosa.core.coordinator.flights import Flights
-from limosa.core.coordinator.run_moves import GONE, failed, written
+from limosa.core.coordinator.run_moves import failed, layout_reads, missing, written
 from limosa.core.coordinator.run_requests import kind_of
 from limosa.core.coordinator.turns import topology_request_waits
 from limosa.core.coordinator.view import View
@@ -121,14 +121,15 @@ def move_reads(view: View, move: RunMove) -> list[str]:
     intent = view.agreed.intents.get(move.partition)
     stable = () if intent is None else intent.stable
     places = place_reads(view, move.partition, (*stable, move.target), with_zone=True)
-    return [run_move_key(move.run, move.number), *places]
+    return [run_move_key(move.run, move.number), *places, *layout_reads(view, move)]
 
 
 def attempt(view: View, run: Run, move: RunMove) -> tuple[RunMove, Intent | None]:
     """Its record, and the intent with which it begins, if it can and can now."""
     record = view.agreed.topology.partitions.get(move.partition)
-    if record is None:
-        return failed(view, move, GONE, final=True), None
+    lost = missing(view, move)
+    if record is None or lost:
+        return failed(view, move, lost, final=True), None
     intent = view.agreed.intents[move.partition]
     trigger = view.agreed.revision_of(run_move_key(move.run, move.number))
     if trigger <= intent.change:

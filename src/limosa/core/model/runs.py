@@ -140,6 +140,16 @@ class RunMove(Record, frozen=True):
     """What there is to say about it, in words."""
 
 
+def run_name(asked: Revision) -> str:
+    """Of the run that the request of this revision asked for: no other is ever named so."""
+    return f"r{asked}"
+
+
+def asked_at(run: str) -> Revision:
+    """The revision of the request that asked for the run of this name."""
+    return int(run.removeprefix("r"))
+
+
 class Policy(Struct, frozen=True):
     """When the cluster begins runs by itself."""
 

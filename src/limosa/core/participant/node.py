@@ -924,9 +924,12 @@ class Participant:
             return f"there is no slice {message.slice} of {message.slices}"
         if not parts or sum(len(part.rows) for part in parts) != message.count:
             return "rows are missing"
-        if held.begun == message.epoch and message.through < held.base:
+        is_new = held.replica in routing.new_only(self.topology.partitions[held.partition])
+        # One that was filled in this epoch, and by now is read, is not being filled any more.
+        is_filled = is_new and held.begun == message.epoch
+        if is_filled and message.through < held.base:
             return "the copy is older than where this replica begins"
-        if held.begun != message.epoch and message.through > held.watermark:
+        if not is_filled and message.through > held.watermark:
             return "the copy is ahead of this replica: a read would see half of a batch"
         return ""
 
