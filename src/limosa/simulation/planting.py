@@ -48,7 +48,7 @@ SEEDS: dict[str, int] = {
     "failed_move_called_committed": 10,
     "failover_to_the_unread_side": 2,
     "failover_without_lease_end": 9,
-    "fallback_to_one_that_was_taken_out": 48,
+    "fallback_to_one_that_was_taken_out": 840,
     "fence_raised_after_the_drain": 1,
     "floor_forgotten": 3,
     "follower_commits_by_itself": 23,
