@@ -8,6 +8,7 @@ import base64
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def tell(**news: object) -> None:
 def main() -> None:
     options = json.loads(base64.b64decode(os.environ["LIMOSA_PIPELINE"]))
     conf = options["conf"]
+    # PySpark keeps a secret there while Java starts: if it is killed then, that goes with the rest.
+    assert tempfile.gettempdir() == options["scratch"]
     (Path(options["scratch"]) / "blocks").mkdir()
     notes = Path(conf["notes"])
     with notes.open("a") as out:

@@ -167,6 +167,8 @@ class SparkCarrier:
         scratch.mkdir(parents=True)
         given = structs.replace(self._options, scratch=str(scratch))
         options = base64.b64encode(msgspec.json.encode(given)).decode()
+        # Whatever it leaves when it is killed goes with its scratch.
+        named = {application.ENVIRONMENT: options, "TMPDIR": str(scratch)}
         with open(self._words, "wb") as words:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", application.__name__],
@@ -174,7 +176,7 @@ class SparkCarrier:
                 stdout=subprocess.PIPE,
                 stderr=words,
                 text=True,
-                env={**os.environ, application.ENVIRONMENT: options},
+                env={**os.environ, **named},
                 start_new_session=True,
             )
         self._changed("starting", "")
