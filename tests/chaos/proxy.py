@@ -24,6 +24,8 @@ from types import TracebackType
 CHUNK_BYTES = 1 << 16
 POLL_SECONDS = 0.02
 """How often a line that is cut looks whether it still is."""
+LOOKS = 3
+"""The kernel's table of connections, read while it changes, may lack one that is there."""
 CONNECT_SECONDS = 5.0
 ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER: close with a reset."""
@@ -194,9 +196,13 @@ class Network:
     async def _find(self) -> None:
         while self._unknown:
             unknown, self._unknown = self._unknown, {}
-            names = await self._loop.run_in_executor(
-                self._finder, who_call, list(unknown), *self._processes
-            )
+            names: dict[Address, str] = {}
+            for _ in range(LOOKS):
+                missing = [address for address in unknown if address not in names]
+                if missing:
+                    names |= await self._loop.run_in_executor(
+                        self._finder, who_call, missing, *self._processes
+                    )
             for address, found in unknown.items():
                 if not found.done():
                     found.set_result(names.get(address, STRANGER))

@@ -355,3 +355,19 @@ def test_a_peer_message_for_what_is_not_owned_here_is_ignored() -> None:
     stage = follower_on_stage()
     for message in (Acked(P, A, 3, 1, 1), Probed(P, A, 3, 1, 0, 11), Unheld(P, A, 3, 50, "lost")):
         assert stage.say(message, "a") == []
+
+
+def test_a_replica_that_was_made_counts_while_more_is_on_its_way_to_the_volume() -> None:
+    """Or its move would be given up as if the replica were lost: rows may come before its promise
+    is durable."""
+    stage, made = Stage("d"), Replica("d", "t9")
+    (create,) = done(stage.register(moving(ALLOW)), CreateReplica)
+    assert stage.status().replicas == {}
+    stage.store(create.ticket)
+    assert [known.replica for known in stage.status().replicas[P]] == [made]
+    stage.say(replicate(made, 0, how="begin"), "a")
+    stage.say(replicate(made, 0, (entry(1, 0),)), "a")
+    held = stage.brain.held[P, made.incarnation]
+    assert held.appending
+    assert not held.epoch_durable
+    assert [known.replica for known in stage.status().replicas[P]] == [made]

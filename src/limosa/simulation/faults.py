@@ -158,9 +158,12 @@ def stop_keepers(world: World, partition: str, wiped: str) -> None:
     """Whoever else has what a lost replica had stops, and comes back with it, but later: until
     then nobody has it, and an empty replica must not be taken for one that has.
 
-    Not if the lost one was an owner: for as long as its lease lasts, others may be taken out."""
+    Not if the lost one was an owner: for as long as its lease lasts, others may be taken out. Nor
+    in a transition: for as long, it may be fallen back to. Both wait for a person then."""
     records = world.agreed.topology.partitions
     if any(each.owner is None or each.owner.replica.node == wiped for each in records.values()):
+        return
+    if records[partition].transition is not None:
         return
     for replica in records[partition].in_sync:
         keeper = world.nodes[replica.node]

@@ -39,6 +39,7 @@ class Held:
         "first",
         "landed",
         "last",
+        "made",
         "matched",
         "partition",
         "permits",
@@ -64,6 +65,8 @@ class Held:
         self.replica = replica
         self.revision: Revision = 0
         """Of the record that this replica acts on."""
+        self.made = False
+        """Durably: until then it may be gone after a crash."""
         self.epoch = 0
         self.epoch_durable = 0
         self.begun = 0
@@ -110,6 +113,7 @@ class Held:
     @classmethod
     def restored(cls, stored: HeldReplica, recent_bytes_max: int = RECENT_BYTES) -> "Held":
         held = cls(stored.partition, stored.replica, recent_bytes_max)
+        held.made = True
         held.epoch = held.epoch_durable = stored.epoch
         held.begun = stored.begun
         held.first = held.last = held.base = stored.first

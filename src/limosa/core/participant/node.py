@@ -329,8 +329,14 @@ class Participant:
         held = self._empty(record, replica)
         self._add(held)
         ticket = self._tickets.appending(held, held.revision)
+        self._stored.append((ticket, lambda now: self._made(held)))
         self.out.append(CreateReplica(record.id, replica.incarnation, ticket, replica.volume))
         self._promise(held, record.epoch)
+
+    def _made(self, held: Held) -> None:
+        """It counts from now on. What is on its way to the volume later does not change that."""
+        held.made = True
+        self._changed = True
 
     def _empty(self, record: Partition, replica: Replica) -> Held:
         held = Held(record.id, replica, self.settings.recent_bytes)
@@ -1044,7 +1050,7 @@ class Participant:
             owner = self.owners.get(partition)
             if owner is not None and owner.collecting is not None and owner.is_collecting():
                 busy[partition] = min(owner.collecting[1], busy.get(partition, owner.revision))
-            if held.epoch_durable or not held.appending:
+            if held.made:
                 replicas.setdefault(partition, []).append(self._replica_status(now, held))
         for partition, _ in self._discarding:
             busy[partition] = 0
