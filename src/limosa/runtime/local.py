@@ -17,11 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -198,7 +200,7 @@ class LocalCluster:
             if old.poll() is None:
                 raise BadInput(f"{name} runs already", "stop it first")
             _close(old)
-        with open(self.directory / "logs" / f"{name}.log", "ab") as log:
+        with open(self.directory / "logs" / f"{name}.log", "ab") as log, _signals_wait():
             self.processes[name] = subprocess.Popen(
                 self._command(name, port),
                 stdin=subprocess.PIPE,
@@ -300,6 +302,25 @@ def _last_words(log: Path) -> str:
         if lines:
             return lines[-1]
     return "it said nothing"
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """A Ctrl-C is heard when what was started is known: or nobody would stop it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        for held_back in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before[held_back] = signal.signal(held_back, lambda number, _: heard.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def _is_free(port: int) -> bool:
