@@ -1,6 +1,5 @@
 """Starting a process is not broken off: what was started is known, and stopped."""
 
-import os
 import signal
 import subprocess
 import threading
@@ -12,25 +11,30 @@ import pytest
 from limosa.runtime.local import LocalCluster
 
 
-def test_a_ctrl_c_waits_until_what_was_started_is_known(
+def test_a_signal_waits_until_what_was_started_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = subprocess.Popen
+    cluster = LocalCluster(tmp_path / "data", 1)
+    known: list[bool] = []
 
     def interrupted(*arguments: Any, **options: Any) -> "subprocess.Popen[str]":
         process = real(*arguments, **options)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)
         return process
 
-    cluster = LocalCluster(tmp_path / "data", 1)
-    handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    def heard(number: int, frame: object) -> None:
+        known.append("n1" in cluster.processes)
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        monkeypatch.setattr(subprocess, "Popen", interrupted)
         cluster.start_one("n1", wait=False)
-    assert signal.getsignal(signal.SIGINT) is handler
-    assert cluster.processes["n1"].poll() is None
-    cluster.stop()
-    assert "n1" not in cluster.processes or cluster.processes["n1"].poll() is not None
+        assert known == [True]
+        assert signal.getsignal(signal.SIGHUP) is heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        cluster.stop()
 
 
 def test_other_threads_start_processes_as_well(tmp_path: Path) -> None:
