@@ -41,11 +41,12 @@ def write_groups(path: str, name: str) -> None:
     for number in count():
         value = f"{name}:{number}"
         while True:
-            guards = {key: entry.revision for key, entry in store.read("")[1].items()}
+            found = {key: entry.revision for key, entry in store.read("")[1].items()}
+            guards = dict.fromkeys(GROUP, 0) | found  # nothing there yet is also an expectation
             # All keys get one value, and the one that is named after the last value goes.
             puts = dict.fromkeys([*GROUP, f"last/{value}"], value.encode())
             try:
-                revision = store.commit(guards, puts, [key for key in guards if key not in puts])
+                revision = store.commit(guards, puts, [key for key in found if key not in puts])
             except StaleGuard:
                 continue
             break

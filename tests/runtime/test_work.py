@@ -3,11 +3,16 @@
 import os
 import threading
 import weakref
+from functools import partial
 
 from limosa.runtime.work import NICENESS, Worker
 
 
 class Rows:
+    pass
+
+
+def look_at(rows: Rows) -> None:
     pass
 
 
@@ -28,7 +33,7 @@ def test_what_is_done_is_let_go_of() -> None:
     worker = Worker(lambda what, **details: None)
     rows, passed = Rows(), threading.Event()
     gone = weakref.ref(rows)
-    worker.do(lambda rows=rows: None)  # type: ignore[misc]
+    worker.do(partial(look_at, rows))
     worker.do(passed.set)
     del rows
     passed.wait(5.0)

@@ -92,7 +92,9 @@ def test_a_copy_that_differs_is_dropped_though_nobody_can_say_in_what() -> None:
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(collected: bool) -> None:
+def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(
+    collected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S40: the tombstone that hides one of its rows may be gone."""
     world = Scenario()
     node = world.owner()
@@ -105,7 +107,7 @@ def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(collected
             answers.append(event.problem)
         hear(event)
 
-    node.on_event = listen  # type: ignore[method-assign]
+    monkeypatch.setattr(node, "on_event", listen)
     node.carry_out(ShelveSlice(partition, incarnation, 10**9, 0, 1, (SimulatedRows(()),), 0))
     if collected:
         stored.collect(stored.watermark + 1)

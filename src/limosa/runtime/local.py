@@ -17,24 +17,24 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from limosa.errors import BadInput, Refused, VolumeInUse
+from limosa.runtime.signals import held_back
 from limosa.transport.tokens import make_secret
 
 COORDINATOR = "coordinator"
 ADMIN = "admin"
 ADMIN_PORT = 8080
 READY_SECONDS = 60.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_SECONDS = 15.0
 
 
@@ -200,7 +200,7 @@ class LocalCluster:
             if old.poll() is None:
                 raise BadInput(f"{name} runs already", "stop it first")
             _close(old)
-        with open(self.directory / "logs" / f"{name}.log", "ab") as log, _signals_wait():
+        with open(self.directory / "logs" / f"{name}.log", "ab") as log, held_back(*ENDING):
             self.processes[name] = subprocess.Popen(
                 self._command(name, port),
                 stdin=subprocess.PIPE,
@@ -302,25 +302,6 @@ def _last_words(log: Path) -> str:
         if lines:
             return lines[-1]
     return "it said nothing"
-
-
-@contextmanager
-def _signals_wait() -> Iterator[None]:
-    """A Ctrl-C is heard when what was started is known: or nobody would stop it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard: list[int] = []
-    before: dict[int, Any] = {}
-    try:
-        for held_back in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            before[held_back] = signal.signal(held_back, lambda number, _: heard.append(number))
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in heard:
-            signal.raise_signal(number)
 
 
 def _is_free(port: int) -> bool:

@@ -498,9 +498,11 @@ def shelved_over_newer_rows(change: Any) -> None:
     def over(self: Disk, step: ApplySlice, node: str) -> None:
         for volumes in (self.live, self._durable):
             stored = volumes.get((step.partition, step.incarnation))
-            for row in (row for rows in step.rows for row in rows.rows):  # type: ignore[attr-defined]
-                if stored is not None:
-                    stored.rows.pop(row.key, None)
+            kept = {} if stored is None else stored.rows
+            for rows in step.rows:
+                assert isinstance(rows, SimulatedRows)
+                for row in rows.rows:
+                    kept.pop(row.key, None)
         shelve(self, step, node)
 
     change(Disk, "shelve", over)

@@ -24,7 +24,7 @@ class Mutant(Struct, frozen=True):
     """Why nothing can find it, if other rules make it redundant."""
 
 
-# The first seed that finds each, as `limosa mutants --search` prints it.
+# A seed that finds each, as `limosa mutants --search` prints it.
 SEEDS: dict[str, int] = {
     "ack_without_a_silent_replica": 76,
     "ack_without_the_new_side": 29,

@@ -6,7 +6,6 @@ Workers ignore Ctrl-C; the parent hears it and ends them all.
 """
 
 import signal
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from limosa.runtime.signals import held_back
 from limosa.simulation.faults import CELLS
 from limosa.simulation.run import Result, run_seed
 
@@ -243,16 +243,9 @@ def _work(task: Callable[[Item], Answer], pipe: "Connection[Answer, Item]") -> N
 def _ctrl_c_held() -> Iterator[None]:
     """A process that is started here is born deaf to Ctrl-C; the parent hears it a moment later."""
     resource_tracker.ensure_running()  # Otherwise `start` would do it, and let go of Ctrl-C.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # Libraries have threads of their own, and any of them may be told in place of this one.
-    heard: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda *_: heard.append(1)) if is_main else None
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
-    if heard:
-        raise KeyboardInterrupt
+    with held_back(signal.SIGINT):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -29,7 +29,7 @@ from limosa.transport.security import (
 )
 from limosa.transport.tokens import Identity
 
-PROTOCOL = 1
+PROTOCOL = 2
 LINKS_MAX = 800
 """Open streams of clients; nodes and coordinators always get in. See also `CALLS_MAX`."""
 ACTION_BYTES_MAX = 8 << 20

@@ -1,0 +1,30 @@
+"""What if somebody presses Ctrl-C just now? It can wait, where stopping halfway would leave things
+behind: a process that was started and is not known yet is stopped by nobody."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def held_back(*numbers: signal.Signals) -> Iterator[None]:
+    """These signals are heard afterwards. Python tells the main thread of them, and no other.
+
+    A mask would not do: libraries have threads of their own, and any of them may be told.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in numbers:
+            before[number] = signal.signal(number, lambda number, _: heard.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for told in heard:
+            signal.raise_signal(told)
