@@ -28,8 +28,9 @@ ENVIRONMENT = "LIMOSA_PIPELINE"
 NICENESS = 5
 """Java and the workers inherit it: where processors are few, users' rows come before copies."""
 LOOPBACK = "127.0.0.1"
-SOCKET_DIRECTORY_BYTES_MAX = 107 - len("/.00000000-0000-0000-0000-000000000000.sock")
-"""A Unix socket's path is no longer than 107 bytes, and Spark names its own like this."""
+SOCKET_DIRECTORY_BYTES_MAX = 106 - len("/.00000000-0000-0000-0000-000000000000.sock")
+"""For Java, a Unix socket's path has at most 106 bytes, one less than for the kernel; Spark names
+its own like this."""
 
 
 class Options(Struct, frozen=True):
