@@ -406,6 +406,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=0, help="of the large partition")
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     end_cleanly_when_told()
     report = Report("move", AIMS)
     rows = given.rows or (1_000_000 if given.quick else 10_000_000)

@@ -167,6 +167,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small and rough")
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     end_cleanly_when_told()
     report = Report("rebalance", AIMS)
     with tempfile.TemporaryDirectory(prefix="limosa-bench-") as directory:

@@ -50,6 +50,14 @@ def test_a_replica_that_is_not_in_sync_is_written_to_but_not_waited_for(
     assert set(routing.may_return(record)) == {B, C}
 
 
+def test_rows_are_carried_only_while_a_session_is_open() -> None:
+    copied = [line[0] for line in TABLE if routing.is_copied(moving(line[0]))]
+    assert copied == [stage.name for stage in MOVE.stages if stage.session]
+    assert "streaming" in copied
+    assert not {"write_both_read_new", "cleanup"} & set(copied)
+    assert not routing.is_copied(stable())
+
+
 def test_the_table_names_every_stage_of_a_move_in_its_order() -> None:
     """F98."""
     assert [stage.name for stage in MOVE.stages] == [line[0] for line in TABLE]

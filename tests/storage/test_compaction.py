@@ -13,8 +13,10 @@ from limosa.storage import compaction
 from limosa.storage.compaction import (
     NEW_OF_A_SIZE,
     STREAM_SEGMENTS,
+    WAITING_DEPTH_MAX,
     Job,
     as_neighbours,
+    can_wait,
     oldest_beside,
     plan,
     replaced,
@@ -279,6 +281,47 @@ def check_levels(host: Host) -> None:
         assert overlap(one, other) is None
     assert not [r for r in segments if r.level == GOING]
     assert compaction.plan(host.view().tables["birds"], 0, host.settings.piece_bytes) is None
+
+
+def test_what_is_copied_is_merged_later() -> None:
+    """What is merged has to be hashed anew, so the comparison would take far longer."""
+    host = Host(ROOMY)
+    hand = host.hand()
+    copied = {"p1"}
+    host.maintenance.is_copied = copied.__contains__
+    for eggs in range(3 * NEW_OF_A_SIZE):
+        hand.put(birds(("wren", eggs), (f"rook {eggs}", eggs)))
+        host.flush()
+    assert not host.maintenance.step()
+    assert len(host.segments()) == 3 * NEW_OF_A_SIZE
+    copied.clear()
+    assert host.maintenance.step()
+    host.maintain()
+    assert len(host.segments()) < NEW_OF_A_SIZE
+
+
+def test_what_is_copied_for_long_is_merged_nevertheless() -> None:
+    """Or a copy that never ends would slow reads down for ever."""
+    host = Host(ROOMY)
+    hand = host.hand()
+    host.maintenance.is_copied = lambda partition: True
+    for eggs in range(2 * WAITING_DEPTH_MAX):
+        hand.put(birds(("wren", eggs)))
+        host.flush()
+        host.maintain()
+        assert len(host.segments()) <= WAITING_DEPTH_MAX
+
+
+def test_copied_slices_beside_each_other_can_wait() -> None:
+    """Many of them, but a read looks at one."""
+    slices = 4 * WAITING_DEPTH_MAX
+    width = (WHOLE.end - WHOLE.start) // slices
+    starts = [WHOLE.start + number * width for number in range(slices)]
+    beside = [segment(some_birds(1), NEW, TokenRange(at, at + width)) for at in starts]
+    assert can_wait(view_of(*beside))
+    over = [segment(some_birds(1, version)) for version in range(WAITING_DEPTH_MAX - 1)]
+    assert can_wait(view_of(*over))
+    assert not can_wait(view_of(*over, *beside))
 
 
 def test_every_interrupted_sweep_is_resumed() -> None:

@@ -57,6 +57,12 @@ def written(partition: Partition) -> tuple[Replica, ...]:
     return side(partition, Side.OLD if stage is None else stage.writes)
 
 
+def is_copied(partition: Partition) -> bool:
+    """Are rows of it carried to other replicas now?"""
+    stage = stage_of(partition)
+    return stage is not None and stage.session
+
+
 def writers(partition: Partition) -> tuple[Replica, ...]:
     """The write set: on whose disks a row must be before it is committed."""
     return tuple(r for r in written(partition) if r in partition.in_sync)

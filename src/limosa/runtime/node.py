@@ -49,10 +49,11 @@ from limosa.core.events import (
 )
 from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed
-from limosa.core.model.keys import WHOLE
+from limosa.core.model.keys import WHOLE, PartitionId
 from limosa.core.model.topology import Node
 from limosa.core.participant.node import Participant
 from limosa.core.participant.settings import Settings
+from limosa.core.routing import is_copied
 from limosa.errors import LimosaError, Refused
 from limosa.ports import Clock, Metastore
 from limosa.runtime import membership
@@ -130,6 +131,7 @@ class NodeDriver:
         ]
 
     def start(self) -> None:
+        self.store.merge_later(self._is_copied)
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id)))
         self._watcher.start()
@@ -400,6 +402,10 @@ class NodeDriver:
         self._no_room = "; ".join(short)
         sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
         self.deliver(Measured(free, sizes, self.traffic.measure(time.monotonic())))
+
+    def _is_copied(self, partition: PartitionId) -> bool:
+        record = self.agreed.topology.partitions.get(partition)
+        return record is not None and is_copied(record)
 
     def _followed(self, agreed: Agreed, asked: bool) -> None:
         self.agreed = agreed

@@ -22,6 +22,8 @@ NEW_OF_A_SIZE = 4
 STREAM_SEGMENTS = 8
 UNITED_PIECES_MAX = 8
 """What is larger is not united in one step, but swept."""
+WAITING_DEPTH_MAX = 16
+"""So many unsettled segments over each other are too many, whatever merging would disturb."""
 
 
 class Job(Struct, frozen=True):
@@ -48,6 +50,13 @@ def plan(view: TableView, collected: Position, piece_bytes: int, full: bool = Fa
     if _bytes(alike) > UNITED_PIECES_MAX * piece_bytes:
         return _next_piece(new, settled, piece_bytes)
     return Job(alike, WHOLE, NEW) if alike else _shed(view, collected)
+
+
+def can_wait(view: TableView) -> bool:
+    """Reads would not suffer much yet if nothing were merged for a while."""
+    unsettled = [ranged.held for ranged in view.segments if ranged.level != SETTLED]
+    covered = sum(held.end - held.start for held in unsettled)
+    return covered < WAITING_DEPTH_MAX * (WHOLE.end - WHOLE.start)
 
 
 def _is_worth_a_sweep(new: Sequence[Ranged], settled: Sequence[Ranged]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 from msgspec import structs
 
-from limosa.core.model.keys import WHOLE, Position, TokenRange
+from limosa.core.model.keys import WHOLE, PartitionId, Position, TokenRange
 from limosa.errors import BadInput, UnusableFile, VolumeFailed
 from limosa.storage import compaction
 from limosa.storage.adoption import link, shelve
@@ -45,6 +45,9 @@ class Maintenance:
         self._damage: dict[str, str] = {}
         """Replicas that can't be merged, and why."""
         self._flushed_last = False
+        self.is_copied: Callable[[PartitionId], bool] = lambda partition: False
+        """Are rows of a partition carried elsewhere, or here, and compared? What is merged now has
+        to be hashed anew, and takes the time that the copy needs."""
 
     def step(self) -> bool:
         """Do the most urgent thing; False: there was none.
@@ -278,6 +281,9 @@ class Maintenance:
         with self._volume.lock:
             replicas = list(self._volume.replicas.values())
         for replica in replicas:
+            tables = replica.view.tables.values()
+            if self.is_copied(replica.partition) and all(map(compaction.can_wait, tables)):
+                continue
             try:
                 if self._compact(replica):
                     return True

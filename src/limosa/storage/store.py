@@ -5,7 +5,7 @@ node: durable up to a ticket means on every volume.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -225,6 +225,12 @@ class Store:
         return self._disk(home), replica
 
     # ------------------------------------------------------------ maintenance
+
+    def merge_later(self, is_copied: Callable[[PartitionId], bool]) -> None:
+        """Partitions of which rows are carried and compared are not merged meanwhile, as far as
+        that can wait."""
+        for disk in self._disks.values():
+            disk.maintenance.is_copied = is_copied
 
     def start_maintenance(self) -> None:
         """Let a thread of its own flush and merge from now on."""
