@@ -2,10 +2,13 @@
 
 import base64
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +18,7 @@ import pytest
 from limosa.pipeline import application, java
 from limosa.pipeline.application import News, Options, settings_of
 from limosa.pipeline.package import as_zip
+from tests.pipeline.samples import eventually
 
 ENABLED = "spark.python.unix.domain.socket.enabled"
 LOOPBACK = "127.0.0.1"
@@ -55,20 +59,33 @@ def short_path() -> Iterator[Path]:
         yield Path(path)
 
 
-def run_application(
-    options: Options, environment: dict[str, str]
-) -> "subprocess.CompletedProcess[str]":
-    """Without orders: it ends as soon as it is ready."""
+@contextmanager
+def running(options: Options, environment: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
+    """An application, and Java with it, that does not outlive the test."""
     given = base64.b64encode(msgspec.json.encode(options)).decode()
-    return subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", application.__name__],
         env={**os.environ, **environment, application.ENVIRONMENT: given},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120.0,
-        check=False,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def news_of(process: "subprocess.Popen[str]") -> tuple[News, str]:
+    """Its first news, after which it is let go; and all else that it has printed."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    more, words = process.communicate(timeout=60.0)
+    assert not more
+    return msgspec.json.decode(line, type=News), words
 
 
 def of_length(parent: Path, length: int) -> Path:
@@ -86,10 +103,34 @@ def test_spark_starts_in_the_longest_path_that_has_room(short_path: Path) -> Non
     """Java's limit is not the kernel's: where a path was one byte too long, no move ever began."""
     scratch = of_length(short_path, application.SOCKET_DIRECTORY_BYTES_MAX)
     scratch.mkdir()
-    ran = run_application(Options(str(scratch)), {"TMPDIR": str(scratch)})
-    (line,) = ran.stdout.splitlines()
-    assert msgspec.json.decode(line, type=News).what == "ready", ran.stderr[-2000:]
+    with running(Options(str(scratch)), {"TMPDIR": str(scratch)}) as process:
+        news, words = news_of(process)
+    assert news.what == "ready", words
     assert not scratch.exists()
+
+
+@pytest.mark.skipif(bool(java.missing()), reason=java.missing())
+def test_whoever_orders_may_go_while_spark_starts(short_path: Path) -> None:
+    """A coordinator was killed, and its successor cleared up: PySpark waited for ever for a file in
+    a directory that was there no more, and Java with it."""
+    scratch = short_path / "spark"
+    scratch.mkdir()
+    with running(Options(str(scratch)), {"TMPDIR": str(scratch)}) as process:
+        eventually(lambda: any(scratch.iterdir()), "PySpark has begun to start Java")
+        shutil.rmtree(scratch)
+        assert process.stdin is not None
+        process.stdin.write('{"do": "run", "jo')  # it was killed while it spoke
+        process.communicate(timeout=30.0)
+        eventually(lambda: not _lives(process.pid), "Java has ended as well")
+    assert not scratch.exists()
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -120,11 +161,12 @@ def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
         "    def setAll(self, pairs): return self\n"
         "def SparkContext(conf): raise RuntimeError('Trouble:\\n  SomeError: no port is free')\n"
     )
-    ran = run_application(Options(str(tmp_path / "spark")), {"PYTHONPATH": str(fake.parent)})
-    assert ran.returncode == 1
-    (line,) = ran.stdout.splitlines()
-    assert msgspec.json.decode(line, type=News) == News("failed", why="SomeError: no port is free")
-    assert "Welcome!" in ran.stderr
+    given = Options(str(tmp_path / "spark"))
+    with running(given, {"PYTHONPATH": str(fake.parent)}) as process:
+        news, words = news_of(process)
+    assert process.returncode == 1
+    assert news == News("failed", why="SomeError: no port is free")
+    assert "Welcome!" in words
 
 
 def test_workers_elsewhere_can_import_all_that_they_need(tmp_path: Path) -> None:

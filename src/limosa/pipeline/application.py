@@ -9,9 +9,12 @@ it again starts another. It ends when its input ends, and Java ends with it.
 
 import base64
 import os
+import queue
 import shutil
+import signal
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -92,12 +95,11 @@ class Application:
 
     # --- orders
 
-    def follow(self, orders: Any) -> None:
+    def follow(self, orders: Iterable[Order]) -> None:
         """Until there are no more."""
         threading.Thread(target=self._watch_java, daemon=True).start()
         self.tell(News("ready", workers=self.workers))
-        for line in orders:
-            order = msgspec.json.decode(line, type=Order)
+        for order in orders:
             if order.do == "run":
                 self._start(order)
             else:
@@ -131,6 +133,37 @@ class Application:
     def stop(self) -> None:
         with suppress(Exception):
             self._context.stop()
+
+
+class Orders:
+    """What we are told, from the beginning: whoever tells us may go while Spark still starts.
+
+    Then nobody needs us, and our scratch directory may be gone as well: PySpark would wait for a
+    file in it for ever.
+    """
+
+    def __init__(self, scratch: str) -> None:
+        self._scratch = scratch
+        self._given: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._started = False
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+
+    def __iter__(self) -> Iterator[Order]:
+        self._started = True
+        return iter(self._given.get, None)
+
+    def _read(self) -> None:
+        # Not `sys.stdin`: that can't be left in a thread. If who tells us was killed meanwhile, the
+        # last line is not whole.
+        with open(0, closefd=False) as lines, suppress(msgspec.DecodeError):
+            for line in lines:
+                self._given.put(msgspec.json.decode(line, type=Order))
+        self._given.put(None)
+        if not self._started:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)  # and Java with us
+            os._exit(1)
 
 
 def settings_of(options: Options) -> dict[str, str]:
@@ -193,13 +226,14 @@ def main() -> int:
     os.dup2(2, 1)
     os.nice(NICENESS)
     options = msgspec.json.decode(base64.b64decode(os.environ.pop(ENVIRONMENT)), type=Options)
+    orders = Orders(options.scratch)
     try:
         application = Application(options, news)
     except Exception as error:
         news.write(msgspec.json.encode(News("failed", why=_in_one_line(error))).decode() + "\n")
         news.flush()
         return 1
-    application.follow(sys.stdin)
+    application.follow(orders)
     application.stop()
     shutil.rmtree(options.scratch, ignore_errors=True)  # if our parent was killed, nobody else does
     return 0
