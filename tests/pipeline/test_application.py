@@ -125,6 +125,20 @@ def test_whoever_orders_may_go_while_spark_starts(short_path: Path) -> None:
     assert not scratch.exists()
 
 
+@pytest.mark.skipif(bool(java.missing()), reason=java.missing())
+def test_java_that_hangs_ends_with_whoever_orders(short_path: Path) -> None:
+    scratch = short_path / "spark"
+    scratch.mkdir()
+    with running(Options(str(scratch)), {"TMPDIR": str(scratch)}) as process:
+        assert process.stdout is not None
+        assert msgspec.json.decode(process.stdout.readline(), type=News).what == "ready"
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGSTOP)
+        process.communicate(timeout=application.STOP_SECONDS + 30.0)
+        eventually(lambda: not _lives(process.pid), "Java has ended as well")
+    assert not scratch.exists()
+
+
 def _lives(group: int) -> bool:
     try:
         os.killpg(group, 0)

@@ -30,6 +30,8 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ENVIRONMENT = "LIMOSA_PIPELINE"
 NICENESS = 5
 """Java and the workers inherit it: where processors are few, users' rows come before copies."""
+STOP_SECONDS = 10.0
+"""Java that has not ended by then hangs; if our parent was killed, nobody else sees to it."""
 LOOPBACK = "127.0.0.1"
 SOCKET_DIRECTORY_BYTES_MAX = 106 - len("/.00000000-0000-0000-0000-000000000000.sock")
 """For Java, a Unix socket's path has at most 106 bytes, one less than for the kernel; Spark names
@@ -160,10 +162,15 @@ class Orders:
                 self._given.put(msgspec.json.decode(line, type=Order))
         self._given.put(None)
         if not self._started:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            if os.getpgrp() == os.getpid():
-                os.killpg(0, signal.SIGKILL)  # and Java with us
-            os._exit(1)
+            _end_at_once(self._scratch)
+
+
+def _end_at_once(scratch: str) -> None:
+    """And Java with us, whatever it does just now."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def settings_of(options: Options) -> dict[str, str]:
@@ -234,6 +241,9 @@ def main() -> int:
         news.flush()
         return 1
     application.follow(orders)
+    hangs = threading.Timer(STOP_SECONDS, _end_at_once, (options.scratch,))
+    hangs.daemon = True
+    hangs.start()
     application.stop()
     shutil.rmtree(options.scratch, ignore_errors=True)  # if our parent was killed, nobody else does
     return 0
