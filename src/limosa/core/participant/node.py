@@ -579,7 +579,7 @@ class Participant:
     def _complete(self, record: Partition) -> tuple[Replica, ...]:
         """Replicas that hold everything: the side that is read, and the one that was until now."""
         stage = routing.stage_of(record)
-        if stage is not None and stage.session:
+        if routing.is_copied(record):
             return record.replicas
         return routing.written(record) if stage is None or stage.name != ALLOW else record.replicas
 

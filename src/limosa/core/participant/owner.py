@@ -201,8 +201,7 @@ class Owner:
 
     def must_begin(self, replica: Replica, begun: int) -> bool:
         """A replica that is still being filled starts from nothing in every epoch."""
-        stage = routing.stage_of(self.record)
-        filling = stage is not None and stage.session
+        filling = routing.is_copied(self.record)
         return filling and begun != self.epoch and replica in routing.new_only(self.record)
 
     def base(self) -> Position:
