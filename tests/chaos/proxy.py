@@ -32,7 +32,9 @@ ABORT = struct.pack("ii", 1, 0)
 
 STRANGER = "stranger"
 
-Address = tuple[str, int]
+Address = tuple[str, int, int]
+"""Where a caller calls from, and which port it calls: its own may have other lines, or one that has
+just ended."""
 Pair = tuple[str, str]
 """A caller's name and a node's."""
 
@@ -185,9 +187,9 @@ class Network:
 
     async def _who_calls(self, near: socket.socket) -> str:
         """All who wait are found together: that takes a while, and many may call at once."""
-        host, port = near.getpeername()
+        caller = (*near.getpeername(), near.getsockname()[1])
         found: asyncio.Future[str] = self._loop.create_future()
-        self._unknown[host, port] = found
+        self._unknown[caller] = found
         if len(self._unknown) == 1 and not self._finding:
             self._finding = True
             self._loop.create_task(self._find())
@@ -287,21 +289,25 @@ def who_call(
 
 
 def _inodes(addresses: Iterable[Address]) -> dict[Address, str]:
-    """Of the sockets with these local addresses: the tables' tenth column.
+    """Of the sockets at these ends: the tables' tenth column.
 
     Who speaks both versions of the protocol is in the table of the newer one, with an address
     that ends like the older one's.
     """
     wanted = {
-        f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}": (host, port)
-        for host, port in addresses
+        (f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}", f"{called:04X}"): (
+            host,
+            port,
+            called,
+        )
+        for host, port, called in addresses
     }
     length = len("0100007F:0000")
     found: dict[Address, str] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             columns = line.split()
-            address = wanted.get(columns[1][-length:])
+            address = wanted.get((columns[1][-length:], columns[2][-4:]))
             if address is not None:
                 found[address] = columns[9]
     return found

@@ -111,6 +111,27 @@ def test_what_is_cut_stays_open_and_arrives_late(network: Network) -> None:
         assert cut.recv(4) == b"late"
 
 
+def test_a_caller_is_known_whatever_else_has_its_port(network: Network) -> None:
+    """A line that has just ended stays in the kernel's table for a while, and is nobody's."""
+    for _ in range(10):
+        with dial_from(0, network, "n1") as ended:
+            assert said(ended, b"x") == b"x"
+            port = ended.getsockname()[1]
+        with dial_from(port, network, "n2") as line:
+            assert said(line, b"y") == b"y"
+    assert network.callers == {"we": 20}
+
+
+def dial_from(port: int, network: Network, node: str) -> socket.socket:
+    line = socket.socket()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    line.bind(("127.0.0.1", port))
+    line.settimeout(5.0)
+    host, _, called = network.address(node).rpartition(":")
+    line.connect((host, int(called)))
+    return line
+
+
 def test_a_new_line_through_a_cut_opens_and_says_nothing(network: Network) -> None:
     pairs = network.cut(["we"], ["n1"])
     with dial(network, "n1") as line:
