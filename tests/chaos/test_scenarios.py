@@ -67,6 +67,12 @@ def owner(cluster: Cluster, table: TableHandle, key: str) -> str:
     return found.replica.node
 
 
+def has_another_owner(cluster: Cluster, table: TableHandle, key: str, old: str) -> bool:
+    """Whether somebody else owns it: while a new owner is chosen, nobody does."""
+    found = record(cluster, table, key).owner
+    return found is not None and found.replica.node != old
+
+
 def followers(cluster: Cluster, table: TableHandle, key: str) -> list[str]:
     first = owner(cluster, table, key)
     return [each.node for each in record(cluster, table, key).replicas if each.node != first]
@@ -257,7 +263,7 @@ def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
         try:
             # It lies in the old owner's socket until that wakes up.
             stream.send(write_of(table, topology, {"k": "a", "v": 666}, 2))
-            until(lambda: record(cluster, table, "a").owner and owner(cluster, table, "a") != old)
+            until(lambda: has_another_owner(cluster, table, "a", old))
             table.write({"k": "a", "v": 3})
         finally:
             cluster.resume(old)
