@@ -169,6 +169,8 @@ def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
     fake = tmp_path / "packages" / "pyspark"
     fake.mkdir(parents=True)
     fake.joinpath("__init__.py").write_text(
+        "import atexit, time\n"
+        "atexit.register(time.sleep, 0.5)\n"  # whoever orders goes while it ends
         "print('Welcome!')\n"
         "class SparkConf:\n"
         "    def __init__(self, loadDefaults): pass\n"
