@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 from limosa.core.model.keys import COUNTER_BITS, NodeId, Position, epoch_of
 from limosa.core.tokens import tokens
 from limosa.storage.digest import digest
-from limosa.storage.rows import Flags, Indices, Versions
+from limosa.storage.order import Indices
+from limosa.storage.rows import Flags, Versions
 from limosa.storage.schema import Table, comparable_column
 
 Key: TypeAlias = tuple[Any, ...]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from limosa.core.model.keys import Position, TokenRange
 from limosa.storage.merge import Span, newest
+from limosa.storage.order import order_of
 from limosa.storage.rows import Batch, Tokens, concat
 from limosa.storage.schema import Table
 
@@ -39,7 +40,7 @@ class Index:
         lengths = [len(batch) for batch in members]
         numbers = np.repeat(np.arange(len(members), dtype=np.int32), lengths)
         rows = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
-        order = np.argsort(tokens, kind="stable")
+        order = order_of(tokens)
         self.tokens: Tokens = tokens[order]
         self.one_by_one = self.tokens.data
         """The same, for look-ups of a single one: quicker than by NumPy."""

@@ -7,6 +7,7 @@ two keys may have the same token, so equal tokens only say where to look.
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from limosa.core.model.keys import Position, TokenRange
-from limosa.storage.rows import Batch, Flags, Indices, concat
+from limosa.storage.order import Indices, order_of
+from limosa.storage.rows import Batch, Flags, concat
 from limosa.storage.schema import Table
 
 
@@ -58,7 +60,9 @@ def sweep(
 
 
 def merged(table: Table, sources: Sequence[Source], held: TokenRange) -> list[Batch]:
-    found = [batches for source in sources if (batches := source.within(held))]
+    # Older ones first: then rows of one key mostly follow each other as their versions do.
+    by_age = sorted(sources, key=attrgetter("max_version"))
+    found = [batches for source in by_age if (batches := source.within(held))]
     if not found:
         return []
     if len(found) == 1 and is_sorted(found[0]):
@@ -106,14 +110,15 @@ def newest(batch: Batch) -> Batch:
 
 def newest_rows(batch: Batch) -> Indices:
     assert batch.versions is not None
-    order = np.argsort(batch.tokens, kind="stable")
+    order = order_of(batch.tokens)
     tokens = batch.tokens[order]
     same = tokens[1:] == tokens[:-1]
     if not same.any():
         return order
-    versions = batch.versions[order]
-    if (same & (versions[1:] < versions[:-1])).any():
-        order = np.lexsort((batch.versions, batch.tokens))
+    if (batch.versions[1:] < batch.versions[:-1]).any():
+        versions = batch.versions[order]
+        if (same & (versions[1:] < versions[:-1])).any():
+            order = np.lexsort((batch.versions, batch.tokens))
     pairs = np.flatnonzero(same)
     equal = same_keys(batch, order[pairs], order[pairs + 1])
     keep = np.ones(len(order), np.bool_)
@@ -130,7 +135,7 @@ def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
     at.
     """
     tokens = np.concatenate([batch.tokens for batch in batches])
-    order = np.argsort(tokens, kind="stable")
+    order = order_of(tokens)
     ordered = tokens[order]
     same = ordered[1:] == ordered[:-1]
     if not same.any():

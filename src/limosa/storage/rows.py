@@ -17,13 +17,13 @@ from limosa.core.model.rows import Starts
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput
 from limosa.storage.digest import row_hashes
+from limosa.storage.order import Indices
 from limosa.storage.schema import Table, comparable_column
 
 Tokens: TypeAlias = NDArray[np.int64]
 Versions: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 Reader: TypeAlias = Callable[[int], Any]
-Indices: TypeAlias = NDArray[np.signedinteger[Any]]
 
 TOKEN, VERSION, DELETED = "__token", "__version", "__deleted"
 _COUNT_SHIFT = 128
