@@ -17,6 +17,7 @@ from limosa.errors import LimosaError
 from limosa.runtime.wire import Decoder, Encoder
 from tests.chaos.cluster import Cluster, digests, wait_until_equal
 from tests.chaos.raw import Raw, partition_of, write_of
+from tests.metastore.pausing import pause_between_commits
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -259,7 +260,7 @@ def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
     old = owner(cluster, table, "a")
     with Raw(cluster, old, table) as stream:
         assert isinstance(stream.ask(write_of(table, topology, {"k": "a", "v": 2}, 1)), Written)
-        cluster.pause(old)
+        pause_between_commits(cluster.processes[old].pid, cluster.metastore)
         try:
             # It lies in the old owner's socket until that wakes up.
             stream.send(write_of(table, topology, {"k": "a", "v": 666}, 2))
@@ -329,7 +330,7 @@ def test_a_paused_follower_is_taken_out_and_catches_up_from_where_it_was(
     table.write([{"k": f"{number}", "v": 0} for number in range(100)])
     other = followers(cluster, table, "a")[0]
     before = {each.node: each.incarnation for each in record(cluster, table, "a").replicas}
-    cluster.pause(other)
+    pause_between_commits(cluster.processes[other].pid, cluster.metastore)
     try:
         table.write([{"k": f"{number}", "v": 1} for number in range(100)])
         assert other not in in_sync(cluster, table, "0")

@@ -14,6 +14,7 @@ import pytest
 from limosa.client.connection import connect
 from limosa.errors import LimosaError
 from tests.cli.running import COMMAND, Cluster, Limosa, Ran, wait_until
+from tests.metastore.pausing import pause_between_commits
 
 NODES = {"n1", "n2", "n3"}
 SECONDS = 90.0
@@ -263,7 +264,7 @@ def test_without_a_coordinator_an_explanation_says_so(
 ) -> None:
     """It works without one, and says what a person has to do."""
     coordinator = cluster.child("coordinator")
-    os.kill(coordinator, signal.SIGSTOP)
+    pause_between_commits(coordinator, cluster.directory / "metastore.db")
     try:
         wait_until(lambda: explained(limosa)["coordinator"] is None)
         facts = explained(limosa)

@@ -36,6 +36,7 @@ from limosa.storage.rows import Batch
 from limosa.storage.schema import Table
 from limosa.transport.links import Outbound
 from limosa.transport.security import Security
+from tests.metastore.pausing import pause_between_commits
 
 TIMEOUT_SECONDS = 1.0
 SLACK_SECONDS = 3.0
@@ -102,18 +103,11 @@ def table(db: Connection) -> Iterator[TableHandle]:
 
 @contextmanager
 def paused(cluster: LocalCluster, node: str) -> Iterator[None]:
-    cluster.pause(node)
+    pause_between_commits(cluster.processes[node].pid, cluster.metastore)
     try:
-        eventually(lambda: _stands_still(cluster.processes[node].pid), f"{node} is paused")
         yield
     finally:
         cluster.resume(node)
-
-
-def _stands_still(pid: int) -> bool:
-    """All of its threads: a signal takes its time to reach them."""
-    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
 
 @pytest.mark.parametrize("size", [100, 4 * MEBIBYTE])
