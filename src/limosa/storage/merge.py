@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from limosa.core.model.keys import Position, TokenRange
+from limosa.core.model.keys import TOKEN_MIN, Position, TokenRange
 from limosa.storage.order import Indices, order_of
 from limosa.storage.rows import Batch, Flags, concat
 from limosa.storage.schema import Table
@@ -132,16 +133,11 @@ def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
     """Of each batch, the rows that are the newest of their key; None: all of them.
 
     For those who need no order, and no copy: only rows that may have others of their key are looked
-    at.
+    at. Settled ones had better come first and in their order: they are not sorted again.
     """
-    tokens = np.concatenate([batch.tokens for batch in batches])
-    order = order_of(tokens)
-    ordered = tokens[order]
-    same = ordered[1:] == ordered[:-1]
-    if not same.any():
+    beside = _beside([batch.tokens for batch in batches])
+    if not beside.any():
         return [None] * len(batches)
-    beside = np.zeros(len(tokens), np.bool_)
-    beside[order[1:][same]] = beside[order[:-1][same]] = True
     bounds = np.cumsum([0, *map(len, batches)])
     keys = _keys_of(table)
     parts = [
@@ -156,6 +152,41 @@ def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
     counts[rows[newest_rows(concat(keys, parts))]] = True
     flags = [counts[start:stop] for start, stop in pairwise(bounds)]
     return [None if each.all() else each for each in flags]
+
+
+def _beside(parts: Sequence[NDArray[np.int64]]) -> Flags:
+    """Which tokens, of all together, are there more than once?"""
+    ordered = sum(map(len, parts[: _in_order(parts)]))
+    tokens = np.concatenate(parts)
+    beside = np.zeros(len(tokens), np.bool_)
+    lying, others = tokens[:ordered], tokens[ordered:]
+    again = lying[1:] == lying[:-1]
+    beside[:ordered][1:] |= again
+    beside[:ordered][:-1] |= again
+    order = order_of(others)
+    sought = others[order]
+    again = sought[1:] == sought[:-1]
+    twice = np.zeros(len(sought), np.bool_)
+    twice[1:] |= again
+    twice[:-1] |= again
+    if ordered:
+        places = np.minimum(np.searchsorted(lying, sought), ordered - 1)
+        found = lying[places] == sought
+        beside[places[found]] = True  # others of the same token that lie there know of each other
+        twice |= found
+    beside[ordered + order[twice]] = True
+    return beside
+
+
+def _in_order(parts: Sequence[NDArray[np.int64]]) -> int:
+    """How many of the first ones follow each other, each of them sorted."""
+    last = TOKEN_MIN
+    for number, tokens in enumerate(parts):
+        if len(tokens):
+            if tokens[0] < last or (tokens[1:] < tokens[:-1]).any():
+                return number
+            last = int(tokens[-1])
+    return len(parts)
 
 
 @lru_cache(256)
