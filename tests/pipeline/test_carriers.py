@@ -166,6 +166,14 @@ def test_a_job_that_is_cancelled_before_spark_is_ready_never_runs(stage: Stage) 
 # --- when it dies
 
 
+def test_when_it_dies_while_it_starts_java_does_too(stage: Stage) -> None:
+    """Java that finds its directory gone hangs for ever, and does not see that it is alone."""
+    carrier = stage.carrier("leave Java")
+    assert stage.run(carrier, "wave-1", "echo").why == "Spark ended: it ended with code 9"
+    _, java = stage.processes()
+    eventually(lambda: not is_running(java), "Java has ended as well")
+
+
 def test_when_it_dies_every_job_is_told_and_the_next_need_starts_it_again(stage: Stage) -> None:
     """Java was killed: the coordinator lives on, and asks for its copies again."""
     carrier = stage.carrier()

@@ -233,6 +233,7 @@ class SparkCarrier:
     def _ended(self, child: "subprocess.Popen[str]") -> None:
         assert child.stdout is not None
         code = child.wait()
+        _kill(child)  # Java that was still starting would wait for ever
         child.stdout.close()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         with self._lock:
@@ -257,16 +258,15 @@ class SparkCarrier:
             child = self._child
         if child is not None:
             self._said.put(None)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                _kill(child)
-                child.wait()
+            _kill(child)
+            child.wait()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
 
 
 def _kill(child: "subprocess.Popen[str]") -> None:
-    """And Java with it: it leads a group of its own."""
+    """And Java with it: it leads a group of its own, which is there as long as one of them is."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
