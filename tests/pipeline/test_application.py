@@ -170,7 +170,7 @@ def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
     fake.mkdir(parents=True)
     fake.joinpath("__init__.py").write_text(
         "import atexit, time\n"
-        "atexit.register(time.sleep, 0.5)\n"  # whoever orders goes while it ends
+        "atexit.register(time.sleep, 5.0)\n"  # it ends slowly, and whoever orders goes meanwhile
         "print('Welcome!')\n"
         "class SparkConf:\n"
         "    def __init__(self, loadDefaults): pass\n"
@@ -180,7 +180,7 @@ def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
     given = Options(str(tmp_path / "spark"))
     with running(given, {"PYTHONPATH": str(fake.parent)}) as process:
         news, words = news_of(process)
-    assert process.returncode == 1
+    assert process.returncode == -signal.SIGKILL, "Java, which may hang, would go with it"
     assert news == News("failed", why="SomeError: no port is free")
     assert "Welcome!" in words
 

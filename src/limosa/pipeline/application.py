@@ -147,15 +147,12 @@ class Orders:
     def __init__(self, scratch: str) -> None:
         self._scratch = scratch
         self._given: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._starting = True
+        self._started = False
         threading.Thread(target=self._read, name="orders", daemon=True).start()
 
     def __iter__(self) -> Iterator[Order]:
+        self._started = True
         return iter(self._given.get, None)
-
-    def end_starting(self) -> None:
-        """Well or badly: if whoever tells us goes now, we end by ourselves."""
-        self._starting = False
 
     def _read(self) -> None:
         # Not `sys.stdin`: that can't be left in a thread. If who tells us was killed meanwhile, the
@@ -164,7 +161,7 @@ class Orders:
             for line in lines:
                 self._given.put(msgspec.json.decode(line, type=Order))
         self._given.put(None)
-        if self._starting:
+        if not self._started:
             _end_at_once(self._scratch)
 
 
@@ -240,11 +237,9 @@ def main() -> int:
     try:
         application = Application(options, news)
     except Exception as error:
-        orders.end_starting()
         news.write(msgspec.json.encode(News("failed", why=_in_one_line(error))).decode() + "\n")
         news.flush()
         return 1
-    orders.end_starting()
     application.follow(orders)
     hangs = threading.Timer(STOP_SECONDS, _end_at_once, (options.scratch,))
     hangs.daemon = True

@@ -158,24 +158,28 @@ def _beside(parts: Sequence[NDArray[np.int64]]) -> Flags:
     """Which tokens, of all together, are there more than once?"""
     ordered = sum(map(len, parts[: _in_order(parts)]))
     tokens = np.concatenate(parts)
-    beside = np.zeros(len(tokens), np.bool_)
     lying, others = tokens[:ordered], tokens[ordered:]
-    again = lying[1:] == lying[:-1]
-    beside[:ordered][1:] |= again
-    beside[:ordered][:-1] |= again
     order = order_of(others)
     sought = others[order]
-    again = sought[1:] == sought[:-1]
-    twice = np.zeros(len(sought), np.bool_)
-    twice[1:] |= again
-    twice[:-1] |= again
+    again = _again(sought)
+    beside = np.zeros(len(tokens), np.bool_)
+    beside[:ordered] = _again(lying)
     if ordered:
         places = np.minimum(np.searchsorted(lying, sought), ordered - 1)
         found = lying[places] == sought
-        beside[places[found]] = True  # others of the same token that lie there know of each other
-        twice |= found
-    beside[ordered + order[twice]] = True
+        beside[places[found]] = True  # if more of them lie there, they know of each other
+        again |= found
+    beside[ordered + order[again]] = True
     return beside
+
+
+def _again(tokens: NDArray[np.int64]) -> Flags:
+    """Of sorted ones, those that are beside one that is equal."""
+    same = tokens[1:] == tokens[:-1]
+    flags = np.zeros(len(tokens), np.bool_)
+    flags[1:] |= same
+    flags[:-1] |= same
+    return flags
 
 
 def _in_order(parts: Sequence[NDArray[np.int64]]) -> int:

@@ -428,7 +428,9 @@ class View(Struct, frozen=True):
         if view.table.kind == "stream":
             return sum(batch.digest() for batch in self.batches(view.table, tombstones=True))
         total = sum(ranged.digest(view.table) for ranged in view.segments)
-        settled_first = sorted(view.segments, key=lambda each: (-each.level, each.held.start))
+        settled_first = sorted(
+            view.segments, key=lambda each: (each.level != SETTLED, each.held.start)
+        )
         for part in cut(view.sources, WHOLE, SCAN_BYTES):
             at_rest = [batch for ranged in settled_first for batch in ranged.within(part)]
             found = [batch for run in (*view.frozen, *view.runs) for batch in run.within(part)]
