@@ -171,7 +171,7 @@ def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
     fake.joinpath("__init__.py").write_text(
         "import atexit, time\n"
         "atexit.register(time.sleep, 5.0)\n"  # it ends slowly, and whoever orders goes meanwhile
-        "print('Welcome!')\n"
+        "print('Welcome!', flush=True)\n"
         "class SparkConf:\n"
         "    def __init__(self, loadDefaults): pass\n"
         "    def setAll(self, pairs): return self\n"
