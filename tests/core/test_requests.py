@@ -327,7 +327,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
 def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
     request_: Request, cluster_of: dict[str, object], words: str, advice: str
 ) -> None:
-    """F109: what can't be done, and a second move of one partition."""
+    """What can't be done, and a second move of one partition."""
     agreed, commit = asked(request_, **cluster_of)  # type: ignore[arg-type]
     refused(commit, request_, words, advice)
     after = apply(agreed, commit.changes, 60)
@@ -336,7 +336,7 @@ def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
 
 
 def test_a_second_move_does_not_start_a_second_transition() -> None:
-    """F109: one who knows of the first has it queued behind the one that runs."""
+    """One who knows of the first has it queued behind the one that runs."""
     second = replace(MOVE, placements=placed(A, C, D), after_pending=True)
     agreed, commit = asked(second, moving(STREAMING), intends())
     after = apply(agreed, commit.changes, 60)
@@ -346,7 +346,7 @@ def test_a_second_move_does_not_start_a_second_transition() -> None:
 
 
 def test_to_ask_for_the_same_move_again_is_no_harm() -> None:
-    """F109: it is under way, and stays so; a plan behind it is dropped, as always."""
+    """It is under way, and stays so; a plan behind it is dropped, as always."""
     planned = Assignment("move", placed(A, C, D), trigger=12)
     _, commit = asked(MOVE, moving(STREAMING), intends(planned=planned))
     assert put(commit.changes, Intent) == [replace(intends(), change=TRIGGER)]

@@ -49,7 +49,7 @@ def test_a_request_becomes_pending_and_then_a_transition() -> None:
 
 
 def test_a_second_move_is_planned_not_started_and_runs_by_itself_afterwards() -> None:
-    """F109, F161, F166: while one runs there is no second transition; three more requests leave the
+    """F161, F166: while one runs there is no second transition; three more requests leave the
     latest as planned; it starts in the very commit that ends the first."""
     world = Scenario(nodes=6, replicas=1)
     world.put_many(5)
