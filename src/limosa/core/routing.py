@@ -4,7 +4,7 @@ Nothing here looks at a clock, a lease or a cache: two processes that know the s
 """
 
 from limosa.core.machines.catalogue import MACHINES
-from limosa.core.machines.machine import Machine, Side, Stage
+from limosa.core.machines.machine import Machine, Side, Stage, Work
 from limosa.core.model.topology import Partition, Replica, Transition, Zone
 
 
@@ -15,6 +15,12 @@ def machine_of(transition: Transition) -> Machine:
 def stage_of(partition: Partition) -> Stage | None:
     change = partition.transition
     return None if change is None else MACHINES[change.kind][change.stage]
+
+
+def is_held(change: Transition) -> bool:
+    """Does the transition keep both sides for a while, now that the new one is read?"""
+    held = Work.HOLD in machine_of(change)[change.stage].work
+    return held and bool(change.hold_seconds) and not change.released
 
 
 def side(partition: Partition, wanted: Side) -> tuple[Replica, ...]:

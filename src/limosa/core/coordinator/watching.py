@@ -9,6 +9,7 @@ from limosa.core.coordinator.explaining import copies, copying, waits_for
 from limosa.core.coordinator.progress import Progress, progress
 from limosa.core.coordinator.view import View
 from limosa.core.machines.machine import Side
+from limosa.core.model.keys import transition_id
 from limosa.core.model.runs import RunMove
 
 
@@ -46,7 +47,7 @@ def moving(view: View, move: RunMove) -> Moving:
         return Moving(move)
     change, stage = record.transition, routing.stage_of(record)
     why = waits_for(view, record, view.now if change is None else change.since)
-    if change is None or stage is None or change.id != f"t{move.trigger}":
+    if change is None or stage is None or change.id != transition_id(move.trigger):
         return Moving(move, waits_for=why)
     if not copies(stage):
         share = 1.0 if stage.reads is Side.NEW else 0.0
