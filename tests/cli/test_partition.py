@@ -215,7 +215,7 @@ def test_a_reversed_move_ends_a_wait_with_its_reason(
 def test_a_move_that_waits_for_a_better_moment_is_cancelled(
     limosa: Limosa, cluster: Cluster, partition: str
 ) -> None:
-    """F64, F109: no other move begins meanwhile; after it nothing is left at the target."""
+    """F64: no other move begins meanwhile; after it nothing is left at the target."""
     start, to = holders(limosa), elsewhere(limosa)
     asked = ("partition", "move", partition, "--to", to, "--max-pause", "0.001ms")
     limosa.well(*asked, "--no-wait")

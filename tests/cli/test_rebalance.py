@@ -220,7 +220,7 @@ def history(typed: Typed) -> list[dict[str, Any]]:
 
 
 def test_a_node_is_drained_and_filled_again(typed: Typed, connection: Operator) -> None:
-    """F59, F60, F74, F94: nothing is left on it, no write fails, and it gets about its share."""
+    """F59, F74, F94: nothing is left on it, no write fails, and it gets about its share."""
     expected = made(connection, "drained", replicas=2)
     with Load(connection, "drained") as load:
         plan = typed.well("node", "drain", "n2", "--dry-run", "--json").json
@@ -390,7 +390,7 @@ def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
 def test_wrong_calls_say_why_and_change_nothing(
     typed: Typed, connection: Operator, arguments: tuple[str, ...], why: str
 ) -> None:
-    """F55, F60."""
+    """F55."""
     if "wrong" not in connection.refresh().tables:
         made(connection, "wrong")
     assert why in typed.refused(*arguments)

@@ -202,7 +202,7 @@ def test_a_wrong_address_says_so(tmp_path: Path) -> None:
 
 
 def test_a_node_without_tables_has_nothing_to_route_by(tmp_path: Path) -> None:
-    """F2: a topology without layouts; then all rows of an undivided table are in partition 0."""
+    """Its topology has no layouts; all rows of a table of one partition are in that partition."""
     with LocalCluster(tmp_path, nodes=1) as alone:
         secret = alone.secret
         address = alone.addresses["n1"]

@@ -191,7 +191,7 @@ def test_where_spark_is_missing_a_move_is_refused_up_front(
 
 @pytest.mark.usefixtures("without")
 def test_where_threads_are_asked_for_a_move_is_made(tmp_path: Path, ending: ExitStack) -> None:
-    """F97, F98: there and back again, and every row is there."""
+    """F98: there and back again, and every row is there."""
     house = House(tmp_path, "threads", ending)
     for _ in range(2):
         target = house.move()
