@@ -396,6 +396,19 @@ def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool)
     world.conclude(workloads)
 
 
+def test_a_node_that_was_drained_and_stopped_is_removed() -> None:
+    """A drained node stays a member, empty; once it is stopped, it can be removed for good."""
+    world = Scenario(partitions=2, replicas=1)
+    name = start(world, planned(world, "n2", drains=("n2",)), "drain_nodes")
+    until_idle(world)
+    assert run_of(world, name).words == "drained: n2"
+    assert world.agreed.topology.nodes["n2"].state == "decommissioning"
+    world.nodes["n2"].crash()
+    world.until(lambda: "n2" not in world.agreed.leases)
+    assert world.answer(world.request("remove_node", "", name="n2")) == ("done", "removed")
+    assert world.agreed.topology.nodes["n2"].state == "left"
+
+
 def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays() -> None:
     """F60: nodes are planned to leave, and leave, until one is left: each owns and holds nothing
     afterwards. The last one can be neither drained nor removed, and serves everything."""
