@@ -135,7 +135,7 @@ class House:
         )
         ending.callback(coordinator.stop)
         self.nodes = {name: self._node(name, ending) for name in ("n1", "n2")}
-        self.connection = limosa.connect(self.nodes["n1"].server.address)
+        self.connection = limosa.operate(self.nodes["n1"].server.address)
         ending.callback(self.connection.close)
         self.table = self.connection.create_table(
             "birds", {"id": "int64", "eggs": "int64"}, "id", partitions=1, replicas=1

@@ -23,7 +23,6 @@ from limosa.core.machines.catalogue import (
 from limosa.core.machines.machine import END, Work
 from limosa.core.messages import Chunk, Fetch, Found, Read, Refuse, Replicate, Write, Written
 from limosa.core.model.codec import decode, encode
-from limosa.core.model.intent import Placement
 from limosa.core.model.topology import Partition
 from limosa.simulation.faults import inject
 from tests.simulation.scenarios import Scenario, said
@@ -45,14 +44,7 @@ def test_the_stages_of_a_run_are_the_lines_of_its_table(kind: str) -> None:
     kind."""
     world = Scenario()
     workloads = world.keep_busy(2.0)
-    follower = next(r for r in world.record().replicas if r.node != world.owner().name)
-    rest = tuple(Placement(n) for n in sorted(world.replicas() - {follower.node}))
-    if kind == "move":
-        world.move_owner()
-    elif kind == "volume_move":
-        world.request(kind, placements=(Placement(follower.node, "v2"), *rest))
-    else:
-        world.request(kind, renewed=(follower.node,) if kind == "rebuild" else ())
+    world.ask_for(kind)
     world.until_ended()
     machine = MACHINES[kind]
     expected, stage = [machine.first.name], machine.first
@@ -63,24 +55,6 @@ def test_the_stages_of_a_run_are_the_lines_of_its_table(kind: str) -> None:
     if kind == "move":
         assert world.stages() == [*FORWARD, "stable"]
     world.conclude(workloads)
-
-
-def ask(world: Scenario, kind: str, hold_seconds: float = 0.0) -> set[tuple[str, str]]:
-    """Ask for a change of that kind: the (node, volume) of each replica once it is done."""
-    here = {replica.node: replica.volume for replica in world.record().replicas}
-    follower = next(node for node in sorted(here) if node != world.owner().name)
-    if kind == "move":
-        source, target = world.move_owner(hold_seconds=hold_seconds)
-        return {(node, volume) for node, volume in here.items() if node != source} | {(target, "")}
-    if kind == "volume_move":
-        here[follower] = "" if here[follower] else "v2"
-        places = tuple(Placement(node, volume) for node, volume in sorted(here.items()))
-        world.request(kind, placements=places, hold_seconds=hold_seconds)
-    elif kind == "rebuild":
-        world.request(kind, renewed=(follower,), hold_seconds=hold_seconds)
-    else:
-        world.request(kind)
-    return set(here.items())
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -94,7 +68,7 @@ def test_the_record_has_kind_replicas_targets_and_session_in_each_stage(kind: st
     for way in ("complete", "cancel", *(["reverse"] if FALLBACK in names_of(kind) else [])):
         before, begun = world.record(), len(world.records())
         world.run_for(1.0)
-        wanted = ask(world, kind, hold_seconds=30.0 if way == "reverse" else 0.0)
+        wanted = world.ask_for(kind, hold_seconds=30.0 if way == "reverse" else 0.0)
         if way == "cancel":
             world.mover.pause()
             world.until_stage(REPAIR if kind == "repair" else WRITE_BOTH)
