@@ -18,7 +18,7 @@ from limosa.admin import tokens
 from limosa.admin.process import AdminConfig, AdminProcess
 from limosa.admin.service import Settings
 from limosa.client.operator import Operator
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import RemoveNode, Request
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
 from tests.transport.certificates import Authority
@@ -280,8 +280,8 @@ def test_two_services_are_one(cluster: LocalCluster, tmp_path: Path) -> None:
 def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster) -> None:
     with connector(cluster)() as connection:
         assert connection.request_state("nobody-1") is None
-        first = connection.ask(Request("gone-1", "remove_node", name="n9", fingerprint="a"))
-        other = connection.ask(Request("gone-1", "remove_node", name="n8", fingerprint="b"))
+        first = connection.ask(Request("gone-1", RemoveNode("n9"), fingerprint="a"))
+        other = connection.ask(Request("gone-1", RemoveNode("n8"), fingerprint="b"))
         assert (first.name, other.name, other.fingerprint) == ("n9", "n9", "a")
         deadline = time.monotonic() + 20
         while (row := connection.request_state("gone-1")) is None or row.state == "waiting":
@@ -290,7 +290,7 @@ def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster
         assert row.state == "refused"
         assert row.trigger > 0
         with pytest.raises(BadInput):
-            connection.ask(Request("no word", "remove_node", name="n9"))
+            connection.ask(Request("no word", RemoveNode("n9")))
 
 
 def test_a_service_outlives_its_cluster(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import limosa
 from limosa.core.coordinator.settings import Settings
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import MovePartition
 from limosa.errors import BadInput, IllegalRequest
 from limosa.pipeline import java
 from limosa.pipeline.assembly import PipelineConfig, mover_for, settings_for
@@ -162,7 +163,7 @@ class House:
         (record,) = self.connection.refresh().partitions.values()
         (source,) = (replica.node for replica in record.replicas)
         (target,) = set(self.nodes) - {source}
-        self.connection.change_partition("move", record.id, source=source, target=Placement(target))
+        self.connection.submit(MovePartition(record.id, source=source, target=Placement(target)))
         return target
 
     def holder(self) -> str | None:

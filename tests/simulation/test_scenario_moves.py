@@ -23,6 +23,7 @@ from limosa.core.machines.catalogue import (
 from limosa.core.machines.machine import END, Work
 from limosa.core.messages import Chunk, Fetch, Found, Read, Refuse, Replicate, Write, Written
 from limosa.core.model.codec import decode, encode
+from limosa.core.model.requests import CompleteMove, ReverseMove
 from limosa.core.model.topology import Partition
 from limosa.simulation.faults import inject
 from tests.simulation.scenarios import Scenario, said
@@ -76,7 +77,7 @@ def test_the_record_has_kind_replicas_targets_and_session_in_each_stage(kind: st
             world.mover.resume()
         elif way == "reverse":
             world.until(lambda: world.waits().startswith("held"))
-            world.request("reverse")
+            world.request(ReverseMove("p0"))
         world.until_ended()
         during = [record for _, record in world.records()[begun:] if record.transition is not None]
         for record in during:
@@ -340,7 +341,7 @@ def test_a_delayed_write_of_an_older_stage_is_not_applied_after_cleanup() -> Non
     assert world.put("b", 2).outcome == "done"
     late = [e for e in said(world, Replicate, to=source, sender=target) if e.message.entries]  # type: ignore[union-attr]
     assert late
-    world.request("complete")
+    world.request(CompleteMove("p0"))
     for stage in (CLEANUP, "stable"):
         world.until_stage(stage)
         held = {node: world.rows_at(node) for node in world.nodes}

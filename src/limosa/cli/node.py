@@ -21,6 +21,7 @@ from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
 from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.model.requests import RemoveNode, UndrainNodes
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import IllegalRequest, Refused
@@ -38,7 +39,7 @@ def remove(target: Target, name: Annotated[str, typer.Argument(help="The node's 
       limosa node remove n4
     """
     with target.operate() as connection:
-        connection.remove_node(name)
+        connection.submit(RemoveNode(name))
     if target.as_json:
         print_json({"removed": name})
     else:
@@ -153,7 +154,7 @@ def undrain(target: Target, names: Names) -> None:
       limosa node undrain n2
     """
     with target.operate() as connection:
-        request = connection.undrain_nodes(names)
+        request = connection.submit(UndrainNodes(tuple(names)))
     if target.as_json:
         print_json({"operation": request.id, "answer": request.answer})
     else:

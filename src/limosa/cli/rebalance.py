@@ -24,10 +24,19 @@ from limosa.cli.shared.run_progress import facts as progress_facts
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
 from limosa.cli.shared.terminal import print_json, print_table, size
 from limosa.client.cluster_view import look
+from limosa.core import routing
 from limosa.core.coordinator.progress import progress
 from limosa.core.coordinator.proposing import planned
-from limosa.core.machines.catalogue import READ_NEW
-from limosa.core.model.intent import Request, RequestKind
+from limosa.core.model.requests import (
+    CancelRun,
+    CompleteMove,
+    PauseRun,
+    Request,
+    ResumeRun,
+    ReverseMove,
+    SetBalancing,
+    SetPolicy,
+)
 from limosa.core.model.runs import IN_FLIGHT, Policy, Run
 from limosa.errors import IllegalRequest
 
@@ -164,7 +173,7 @@ def pause(target: Target, run: RunName = None) -> None:
     Examples:
       limosa rebalance pause
     """
-    _turn(target, "pause_run", run)
+    _turn(target, PauseRun(run or ""))
 
 
 @rebalance.command()
@@ -176,7 +185,7 @@ def resume(target: Target, run: RunName = None) -> None:
     Examples:
       limosa rebalance resume
     """
-    _turn(target, "resume_run", run)
+    _turn(target, ResumeRun(run or ""))
 
 
 @rebalance.command()
@@ -190,8 +199,8 @@ def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
       limosa rebalance cancel r123 --wait
     """
     with target.operate() as connection:
-        name = run or connection.runs().rebalance.run
-        request = connection.change_run("cancel_run", run or "")
+        request = connection.submit(CancelRun(run or ""))
+        name = request.run
         if not (is_watched(target) if wait is None else wait):
             _tell(target, request, name)
             return
@@ -203,11 +212,10 @@ def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
         typer.echo(line)
 
 
-def _turn(target: Target, kind: RequestKind, run: str | None) -> None:
+def _turn(target: Target, wish: PauseRun | ResumeRun) -> None:
     with target.operate() as connection:
-        request = connection.change_run(kind, run or "")
-        name = run or connection.runs().rebalance.run
-    _tell(target, request, name)
+        request = connection.submit(wish)
+    _tell(target, request, request.run)
 
 
 def _tell(target: Target, request: Request, name: str) -> None:
@@ -268,9 +276,9 @@ def auto(
             policy.cooldown_seconds if cooldown is None else seconds_of(cooldown, "--cooldown"),
         )
         if changed != policy:
-            connection.set_policy(changed)
+            connection.submit(SetPolicy(changed))
         if halt is not None and halt != halted:
-            connection.switch("set_balancing", on=not halt)
+            connection.submit(SetBalancing(not halt))
             halted = halt
     if target.as_json:
         print_json({**to_builtins(changed), "halted": halted})
@@ -296,7 +304,7 @@ def complete(target: Target) -> None:
     Examples:
       limosa rebalance complete
     """
-    _end_holds(target, "complete")
+    _end_holds(target, CompleteMove)
 
 
 @rebalance.command()
@@ -308,10 +316,10 @@ def reverse(target: Target) -> None:
     Examples:
       limosa rebalance reverse
     """
-    _end_holds(target, "reverse")
+    _end_holds(target, ReverseMove)
 
 
-def _end_holds(target: Target, kind: RequestKind) -> None:
+def _end_holds(target: Target, wish: type[CompleteMove] | type[ReverseMove]) -> None:
     done: dict[str, str] = {}
     with target.operate() as connection:
         agreed = connection.runs()
@@ -321,8 +329,8 @@ def _end_holds(target: Target, kind: RequestKind) -> None:
         for move in agreed.moves.get(run, {}).values():
             record = agreed.topology.partitions.get(move.partition)
             change = None if record is None else record.transition
-            if move.state in IN_FLIGHT and change is not None and change.stage == READ_NEW:
-                done[move.partition] = connection.change_partition(kind, move.partition).answer
+            if move.state in IN_FLIGHT and change is not None and routing.may_end_hold(change):
+                done[move.partition] = connection.submit(wish(move.partition)).answer
     if not done:
         raise IllegalRequest(f"no move of {run} is held", "see `limosa rebalance status`")
     if target.as_json:

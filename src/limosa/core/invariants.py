@@ -147,7 +147,7 @@ def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[
         if was is None or now is None or was.reads is now.reads or now.reads is not Side.NEW:
             continue
         assert old is not None and old.transition is not None
-        if old.transition.giving_up:
+        if old.transition.given_up_by:
             yield f"{new.id} switched although it was given up: {old.transition.giving_up}"
 
 

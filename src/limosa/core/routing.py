@@ -17,10 +17,14 @@ def stage_of(partition: Partition) -> Stage | None:
     return None if change is None else MACHINES[change.kind][change.stage]
 
 
+def may_end_hold(change: Transition) -> bool:
+    """Is the transition where it keeps both sides, now that the new one is read?"""
+    return Work.HOLD in machine_of(change)[change.stage].work
+
+
 def is_held(change: Transition) -> bool:
-    """Does the transition keep both sides for a while, now that the new one is read?"""
-    held = Work.HOLD in machine_of(change)[change.stage].work
-    return held and bool(change.hold_seconds) and not change.released
+    """Does the transition stay there for a while?"""
+    return may_end_hold(change) and bool(change.hold_seconds) and not change.released
 
 
 def side(partition: Partition, wanted: Side) -> tuple[Replica, ...]:

@@ -18,6 +18,7 @@ from limosa.client.operator import Operator
 from limosa.core.coordinator.progress import Progress
 from limosa.core.coordinator.proposing import filling, planned
 from limosa.core.coordinator.watching import Watched
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
@@ -110,7 +111,8 @@ class Acts:
 
     def _carry_out(self, plan: RunPlan) -> None:
         began = time.time()
-        name = self._connection.start_run(plan).answer.rsplit(" ", 1)[-1]
+        wish = DrainNodes(plan) if plan.drains else StartRun(plan)
+        name = self._connection.submit(wish).run
         self._show(f"{plan.action}: {len(plan.moves)} moves begin as run {name}")
         ended = self._follow(name)
         run, ready = ended.run, self._spark_since()

@@ -3,8 +3,6 @@
 A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
 """
 
-from typing import assert_never
-
 from msgspec.structs import replace
 
 from limosa.core import routing
@@ -38,7 +36,7 @@ from limosa.core.model.intent import (
     cancelled,
     with_cancel,
 )
-from limosa.core.model.keys import Revision, transition_id
+from limosa.core.model.keys import NodeId, Revision, transition_id
 from limosa.core.model.requests import (
     CancelChange,
     CancelRun,
@@ -63,6 +61,7 @@ from limosa.core.model.requests import (
     SetPolicy,
     SetReplicas,
     StartRun,
+    TransitionWish,
     UndrainNodes,
     UnlockCluster,
     WithdrawRequest,
@@ -114,8 +113,9 @@ def without_plan(request: Request) -> Request:
 
 
 def act(view: View, request: Request, trigger: Revision) -> Answer:
-    """What the request leads to; raises `IllegalRequest` or `IllegalTransition` if it may not be."""
-    match request.what:
+    """What the request leads to; raises `IllegalRequest` or `IllegalTransition` to refuse it."""
+    what = request.what
+    match what:
         case PartitionWish() as wish:
             return serve(view, wish, trigger)
         case ZoneWish() as wish:
@@ -136,15 +136,13 @@ def act(view: View, request: Request, trigger: Revision) -> Answer:
             return run_requests.turn(view, wish)
         case SetBalancing() | SetPolicy() | LockCluster() | UnlockCluster() as wish:
             return controls.switch(view, wish)
-        case WithdrawRequest() as wish:
-            return withdraw(view, wish)
-        case _:
-            assert_never(request.what)
+    return withdraw(view, what)
 
 
 def reads(view: View, request: Request) -> list[str]:
     """The keys that the answer depends on, whatever it is."""
-    match request.what:
+    what = request.what
+    match what:
         case PartitionWish() as wish:
             return partition_reads(view, wish)
         case ZoneWish() as wish:
@@ -165,10 +163,7 @@ def reads(view: View, request: Request) -> list[str]:
             return [REBALANCE_KEY]
         case SetBalancing() | SetPolicy() | LockCluster() | UnlockCluster():
             return [CONTROLS_KEY]
-        case WithdrawRequest() as wish:
-            return [request_key(wish.request)]
-        case _:
-            assert_never(request.what)
+    return [request_key(what.request)]
 
 
 def forget_answered(view: View) -> Commit | None:
@@ -235,7 +230,11 @@ def serve_zone(view: View, wish: ZoneWish, trigger: Revision) -> Answer:
     return Answer(tuple(changes), "accepted")
 
 
-def serve(view: View, wish: PartitionWish, trigger: Revision) -> Answer:
+def serve(
+    view: View,
+    wish: TransitionWish | CancelChange | ReverseMove | CompleteMove,
+    trigger: Revision,
+) -> Answer:
     record = view.agreed.topology.partitions.get(wish.partition)
     intent = view.agreed.intents.get(wish.partition)
     if record is None or intent is None:
@@ -254,26 +253,32 @@ def serve(view: View, wish: PartitionWish, trigger: Revision) -> Answer:
 
 
 def assignment(
-    view: View, record: Partition, intent: Intent, wish: PartitionWish, trigger: Revision
+    view: View, record: Partition, intent: Intent, wish: TransitionWish, trigger: Revision
 ) -> Assignment:
-    match wish:
-        case RebuildReplicas():
-            return Assignment("rebuild", renewed=wish.renewed, trigger=trigger)
-        case RepairPartition():
-            return Assignment("repair", trigger=trigger)
-        case MovePartition() | MoveToVolume():
-            if wish.hold_seconds < 0 or wish.max_pause_seconds < 0:
-                raise IllegalRequest("a time below 0", "give seconds, 0 for none")
-            if isinstance(wish, MovePartition) and view.settings.moves_refused:
-                raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
-            return Assignment(
-                "move" if isinstance(wish, MovePartition) else "volume_move",
-                placements(record, intent, wish),
-                hold_seconds=wish.hold_seconds,
-                trigger=trigger,
-                max_pause_seconds=wish.max_pause_seconds,
-            )
-    raise AssertionError(wish)  # pragma: no cover
+    if isinstance(wish, RepairPartition):
+        return Assignment("repair", trigger=trigger)
+    if wish.hold_seconds < 0 or wish.max_pause_seconds < 0:
+        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+    kind, places, renewed = placed(view, record, intent, wish)
+    times = (wish.hold_seconds, trigger, wish.max_pause_seconds)
+    return Assignment(kind, places, renewed, *times)
+
+
+def placed(
+    view: View,
+    record: Partition,
+    intent: Intent,
+    wish: MovePartition | MoveToVolume | RebuildReplicas,
+) -> tuple[TransitionKind, tuple[Placement, ...], tuple[NodeId, ...]]:
+    """The kind of transition, all places of the replicas (empty: where they are), and the nodes
+    whose replica is made anew."""
+    if isinstance(wish, RebuildReplicas):
+        return "rebuild", (), wish.renewed
+    if isinstance(wish, MoveToVolume):
+        return "volume_move", placements(record, intent, wish), ()
+    if view.settings.moves_refused:
+        raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
+    return "move", placements(record, intent, wish), ()
 
 
 def served(before: Intent, after: Intent, new: Assignment) -> Answer:

@@ -220,9 +220,7 @@ def fall_back(view: View, record: Partition) -> Commit | Waiting:
     if not old and unheard:
         return Waiting(f"fall back: {unheard[0].node} has not said yet what it holds")
     if not old:
-        forward = replace(
-            record, transition=replace(record.transition, giving_up="", given_up_by="")
-        )
+        forward = with_stage(record, record.transition.stage, giving_up="", given_up_by="")
         return view.commit(record, enter(forward, USE_NEW), "no in-sync old replica lives: on")
     why = f"fall back: {record.transition.giving_up}"
     after = with_pause(view, record)

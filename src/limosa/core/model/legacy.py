@@ -82,7 +82,7 @@ def _wish(old: _Flat) -> AnyWish:
     wishes: dict[RequestKind, AnyWish] = {
         "move": requests.MovePartition(*moved, old.after_pending),
         "volume_move": requests.MoveToVolume(*moved),
-        "rebuild": requests.RebuildReplicas(old.partition, old.renewed),
+        "rebuild": requests.RebuildReplicas(old.partition, old.renewed, *times),
         "repair": requests.RepairPartition(old.partition),
         "cancel": requests.CancelChange(old.partition, old.cancels),
         "reverse": requests.ReverseMove(old.partition),

@@ -94,6 +94,8 @@ class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):
     """Make the replicas on these nodes anew, from the others."""
 
     renewed: tuple[NodeId, ...] = ()
+    hold_seconds: float = 0.0
+    max_pause_seconds: float = 0.0
 
 
 class RepairPartition(PartitionWish, frozen=True, tag="repair"):
