@@ -130,6 +130,6 @@ def test_one_that_was_refused_leaves_nothing_to_abort(stand: Stand) -> None:
     )
     with pytest.raises(IllegalRequest, match="q has ended: refused, no"):
         aborting(stand.cluster.now, refused, "a")
-    dropped = replace(refused, state="done", partition="gone-0000")
+    dropped = replace(refused, state="done", what=MovePartition("gone-0000"))
     with pytest.raises(IllegalRequest, match="q has ended: done"):
         aborting(stand.cluster.now, dropped, "a")

@@ -282,7 +282,7 @@ def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster
         assert connection.request_state("nobody-1") is None
         first = connection.ask(Request("gone-1", RemoveNode("n9"), fingerprint="a"))
         other = connection.ask(Request("gone-1", RemoveNode("n8"), fingerprint="b"))
-        assert (first.name, other.name, other.fingerprint) == ("n9", "n9", "a")
+        assert (first.about, other.about, other.fingerprint) == ("n9", "n9", "a")
         deadline = time.monotonic() + 20
         while (row := connection.request_state("gone-1")) is None or row.state == "waiting":
             assert time.monotonic() < deadline
