@@ -89,7 +89,7 @@ def move(
         place = Placement(to, volume_on(connection.refresh(), to, volume))
         if place == Placement(leaving.node, leaving.volume):
             raise IllegalRequest(
-                f"{to} already holds a replica of {name}", "choose another node or --volume"
+                f"{to} holds a replica of {name} already", "choose another node or --volume"
             )
         request = connection.change_partition(
             "volume_move" if to == leaving.node else "move",

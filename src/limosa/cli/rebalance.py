@@ -324,7 +324,7 @@ def _end_holds(target: Target, kind: RequestKind) -> None:
         agreed = connection.runs()
         run = agreed.rebalance.run
         if not run:
-            raise IllegalRequest("there is no current run", "see `limosa rebalance history`")
+            raise IllegalRequest("no run is under way", "see `limosa rebalance history`")
         for move in agreed.moves.get(run, {}).values():
             record = agreed.topology.partitions.get(move.partition)
             change = None if record is None else record.transition

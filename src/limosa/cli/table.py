@@ -75,7 +75,8 @@ def create(
 def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
     if bool(given) == (like is not None):
         raise BadInput(
-            "the columns of the table are needed", "use either --column NAME:TYPE or --like FILE"
+            "the columns come either from --column or from --like",
+            "use --column NAME:TYPE for each, or --like FILE",
         )
     if like is not None:
         from limosa.cli.shared.row_files import open_source, plain_schema

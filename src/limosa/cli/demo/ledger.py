@@ -28,7 +28,7 @@ FIELDS: list[Any] = [
 ]
 SCHEMA = pa.schema(FIELDS)
 KEY = "key"
-NOTE = "Some text that makes the rows larger, so that there are enough bytes to move around!!"
+NOTE = "Some text that makes the rows larger, so that there are enough bytes to move around."
 
 Numbers = NDArray[np.int64]
 

@@ -55,7 +55,7 @@ def live(overview: Overview) -> Finding:
         return Finding(
             "nodes",
             "problem",
-            f"not running: {_some(silent)}",
+            f"not live: {_some(silent)}",
             "start them again; remove a node that is lost for good and holds no replicas with "
             "`limosa node remove`",
         )
