@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.runs import RunPlan
 from limosa.errors import IllegalRequest
 from tests.core.running import Cluster

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.progress import Progress, progress
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight.progress import Progress, progress
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.messages import Chunk
 from limosa.core.model.changes import Agreed, Commit, Put
@@ -51,7 +51,7 @@ def state_of(world: Scenario) -> str:
 
 def told(world: Scenario, name: str) -> Progress:
     brain = world.in_office().brain
-    view = View(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
+    view = ClusterView(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
     return progress(view, name)
 
 

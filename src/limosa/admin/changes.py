@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from limosa.admin.asking import Change, Changing, all_agreed, checked
+from limosa.admin.asking import ChangeRequest, Changing, all_agreed, checked
 from limosa.admin.looking import leaving_replica, record_of, volume_on
 from limosa.admin.names import (
     LONG_NAME,
@@ -47,13 +47,13 @@ ColumnType: TypeAlias = Literal[
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=HOLD_SECONDS_MAX, allow_inf_nan=False)]
 
 
-class Body(BaseModel):
+class ChangeBody(BaseModel):
     """What is sent: nothing that is not known here, and no text where a number is meant."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TableBody(Body):
+class TableBody(ChangeBody):
     """A table that is to be made."""
 
     name: Name
@@ -69,7 +69,7 @@ class TableBody(Body):
     """Share the partitions of a zone; without it the table has its own."""
 
 
-class MoveBody(Body):
+class MoveBody(ChangeBody):
     """A move of one replica."""
 
     to: Name
@@ -200,7 +200,7 @@ def reverse(caller: Calling, change: Changing, partition: PartitionInPath) -> Ac
 
 
 def _end_hold(
-    caller: Caller, change: Change, kind: Literal["complete", "reverse"], partition: str
+    caller: Caller, change: ChangeRequest, kind: Literal["complete", "reverse"], partition: str
 ) -> Accepted:
     agreed = _state(caller, partition)
     return change.ask(

@@ -8,14 +8,14 @@ import typer
 from msgspec import to_builtins
 
 from limosa.admin.looking import look_at
-from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.connecting import ClusterOptions, of_cluster
 from limosa.cli.durations import lasted, moment
 from limosa.cli.following import copy_words, landed_bytes, stage_words
 from limosa.cli.rebalance import shown_run
 from limosa.cli.showing import count, print_json, print_table, size
 from limosa.client.rebalancing import look
-from limosa.core.coordinator.explaining import Explanation, Standing
-from limosa.core.coordinator.explaining_nodes import NodeExplanation, explain_node
+from limosa.core.insight.explaining import Explanation, Standing
+from limosa.core.insight.explaining_nodes import NodeExplanation, explain_node
 from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica
@@ -26,7 +26,7 @@ DIFFERENCES_SHOWN = 5
 
 @of_cluster
 def explain(
-    target: Target,
+    target: ClusterOptions,
     name: Annotated[
         str, typer.Argument(metavar="PARTITION|NODE|RUN", help="Its name, as the lists show it.")
     ],
@@ -71,7 +71,7 @@ def explain(
     print_reports(explanation)
 
 
-def shown_node(target: Target, found: NodeExplanation) -> None:
+def shown_node(target: ClusterOptions, found: NodeExplanation) -> None:
     if target.as_json:
         print_json(to_builtins(found))
         return

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from limosa.admin.overview import look, node_facts, partition_facts, partitions_of, status_of
-from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.connecting import ClusterOptions, of_cluster
 from limosa.cli.showing import NOTHING, count, place_of, print_json, print_table, size
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
 
@@ -13,7 +13,7 @@ NAMED_AT_MOST = 5
 
 
 @of_cluster
-def status(target: Target) -> None:
+def status(target: ClusterOptions) -> None:
     """Is everything well? The cluster in a few lines.
 
     \b
@@ -53,7 +53,7 @@ def _some(names: list[str]) -> str:
 
 
 @of_cluster
-def nodes(target: Target) -> None:
+def nodes(target: ClusterOptions) -> None:
     """List the nodes, and what each of them holds.
 
     Rows are counted as they are stored, with older versions that are not merged yet.
@@ -92,7 +92,7 @@ def nodes(target: Target) -> None:
 
 @of_cluster
 def partitions(
-    target: Target,
+    target: ClusterOptions,
     table: Annotated[str | None, typer.Argument(help="Of this table only.")] = None,
 ) -> None:
     """List the partitions: who owns each, who holds it, what changes.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.connecting import ClusterOptions, of_cluster
 from limosa.cli.plans import (
     Bandwidth,
     Hold,
@@ -24,7 +24,7 @@ from limosa.cli.showing import print_json, tell
 from limosa.client.connection import Connection
 from limosa.client.discovery import LOCAL, find_local
 from limosa.client.rebalancing import look
-from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import BadInput, IllegalRequest, Refused
@@ -37,7 +37,9 @@ node = typer.Typer(help="Change who belongs to the cluster.", no_args_is_help=Tr
 
 @node.command()
 @of_cluster
-def remove(target: Target, name: Annotated[str, typer.Argument(help="The node's name.")]) -> None:
+def remove(
+    target: ClusterOptions, name: Annotated[str, typer.Argument(help="The node's name.")]
+) -> None:
     """Take out a node that is gone for good; it must be stopped, and hold no replicas.
 
     \b
@@ -60,7 +62,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
 @node.command()
 @of_cluster
 def add(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -96,7 +98,7 @@ def add(
 @node.command()
 @of_cluster
 def drain(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -124,7 +126,7 @@ def drain(
 @node.command()
 @of_cluster
 def decommission(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -152,7 +154,7 @@ def decommission(
 
 @node.command()
 @of_cluster
-def undrain(target: Target, names: Names) -> None:
+def undrain(target: ClusterOptions, names: Names) -> None:
     """Let nodes that were drained, and did not leave, take part again.
 
     \b
@@ -167,14 +169,16 @@ def undrain(target: Target, names: Names) -> None:
         typer.echo(f"{request.answer}. Give them their share: limosa node add {' '.join(names)}")
 
 
-def _drain(target: Target, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None) -> None:
+def _drain(
+    target: ClusterOptions, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None
+) -> None:
     with target.connect() as connection:
         found, run = planned(look(connection), like)
         _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
 
 
 def _ask_and_begin(
-    target: Target,
+    target: ClusterOptions,
     connection: Connection,
     found: Plan,
     run: RunPlan,
@@ -203,7 +207,7 @@ def _ask_and_begin(
 
 @of_cluster
 def token(
-    target: Target,
+    target: ClusterOptions,
     subject: Annotated[str, typer.Option(help="Whom the token is for.")],
     role: Annotated[str, typer.Option(help="client, admin, node or coordinator.")] = "client",
     days: Annotated[float, typer.Option(help="How long it is good for.")] = 30.0,
@@ -229,7 +233,7 @@ def token(
         typer.echo(made)
 
 
-def _secret(target: Target) -> tuple[str, str]:
+def _secret(target: ClusterOptions) -> tuple[str, str]:
     """The cluster's name, and where its secret is."""
     if target.secret is not None:
         return target.cluster_name or LOCAL, target.secret

@@ -4,10 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.looking import Ended, Wanted, leaving_replica, record_of, volume_on, wanted_of
-from limosa.cli.connecting import Target, of_cluster
+from limosa.admin.looking import (
+    EndedChange,
+    Wanted,
+    leaving_replica,
+    record_of,
+    volume_on,
+    wanted_of,
+)
+from limosa.cli.connecting import ClusterOptions, of_cluster
 from limosa.cli.durations import lasted, seconds_of
-from limosa.cli.following import Progress, follow, on_errors
+from limosa.cli.following import ProgressDisplay, follow, on_errors
 from limosa.cli.showing import print_json, tell
 from limosa.client.connection import Connection
 from limosa.core.model.intent import Placement, Request, RequestKind
@@ -27,7 +34,7 @@ Name = Annotated[
 @partition.command()
 @of_cluster
 def move(
-    target: Target,
+    target: ClusterOptions,
     name: Name,
     to: Annotated[str, typer.Option("--to", metavar="NODE", help="Who gets the replica.")],
     source: Annotated[
@@ -112,7 +119,7 @@ def move(
 
 @partition.command()
 @of_cluster
-def cancel(target: Target, name: Name) -> None:
+def cancel(target: ClusterOptions, name: Name) -> None:
     """Give a move up, as long as the old replicas are read; nothing is lost.
 
     \b
@@ -133,7 +140,7 @@ def cancel(target: Target, name: Name) -> None:
 
 @partition.command()
 @of_cluster
-def complete(target: Target, name: Name) -> None:
+def complete(target: ClusterOptions, name: Name) -> None:
     """End the hold of a move: its old replica goes.
 
     \b
@@ -145,7 +152,7 @@ def complete(target: Target, name: Name) -> None:
 
 @partition.command()
 @of_cluster
-def reverse(target: Target, name: Name) -> None:
+def reverse(target: ClusterOptions, name: Name) -> None:
     """Take a move that is held back to its old replicas; nothing is lost.
 
     \b
@@ -155,7 +162,7 @@ def reverse(target: Target, name: Name) -> None:
     _end_hold(target, "reverse", name)
 
 
-def _end_hold(target: Target, kind: RequestKind, name: str) -> None:
+def _end_hold(target: ClusterOptions, kind: RequestKind, name: str) -> None:
     with target.connect() as connection:
         request = connection.change_partition(kind, name)
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
@@ -179,11 +186,11 @@ def _answered(what: str, request: Request) -> str:
     return f"{what}." if request.answer == ACCEPTED else f"{what}: {request.answer}."
 
 
-def _is_watched(target: Target) -> bool:
+def _is_watched(target: ClusterOptions) -> bool:
     return not target.as_json and on_errors().is_terminal
 
 
-def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
+def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> None:
     if target.as_json:
         print_json(answer)
         return
@@ -192,9 +199,13 @@ def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
 
 
 def _follow(
-    target: Target, connection: Connection, wanted: Wanted, answer: dict[str, Any], what: str
-) -> Ended:
-    progress = Progress(what, target.as_json, on_errors())
+    target: ClusterOptions,
+    connection: Connection,
+    wanted: Wanted,
+    answer: dict[str, Any],
+    what: str,
+) -> EndedChange:
+    progress = ProgressDisplay(what, target.as_json, on_errors())
     try:
         with progress.open():
             return follow(connection, answer["partition"], wanted, progress.show)
@@ -207,7 +218,9 @@ def _follow(
     raise typer.Exit(INTERRUPTED)
 
 
-def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -> None:
+def _tell_end(
+    target: ClusterOptions, answer: dict[str, Any], ended: EndedChange, what: str
+) -> None:
     report = ended.report
     if target.as_json:
         print_json({**answer, "state": ended.state, "why": ended.why, "report": report})
@@ -219,7 +232,7 @@ def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -
         typer.echo(f"{what}: done{_measured(ended)}.")
 
 
-def _measured(ended: Ended) -> str:
+def _measured(ended: EndedChange) -> str:
     report = ended.report
     if report is None:
         return ""

@@ -6,7 +6,7 @@ import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.connecting import ClusterOptions, of_cluster
 from limosa.cli.durations import lasted, moment, seconds_of
 from limosa.cli.following import on_errors
 from limosa.cli.plans import (
@@ -26,8 +26,8 @@ from limosa.cli.run_watching import Watching
 from limosa.cli.showing import count, print_json, print_table, size, tell
 from limosa.client.connection import Connection
 from limosa.client.rebalancing import look, progress_of
-from limosa.core.coordinator.progress import Progress, progress
-from limosa.core.coordinator.proposing import planned
+from limosa.core.insight.progress import Progress, progress
+from limosa.core.insight.proposing import planned
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.intent import Request, RequestKind
 from limosa.core.model.runs import IN_FLIGHT, Policy, Run, RunPlan
@@ -50,7 +50,7 @@ Wait = Annotated[
 
 @rebalance.command()
 @of_cluster
-def plan(target: Target, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
+def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
     """Print what would be moved to spread the load, what it would cost, and what can't be moved.
 
     Nothing is changed. Load is bytes, rows written and rows read; racks, nodes and volumes are
@@ -74,7 +74,7 @@ def plan(target: Target, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None
 @rebalance.command()
 @of_cluster
 def start(
-    target: Target,
+    target: ClusterOptions,
     move: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,7 +114,7 @@ def start(
         begin(target, connection, run, wait)
 
 
-def begin(target: Target, connection: Connection, plan: RunPlan, wait: bool | None) -> None:
+def begin(target: ClusterOptions, connection: Connection, plan: RunPlan, wait: bool | None) -> None:
     """Start a run, say so, and follow it if somebody wants to."""
     request = connection.start_run(plan)
     name = request.answer.rsplit(" ", 1)[-1]
@@ -133,11 +133,11 @@ def _next(run: str) -> dict[str, str]:
     return {"next": f"limosa rebalance status {run}"}
 
 
-def is_watched(target: Target) -> bool:
+def is_watched(target: ClusterOptions) -> bool:
     return not target.as_json and on_errors().is_terminal
 
 
-def followed(target: Target, connection: Connection, run: str) -> Progress:
+def followed(target: ClusterOptions, connection: Connection, run: str) -> Progress:
     watching = Watching(target.as_json, on_errors())
     try:
         with watching.open():
@@ -150,7 +150,7 @@ def followed(target: Target, connection: Connection, run: str) -> Progress:
     raise typer.Exit(INTERRUPTED)
 
 
-def tell_end(target: Target, ended: Progress) -> None:
+def tell_end(target: ClusterOptions, ended: Progress) -> None:
     if target.as_json:
         print_json(progress_facts(ended))
     else:
@@ -162,7 +162,7 @@ def tell_end(target: Target, ended: Progress) -> None:
 @rebalance.command()
 @of_cluster
 def status(
-    target: Target,
+    target: ClusterOptions,
     run: RunName = None,
     moves: Annotated[
         bool, typer.Option("--moves", help="List every move, not only those in flight.")
@@ -209,7 +209,7 @@ def last_of(runs: dict[str, Run]) -> str:
 
 @rebalance.command()
 @of_cluster
-def pause(target: Target, run: RunName = None) -> None:
+def pause(target: ClusterOptions, run: RunName = None) -> None:
     """Begin no more moves; those in flight end.
 
     \b
@@ -221,7 +221,7 @@ def pause(target: Target, run: RunName = None) -> None:
 
 @rebalance.command()
 @of_cluster
-def resume(target: Target, run: RunName = None) -> None:
+def resume(target: ClusterOptions, run: RunName = None) -> None:
     """Go on with a run that was paused.
 
     \b
@@ -233,7 +233,7 @@ def resume(target: Target, run: RunName = None) -> None:
 
 @rebalance.command()
 @of_cluster
-def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
+def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> None:
     """Give a run up: what is committed stays, what is in flight goes back unless it has switched.
 
     \b
@@ -255,14 +255,14 @@ def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
         typer.echo(line)
 
 
-def _turn(target: Target, kind: RequestKind, run: str | None) -> None:
+def _turn(target: ClusterOptions, kind: RequestKind, run: str | None) -> None:
     with target.connect() as connection:
         request = connection.change_run(kind, run or "")
         name = run or connection.runs().rebalance.run
     _tell(target, request, name)
 
 
-def _tell(target: Target, request: Request, name: str) -> None:
+def _tell(target: ClusterOptions, request: Request, name: str) -> None:
     answer: dict[str, Any] = {"run": name, "operation": request.id, "answer": request.answer}
     if target.as_json:
         print_json({**answer, **_next(name)})
@@ -274,7 +274,7 @@ def _tell(target: Target, request: Request, name: str) -> None:
 @rebalance.command()
 @of_cluster
 def auto(
-    target: Target,
+    target: ClusterOptions,
     on: Annotated[
         bool | None,
         typer.Option("--on/--off", help="Whether to.", show_default="only show the policy"),
@@ -341,7 +341,7 @@ def auto(
 
 @rebalance.command()
 @of_cluster
-def complete(target: Target) -> None:
+def complete(target: ClusterOptions) -> None:
     """End the hold of every move of the run that is held: their old replicas go.
 
     \b
@@ -353,7 +353,7 @@ def complete(target: Target) -> None:
 
 @rebalance.command()
 @of_cluster
-def reverse(target: Target) -> None:
+def reverse(target: ClusterOptions) -> None:
     """Take every move of the run that is held back to its old replicas; nothing is lost.
 
     \b
@@ -363,7 +363,7 @@ def reverse(target: Target) -> None:
     _end_holds(target, "reverse")
 
 
-def _end_holds(target: Target, kind: RequestKind) -> None:
+def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
     done: dict[str, str] = {}
     with target.connect() as connection:
         agreed = connection.runs()
@@ -389,7 +389,7 @@ def _end_holds(target: Target, kind: RequestKind) -> None:
 
 @rebalance.command()
 @of_cluster
-def history(target: Target) -> None:
+def history(target: ClusterOptions) -> None:
     """List the runs that there were, the last one first.
 
     \b
@@ -439,7 +439,7 @@ def _row(run: Run, state: str) -> tuple[object, ...]:
     )
 
 
-def shown_run(target: Target, connection: Connection, run: str) -> None:
+def shown_run(target: ClusterOptions, connection: Connection, run: str) -> None:
     """For `limosa explain`."""
     found = progress_of(connection, run)
     assert found is not None

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from limosa.simulation.story import story_of, told
-from limosa.simulation.swarm import Summary, Tally, run_seeds
+from limosa.simulation.swarm import SwarmSummary, Tally, run_seeds
 
 SEEDS = 100
 STORIES_MAX = 3
@@ -21,7 +21,7 @@ NUMBERS = (
 )
 
 
-class Storage(StrEnum):
+class StorageChoice(StrEnum):
     """What the simulated nodes store in."""
 
     fake = "fake"
@@ -60,9 +60,9 @@ def simulate(
         ),
     ] = False,
     storage: Annotated[
-        Storage,
+        StorageChoice,
         typer.Option(help="What nodes store in: tuples, or the real log and segments (slower)."),
-    ] = Storage.fake,
+    ] = StorageChoice.fake,
 ) -> None:
     """Run simulated clusters, break them, and check that every promise holds.
 
@@ -79,7 +79,7 @@ def simulate(
       limosa simulate --seed 4711 --story
     """
     wanted = _wanted(seeds, first, seed, story)
-    is_real = storage is Storage.real
+    is_real = storage is StorageChoice.real
     summary = _run(wanted, jobs or cores(), is_real)
     stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
     for number in [seed] if story and seed is not None else stories:
@@ -104,7 +104,7 @@ def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool)
     return range(seed, seed + 1)
 
 
-def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
+def _run(wanted: range, jobs: int, real_storage: bool) -> SwarmSummary:
     tally = Tally()
     console = Console(stderr=True)
     columns = (
@@ -132,7 +132,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def as_object(summary: Summary) -> dict[str, Any]:
+def as_object(summary: SwarmSummary) -> dict[str, Any]:
     """What `--json` prints; the two lists only if there is something in them."""
     found: dict[str, Any] = {name: getattr(summary, name) for name in NUMBERS}
     if summary.missing_cells:
@@ -145,7 +145,7 @@ def as_object(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def in_words(summary: Summary) -> str:
+def in_words(summary: SwarmSummary) -> str:
     lines = [
         f"{summary.seeds:,} {'seed' if summary.seeds == 1 else 'seeds'}: "
         f"{summary.operations:,} operations, {summary.moves:,} moves, {summary.faults:,} faults; "

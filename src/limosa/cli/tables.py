@@ -6,7 +6,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from limosa.cli.connecting import Target, of_cluster
+from limosa.cli.connecting import ClusterOptions, of_cluster
 from limosa.cli.showing import count, print_json, print_table
 from limosa.client.connection import PARTITIONS, Description, schema_of
 from limosa.errors import BadInput
@@ -23,7 +23,7 @@ Replicas = Annotated[
 
 
 @of_cluster
-def tables(target: Target) -> None:
+def tables(target: ClusterOptions) -> None:
     """List the tables.
 
     \b
@@ -51,7 +51,7 @@ def tables(target: Target) -> None:
 @table.command()
 @of_cluster
 def create(
-    target: Target,
+    target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     key: Annotated[list[str], typer.Option("--key", help="A key column; repeat for several.")],
     column: Annotated[
@@ -124,7 +124,7 @@ def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
 @table.command()
 @of_cluster
 def describe(
-    target: Target, name: Annotated[str, typer.Argument(help="The table's name.")]
+    target: ClusterOptions, name: Annotated[str, typer.Argument(help="The table's name.")]
 ) -> None:
     """Show a table's columns and how it is spread.
 
@@ -161,7 +161,7 @@ def _print(description: Description) -> None:
 @table.command()
 @of_cluster
 def drop(
-    target: Target,
+    target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:

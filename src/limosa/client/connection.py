@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from limosa.client.discovery import LOCAL, VARIABLE, find_local
 from limosa.client.session import Session
 from limosa.client.table import TableHandle
-from limosa.core.client import Settings
+from limosa.core.client import ClientSettings
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
 from limosa.core.model.codec import decode, encode
@@ -23,9 +23,9 @@ from limosa.core.model.intent import Placement, Request, RequestKind
 from limosa.core.model.runs import Policy, RunPlan
 from limosa.core.model.topology import NamedTable
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
-from limosa.runtime.peers import Dialer
-from limosa.runtime.wire import Decoder
-from limosa.storage.schema import Table
+from limosa.protocol.peers import Dialer
+from limosa.protocol.wire import Decoder
+from limosa.tabular.schema import Table
 from limosa.transport.security import Security, scheme
 from limosa.transport.tokens import issue, read_secret
 
@@ -100,7 +100,7 @@ def connect(
         return issue(secret_bytes, known_as or LOCAL, subject, "admin", TOKEN_SECONDS, time.time())
 
     dialer = Dialer(known_as, "client", name, security, current_token)
-    settings = Settings(
+    settings = ClientSettings(
         operation_seconds=timeout_seconds,
         patience_seconds=min(PATIENCE_SECONDS, timeout_seconds),
     )

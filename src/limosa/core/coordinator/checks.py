@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import intent_key, lease_key, node_key, partition_key, zone_key
 from limosa.core.model.intent import Assignment, Placement
 from limosa.core.model.keys import NodeId, PartitionId
@@ -30,7 +30,9 @@ def replaced(
     return tuple(target if each.node == source else each for each in places)
 
 
-def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
+def check(
+    view: ClusterView, record: Partition, new: Assignment, places: tuple[Placement, ...]
+) -> None:
     zone = view.agreed.topology.zones[record.zone]
     nodes = [each.node for each in places]
     twice = [node for node in nodes if nodes.count(node) > 1]
@@ -63,7 +65,7 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
             raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
 
 
-def check_place(view: View, place: Placement, is_there: bool) -> None:
+def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
     """A replica that is there already may stay on a node that gets no new ones."""
     node = view.agreed.topology.nodes.get(place.node)
     if node is None or node.state == "left":
@@ -84,7 +86,7 @@ def check_place(view: View, place: Placement, is_there: bool) -> None:
 
 
 def place_reads(
-    view: View, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
+    view: ClusterView, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
 ) -> list[str]:
     """The keys that it depends on whether a partition may be moved to these places."""
     keys = [partition_key(partition), intent_key(partition)]
@@ -96,7 +98,7 @@ def place_reads(
     return keys
 
 
-def no_room(view: View, record: Partition, place: Placement) -> str:
+def no_room(view: ClusterView, record: Partition, place: Placement) -> str:
     """Why it does not fit there, as far as it is known what is free and what a replica takes."""
     free, size = free_bytes(view, place), bytes_of(view, record)
     needed = int(size * ROOM) + view.settings.free_bytes_kept
@@ -108,7 +110,7 @@ def no_room(view: View, record: Partition, place: Placement) -> str:
     )
 
 
-def no_room_for_all(view: View, coming: dict[Placement, int]) -> str:
+def no_room_for_all(view: ClusterView, coming: dict[Placement, int]) -> str:
     """Why so many bytes do not fit to where they are meant to come, all together."""
     for place, size in sorted(coming.items()):
         free = free_bytes(view, place)
@@ -121,12 +123,12 @@ def no_room_for_all(view: View, coming: dict[Placement, int]) -> str:
     return ""
 
 
-def free_bytes(view: View, place: Placement) -> int | None:
+def free_bytes(view: ClusterView, place: Placement) -> int | None:
     status = view.status(place.node)
     return None if status is None else status.free_bytes.get(place.volume)
 
 
-def bytes_of(view: View, record: Partition) -> int:
+def bytes_of(view: ClusterView, record: Partition) -> int:
     owner = view.owner_status(record)
     return 0 if owner is None else owner.bytes
 
