@@ -1,4 +1,4 @@
-"""How does a person's program see the cluster and its runs? By what is agreed, and nodes say."""
+"""What does an operator's program see? The agreed state, nodes' statuses, and runs."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How does an application begin? `limosa.connect()`, then tables by their names."""
+"""How does an application connect? `limosa.connect()`, then tables by their names."""
 
 import os
 import time

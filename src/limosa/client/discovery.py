@@ -1,4 +1,4 @@
-"""Where is the cluster? At an address, in a directory that `limosa up` uses, or the last one up."""
+"""Where is the cluster? At an address, in a directory of `limosa up`, or the last one started."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How does an operator's program begin? `limosa.operate()`, then status, requests and runs."""
+"""How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How are single rows written quickly? Gathered into batches, and sent in the background.
+"""How are single rows written quickly? A producer batches them and sends in the background.
 
 A batch goes when it is full, when its first row has lingered long enough, or at a `flush`. Rows of
 one producer are applied in the order in which they were sent, per key.

@@ -1,4 +1,4 @@
-"""How is a change asked for? As a request, which the coordinator answers."""
+"""How does a client ask for a change? By a request, which the coordinator answers."""
 
 import time
 import uuid

@@ -1,4 +1,4 @@
-"""What may an application hand over as rows? Arrow, pandas, Polars, or a list of dicts."""
+"""Which kinds of rows may an application pass? Arrow, pandas, Polars, or a list of dicts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache

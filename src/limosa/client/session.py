@@ -1,4 +1,4 @@
-"""How does a client reach the cluster? One brain, one stream to each node, any number of threads.
+"""How does a client reach the cluster? One stream to each node, shared by any number of threads.
 
 What the application asks goes to the brain under a lock; what the brain wants sent is put into
 outboxes in that order, and written to the network after the lock is let go of.

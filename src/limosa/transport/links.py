@@ -1,4 +1,4 @@
-"""How does one process talk to another, and not wait for it?
+"""How does one process send to another without waiting for it?
 
 A `Link` is one open stream in one direction: messages are put into its outbox by any thread and
 never block it; a thread of its own packs what has piled up into one frame and sends it. A peer that
