@@ -28,17 +28,17 @@ from limosa.client.rows import to_arrow
 from limosa.client.session import Session, settle
 from limosa.client.table import TableHandle
 from limosa.core import invariants
-from limosa.core.client import Finished, Settings
+from limosa.core.client import ClientSettings, Finished
 from limosa.core.model.changes import Agreed, Put, Remove, Topology, apply, node_key
 from limosa.core.model.intent import Request
 from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import Cluster as ClusterRecord
 from limosa.core.model.topology import NamedTable, Node
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
+from limosa.protocol.peers import Dialer
 from limosa.runtime.local import LocalCluster
-from limosa.runtime.peers import Dialer
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 from limosa.transport.links import Outbound
 from limosa.transport.security import Security
 from tests.core.asking import answered, refused, world
@@ -308,7 +308,7 @@ class Switchboard(Dialer):
 
 @contextmanager
 def session_with(switchboard: Switchboard) -> Iterator[Session]:
-    session = Session({GOOD: GOOD}, switchboard, Settings())
+    session = Session({GOOD: GOOD}, switchboard, ClientSettings())
     try:
         yield session
     finally:

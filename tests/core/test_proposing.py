@@ -3,12 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.client import Asked, Client
-from limosa.core.client import Settings as ClientSettings
+from limosa.core.client import Asked, Client, ClientSettings
 from limosa.core.coordinator import requests
-from limosa.core.coordinator.proposing import filling, planned
 from limosa.core.effects import Send
 from limosa.core.events import TopologyRead
+from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.changes import Put
 from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable, Partition

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 import limosa
 from limosa.client import Operator
-from limosa.core.client import Asked, Client
-from limosa.core.client import Settings as ClientSettings
-from limosa.core.coordinator.settings import Settings
+from limosa.core.client import Asked, Client, ClientSettings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import Send
 from limosa.core.events import TopologyRead
 from limosa.core.messages import Read
@@ -23,10 +22,10 @@ from limosa.core.model.intent import Placement, Request
 from limosa.core.model.topology import Layout
 from limosa.errors import BadInput, IllegalRequest
 from limosa.pipeline import java
-from limosa.pipeline.assembly import PipelineConfig, mover_for, settings_for
 from limosa.pipeline.carriers import SparkCarrier, ThreadCarrier
-from limosa.pipeline.mover import Mover
+from limosa.pipeline.mover import PipelineMover
 from limosa.runtime.journal import Journal
+from limosa.runtime.pipelines import PipelineConfig, mover_for, settings_for
 from limosa.runtime.processes import (
     CoordinatorConfig,
     CoordinatorProcess,
@@ -57,10 +56,10 @@ def config(tmp_path: Path, kind: Kind) -> PipelineConfig:
     return PipelineConfig(kind=kind, scratch=str(tmp_path / "spark"))
 
 
-def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> Mover:
+def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> PipelineMover:
     journal = Journal("test", stream=io.StringIO())
     made = mover_for(config(tmp_path, kind), security, "birds", "c", journal)(lambda *_: None)
-    assert isinstance(made, Mover)
+    assert isinstance(made, PipelineMover)
     return made
 
 
@@ -69,7 +68,7 @@ def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> Mover:
 
 @pytest.mark.usefixtures("without")
 def test_without_spark_moves_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    settings = settings_for(config(tmp_path, "auto"), Settings())
+    settings = settings_for(config(tmp_path, "auto"), CoordinatorSettings())
     assert settings.moves_refused == f"partitions move on Spark, and {LACKS}"
     assert java.INSTALL in settings.moves_advice
     assert isinstance(make(tmp_path, "auto")._carrier, ThreadCarrier), "for lost replicas"
@@ -78,13 +77,13 @@ def test_without_spark_moves_are_refused_with_what_to_do(tmp_path: Path) -> None
 @pytest.mark.usefixtures("without")
 def test_who_insists_on_spark_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=LACKS) as refused:
-        settings_for(config(tmp_path, "spark"), Settings())
+        settings_for(config(tmp_path, "spark"), CoordinatorSettings())
     assert java.INSTALL in str(refused.value)
 
 
 @pytest.mark.usefixtures("without")
 def test_who_asks_for_threads_may_move(tmp_path: Path) -> None:
-    assert settings_for(config(tmp_path, "threads"), Settings()) == Settings()
+    assert settings_for(config(tmp_path, "threads"), CoordinatorSettings()) == CoordinatorSettings()
 
 
 @pytest.mark.usefixtures("installed")
@@ -95,7 +94,7 @@ def test_who_asks_for_threads_may_move(tmp_path: Path) -> None:
 def test_spark_is_used_where_it_is_installed_and_wanted(
     tmp_path: Path, kind: Kind, carrier: type
 ) -> None:
-    assert settings_for(config(tmp_path, kind), Settings()) == Settings()
+    assert settings_for(config(tmp_path, kind), CoordinatorSettings()) == CoordinatorSettings()
     made = make(tmp_path, kind)
     assert isinstance(made._carrier, carrier)
     made.close()
@@ -137,7 +136,7 @@ class House:
                 cluster="birds",
                 metastore=self.metastore,
                 security=OPEN,
-                settings=settings_for(carrying, Settings()),
+                settings=settings_for(carrying, CoordinatorSettings()),
             ),
             mover_for(carrying, OPEN, "birds", "c", self._journal),
             self._journal,

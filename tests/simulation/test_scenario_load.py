@@ -3,11 +3,11 @@
 from limosa.core.events import Measured
 from limosa.core.messages import Status
 from limosa.core.model.changes import lease_key
-from limosa.simulation.hosts import NodeProcess
+from limosa.simulation.hosts import SimulatedNode
 from tests.simulation.scenarios import Scenario, said
 
 
-def measure(world: Scenario, node: NodeProcess, size: int) -> None:
+def measure(world: Scenario, node: SimulatedNode, size: int) -> None:
     """The node finds out that each of its replicas has so many bytes, and how it is used."""
     sizes = dict.fromkeys(node.disk.live, (size // 10, size))
     rates = {partition: (float(size), 2.0 * size) for partition, _ in sizes}

@@ -37,7 +37,7 @@ from limosa.core.messages import (
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Placement
 from limosa.core.model.topology import Partition
-from limosa.simulation.disk import StoredReplica
+from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import inject
 from tests.simulation.scenarios import Scenario, said
 
@@ -205,7 +205,7 @@ def test_in_a_volume_move_reads_and_writes_may_use_different_volumes() -> None:
     world.conclude()
 
 
-def has(stored: StoredReplica, key: str) -> bool:
+def has(stored: SimulatedReplica, key: str) -> bool:
     rows = [row.key for e in stored.entries if e.rows is not None for row in e.rows.rows]  # type: ignore[attr-defined]
     return key in stored.rows or key in rows
 

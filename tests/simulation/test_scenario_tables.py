@@ -8,7 +8,7 @@ import pytest
 from limosa.core.model.changes import Commit, Put
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import NamedTable
-from limosa.simulation.world import Shape, World
+from limosa.simulation.world import World, WorldShape
 
 ORDERS = NamedTable("orders", "orders", "i1", b"columns")
 CREATE = Request("create", "create_table", table=ORDERS, partitions=6, count=2)
@@ -41,7 +41,7 @@ def held(world: World) -> list[tuple[str, str, str]]:
 
 def test_a_new_table_is_served_by_all_nodes_and_a_dropped_one_leaves_nothing() -> None:
     """F140: and the table that is made again is another one."""
-    world = World(11, Shape(nodes=3, replicas=2, partitions=1))
+    world = World(11, WorldShape(nodes=3, replicas=2, partitions=1))
     world.run_until(2)
     asked(world, CREATE)
     assert sorted(owners(world)) == ["n1", "n1", "n2", "n2", "n3", "n3"]
@@ -68,7 +68,7 @@ def test_owners_and_followers_are_on_distinct_nodes_before_a_node_gets_a_second_
 ) -> None:
     """F43: nobody owns or holds two more than another node. Three partitions on three nodes have
     three owners; the loss of a node takes the owner of one in so many partitions, rounded up."""
-    world = World(11, Shape(nodes=nodes, replicas=1, partitions=1))
+    world = World(11, WorldShape(nodes=nodes, replicas=1, partitions=1))
     world.run_until(2)
     create = Request("create", "create_table", table=ORDERS, partitions=partitions, count=count)
     asked(world, create)
@@ -90,7 +90,7 @@ def test_owners_and_followers_are_on_distinct_nodes_before_a_node_gets_a_second_
 
 
 def test_when_a_node_dies_its_partitions_are_owned_by_more_than_one() -> None:
-    world = World(12, Shape(nodes=3, replicas=3, partitions=1))
+    world = World(12, WorldShape(nodes=3, replicas=3, partitions=1))
     world.run_until(2)
     asked(world, Request("create", "create_table", table=ORDERS, partitions=12, count=3))
     before = owners(world)
@@ -103,7 +103,7 @@ def test_when_a_node_dies_its_partitions_are_owned_by_more_than_one() -> None:
 
 def test_a_table_that_is_dropped_and_made_again_at_once_begins_empty() -> None:
     """Nodes may see both at once: what they held is of another incarnation."""
-    world = World(13, Shape(nodes=3, replicas=2, partitions=1))
+    world = World(13, WorldShape(nodes=3, replicas=2, partitions=1))
     world.run_until(2)
     asked(world, CREATE)
     before = held(world)

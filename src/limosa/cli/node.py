@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.plans import (
     Bandwidth,
     Hold,
@@ -20,7 +20,7 @@ from limosa.cli.shared.runs import Wait, begin
 from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
-from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import IllegalRequest, Refused
@@ -30,7 +30,9 @@ node = typer.Typer(help="Change who belongs to the cluster.", no_args_is_help=Tr
 
 @node.command()
 @of_cluster
-def remove(target: Target, name: Annotated[str, typer.Argument(help="The node's name.")]) -> None:
+def remove(
+    target: ClusterOptions, name: Annotated[str, typer.Argument(help="The node's name.")]
+) -> None:
     """Take out a node that is gone for good; it must be stopped, and hold no replicas.
 
     \b
@@ -53,7 +55,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
 @node.command()
 @of_cluster
 def add(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -89,7 +91,7 @@ def add(
 @node.command()
 @of_cluster
 def drain(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -117,7 +119,7 @@ def drain(
 @node.command()
 @of_cluster
 def decommission(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -145,7 +147,7 @@ def decommission(
 
 @node.command()
 @of_cluster
-def undrain(target: Target, names: Names) -> None:
+def undrain(target: ClusterOptions, names: Names) -> None:
     """Let nodes that were drained, and did not leave, take part again.
 
     \b
@@ -160,14 +162,16 @@ def undrain(target: Target, names: Names) -> None:
         typer.echo(f"{request.answer}. Give them their share: limosa node add {' '.join(names)}")
 
 
-def _drain(target: Target, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None) -> None:
+def _drain(
+    target: ClusterOptions, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None
+) -> None:
     with target.operate() as connection:
         found, run = planned(look(connection), like)
         _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
 
 
 def _ask_and_begin(
-    target: Target,
+    target: ClusterOptions,
     connection: Operator,
     found: Plan,
     run: RunPlan,

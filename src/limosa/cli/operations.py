@@ -7,7 +7,7 @@ import typer
 
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import NOTHING, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import RUNS, aborting, run_of
@@ -27,7 +27,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations lis
 @operations.command("list")
 @of_cluster
 def list_(
-    target: Target,
+    target: ClusterOptions,
     every: Annotated[
         bool, typer.Option("--all", help="Not only the last ones that are kept.")
     ] = False,
@@ -58,7 +58,7 @@ def list_(
 
 @operations.command()
 @of_cluster
-def show(target: Target, id: Id) -> None:
+def show(target: ClusterOptions, id: Id) -> None:
     """Show one: what was asked for, what was answered, and what comes of it.
 
     \b
@@ -79,7 +79,7 @@ def show(target: Target, id: Id) -> None:
 
 @operations.command()
 @of_cluster
-def wait(target: Target, id: Id) -> None:
+def wait(target: ClusterOptions, id: Id) -> None:
     """Wait until one is answered. The exit code is 0 if it was done, 1 if it was refused.
 
     A move or a run goes on after that: see `limosa rebalance status --wait`.
@@ -100,7 +100,7 @@ def wait(target: Target, id: Id) -> None:
 
 @operations.command()
 @of_cluster
-def abort(target: Target, id: Id) -> None:
+def abort(target: ClusterOptions, id: Id) -> None:
     """Take one back: withdraw it while it waits, or give up the move or the run that came of it.
 
     What has switched already, or was committed, stays.
@@ -122,7 +122,7 @@ def abort(target: Target, id: Id) -> None:
 @operations.command()
 @of_cluster
 def lock(
-    target: Target, why: Annotated[str, typer.Argument(help="Why, for others who come by.")]
+    target: ClusterOptions, why: Annotated[str, typer.Argument(help="Why, for others who come by.")]
 ) -> None:
     """Let nothing begin that changes the topology, until `unlock`; what runs goes on.
 
@@ -136,7 +136,7 @@ def lock(
 
 @operations.command()
 @of_cluster
-def unlock(target: Target) -> None:
+def unlock(target: ClusterOptions) -> None:
     """Let changes of the topology begin again.
 
     \b
@@ -147,7 +147,7 @@ def unlock(target: Target) -> None:
         _told(target, connection.switch("unlock"))
 
 
-def _told(target: Target, request: Request) -> None:
+def _told(target: ClusterOptions, request: Request) -> None:
     if target.as_json:
         print_json({"operation": request.id, "answer": request.answer})
     else:

@@ -18,15 +18,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from limosa.core.client import Asked, Client, ClientEvent, Finished, Settings
+from limosa.core.client import Asked, Client, ClientEvent, ClientSettings, Finished
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import Message, Refuse
 from limosa.core.model.changes import Topology
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
-from limosa.runtime.peers import Dialer
-from limosa.runtime.tables import Tables
-from limosa.runtime.wire import Decoder, Goodbye
+from limosa.protocol.peers import Dialer
+from limosa.protocol.wire import Decoder, Goodbye
+from limosa.tabular.tables import KnownTables
 from limosa.transport.failures import error_named, from_flight_error
 from limosa.transport.links import Outbound
 
@@ -47,18 +47,18 @@ class Session:
     """Everything that an application's operations share."""
 
     def __init__(
-        self, addresses: Mapping[str, str], dialer: Dialer, settings: Settings, name: str = ""
+        self, addresses: Mapping[str, str], dialer: Dialer, settings: ClientSettings, name: str = ""
     ) -> None:
         self._dialer = dialer
         self._seeds = dict(addresses)
-        self.tables = Tables()
+        self.tables = KnownTables()
         self.producer = f"{name or 'client'}-{secrets.token_hex(8)}"
         self._brain = Client(self.producer, settings)
         self._numbers = count(1)
-        self._futures: dict[str, Answer] = {}
+        self._futures: dict[str, OperationFuture] = {}
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        self._ended: deque[tuple[Answer, Finished]] = deque()
+        self._ended: deque[tuple[OperationFuture, Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._links: dict[str, tuple[str, Outbound]] = {}
@@ -85,7 +85,7 @@ class Session:
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
         """Hand an operation to the brain; waits while too much is under way."""
-        future = Answer()
+        future = OperationFuture()
         with self._lock:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
                 self._room.wait(1.0)
@@ -288,7 +288,7 @@ class Session:
         try:
             client = self._caller(node, record.address)
             options = self._dialer.options(SCAN_SECONDS_MAX)
-            scan = Watched(partial(client.do_get, flight.Ticket(ticket), options), self._closed)
+            scan = TimedScan(partial(client.do_get, flight.Ticket(ticket), options), self._closed)
             return scan.read_all()
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
@@ -318,7 +318,7 @@ class Session:
         self._calls.clear()
 
 
-class Answer(Future[Finished]):
+class OperationFuture(Future[Finished]):
     """What an operation comes to."""
 
     link: Outbound | None = None
@@ -358,7 +358,7 @@ class Answer(Future[Finished]):
         super().add_done_callback(observe)
 
 
-class Watched:
+class TimedScan:
     """A scan that ends: when nothing came for too long, or when the connection is closed.
 
     A thread reads, so that whoever waits can leave it alone: a call can't be taken back before it

@@ -12,22 +12,22 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.topology import Node
 from limosa.errors import BadInput, UnusableFile
 from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
+from limosa.protocol.peers import Dialer, Peers, Token
+from limosa.protocol.wire import Goodbye
 from limosa.runtime import membership
 from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
-from limosa.runtime.peers import Dialer, Peers, Token
 from limosa.runtime.service import NodeService
-from limosa.runtime.wire import Goodbye
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings as VolumeSettings
+from limosa.storage.volume import StorageSettings as VolumeSettings
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
 from limosa.transport.tokens import issue, read_secret
@@ -73,7 +73,7 @@ class CoordinatorConfig(Struct, frozen=True, kw_only=True):
     cluster: str
     metastore: str
     security: Security = Security()
-    settings: Settings = Settings()
+    settings: CoordinatorSettings = CoordinatorSettings()
 
 
 def machine_id() -> str:

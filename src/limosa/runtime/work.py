@@ -11,7 +11,7 @@ NICENESS = 10
 """Digests and slices take a processor for seconds; whoever writes meanwhile comes first."""
 
 
-class Worker:
+class BackgroundWorker:
     def __init__(self, log: Callable[..., None], name: str = "worker") -> None:
         self._log = log
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

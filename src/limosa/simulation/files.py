@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from limosa.errors import VolumeInUse
-from limosa.storage.files import Piece
+from limosa.tabular.bodies import Piece
 
 SECTOR_BYTES: Final = 512
 TORN: Final = 0.4

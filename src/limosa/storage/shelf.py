@@ -20,11 +20,11 @@ from limosa.storage.manifest import (
     write_manifest,
 )
 from limosa.storage.replica import StoredReplica
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
 from limosa.storage.segment import Segment, write_segment
 from limosa.storage.view import Ranged
 from limosa.storage.volume import Volume
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 
 class Shelf:

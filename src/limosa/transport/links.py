@@ -43,17 +43,17 @@ CHANNEL: list[tuple[str, int | str]] = [
 ]
 
 
-class Writer(Protocol):
+class FrameWriter(Protocol):
     def write_metadata(self, frame: pa.Buffer) -> None: ...
 
 
-class Link:
+class StreamSender:
     """One stream's sending side."""
 
     def __init__(
         self,
         name: str,
-        writer: Writer,
+        writer: FrameWriter,
         encode: Encode,
         size_of: SizeOf,
         broken: Callable[[], None] = lambda: None,
@@ -196,7 +196,7 @@ class Stream:
         self._client = client  # lives as long as its stream
         descriptor = flight.FlightDescriptor.for_command(hello)
         self._writer, self._reader = client.do_exchange(descriptor, options)
-        self.link = Link(name, self._writer, encode, size_of, self._reader.cancel)
+        self.link = StreamSender(name, self._writer, encode, size_of, self._reader.cancel)
 
     def read(self) -> pa.Buffer:
         """The next frame; raises StopIteration at the end and FlightError when it broke."""

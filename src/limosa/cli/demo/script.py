@@ -15,9 +15,9 @@ from msgspec import Struct
 from limosa.cli.shared.run_progress import copied_words, moves_words
 from limosa.client.cluster_view import look, watch
 from limosa.client.operator import Operator
-from limosa.core.coordinator.progress import Progress
-from limosa.core.coordinator.proposing import filling, planned
-from limosa.core.coordinator.watching import Watched
+from limosa.core.insight.progress import Progress
+from limosa.core.insight.proposing import filling, planned
+from limosa.core.insight.watching import WatchedRun
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
@@ -59,7 +59,7 @@ class Acts:
         """When nothing happened: from, to."""
         self.moving = (0.0, 0.0)
         self.doing = "nothing happens yet"
-        self.run: Watched | None = None
+        self.run: WatchedRun | None = None
         """What is under way, as it was seen last."""
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -75,7 +75,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class ClusterOptions(Struct, frozen=True, kw_only=True):
     """Which cluster is meant, who asks, and how the answer should look."""
 
     cluster: str | None = None
@@ -134,7 +134,7 @@ def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     def run(**given: Any) -> None:
-        target = Target(**{name: given.pop(name) for name in _OPTIONS})
+        target = ClusterOptions(**{name: given.pop(name) for name in _OPTIONS})
         command(target, **given)
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + shared

@@ -86,7 +86,7 @@ def _can_serve_admin() -> bool:
     return False
 
 
-class Run:
+class UpState:
     """How far it got, and how it ends."""
 
     def __init__(self) -> None:
@@ -96,9 +96,9 @@ class Run:
 
 
 @contextmanager
-def _stopped_by_signals(local: LocalCluster) -> Iterator[Run]:
+def _stopped_by_signals(local: LocalCluster) -> Iterator[UpState]:
     """The first signal ends what runs here; those that follow kill who has not stopped yet."""
-    run = Run()
+    run = UpState()
 
     def heard(number: int, frame: object) -> None:
         if run.stopping_since is None:
@@ -118,7 +118,7 @@ def _stopped_by_signals(local: LocalCluster) -> Iterator[Run]:
             signal.signal(number, handler)
 
 
-def _say_goodbye(run: Run) -> None:
+def _say_goodbye(run: UpState) -> None:
     if run.killed:
         tell("Killed. The next `limosa up` recovers what was acknowledged.")
     elif not run.was_ready:
