@@ -213,8 +213,8 @@ class Session:
             raise failure or Refused("there is no node to ask", "name a node's address")
 
     def _known_nodes(self) -> list[tuple[str, str]]:
-        nodes = {node.id: node.address for node in self._brain.topology.nodes.values()}
-        nodes = {node: address for node, address in nodes.items() if address} or self._seeds
+        members = [each for each in self._brain.topology.nodes.values() if each.state != "left"]
+        nodes = {node.id: node.address for node in members if node.address} or self._seeds
         everybody = sorted(nodes.items())
         secrets.SystemRandom().shuffle(everybody)
         everybody.sort(key=lambda item: item[0] != self._good)
