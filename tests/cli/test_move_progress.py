@@ -11,9 +11,9 @@ from rich.console import Console
 from limosa.admin.moves import Wanted, ending, leaving_replica, volume_on, wanted_of
 from limosa.cli.explain import lines_of, report_line
 from limosa.cli.shared.durations import lasted, moment, seconds_of
-from limosa.cli.shared.move_progress import Progress, Rate, copy_words, follow, stage_words
+from limosa.cli.shared.move_progress import ProgressDisplay, Rate, copy_words, follow, stage_words
 from limosa.client.operator import Operator
-from limosa.core.coordinator.explaining import Copying, Explanation, explain
+from limosa.core.insight.explaining import Copying, Explanation, explain
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW, STREAMING
 from limosa.core.model.changes import Put, Topology, apply
 from limosa.core.model.intent import Intent
@@ -127,7 +127,7 @@ def test_stages_are_counted_on_the_way_forward() -> None:
 @pytest.mark.parametrize("stage", [STREAMING, READ_NEW])
 def test_who_waits_sees_the_stage_the_copy_and_the_wait(stage: str) -> None:
     out = io.StringIO()
-    progress = Progress("p moves", False, Console(file=out, force_terminal=True, width=120))
+    progress = ProgressDisplay("p moves", False, Console(file=out, force_terminal=True, width=120))
     with progress.open():
         progress.show(told(moving(stage)))
     shown = out.getvalue()
@@ -142,7 +142,7 @@ def test_without_a_terminal_a_line_is_said_for_each_change(
 ) -> None:
     nowhere = Console(file=io.StringIO())
     for quiet in (False, True):
-        progress = Progress("p moves", quiet, nowhere)
+        progress = ProgressDisplay("p moves", quiet, nowhere)
         with progress.open():
             progress.show(told(moving(STREAMING)))
             progress.show(told(moving(STREAMING)))

@@ -19,8 +19,8 @@ from limosa.cli.write.command import Sender
 from limosa.client.rows import exact_array
 from limosa.core.client import Finished
 from limosa.errors import LimosaError
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 from tests.cli.running import COMMAND, Cluster, Limosa
 
 EVERYTHING = pa.table(

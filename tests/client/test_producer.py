@@ -21,8 +21,8 @@ from limosa.client.schema import schema_of
 from limosa.core.client import Finished
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, OutcomeUnknown, Refused
 from limosa.runtime.local import LocalCluster
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 SECONDS = 10.0
 NEVER = 3_600.0

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from limosa.admin.moves import look_at
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.run_progress import COLUMNS
 from limosa.cli.shared.run_progress import facts as run_facts
 from limosa.cli.shared.run_progress import lines_of as run_lines
@@ -18,9 +18,9 @@ from limosa.cli.shared.run_progress import row_of as move_row
 from limosa.cli.shared.terminal import count, print_json, print_table, size
 from limosa.client.cluster_view import look, progress_of
 from limosa.client.operator import Operator
-from limosa.core.coordinator.explaining import Explanation, Standing
-from limosa.core.coordinator.explaining_nodes import NodeExplanation, explain_node
-from limosa.core.coordinator.progress import Progress
+from limosa.core.insight.explaining import Explanation, Standing
+from limosa.core.insight.explaining_nodes import NodeExplanation, explain_node
+from limosa.core.insight.progress import Progress
 from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica
@@ -31,7 +31,7 @@ DIFFERENCES_SHOWN = 5
 
 @of_cluster
 def explain(
-    target: Target,
+    target: ClusterOptions,
     name: Annotated[
         str, typer.Argument(metavar="PARTITION|NODE|RUN", help="The name, like items-0003 or n2.")
     ],
@@ -76,7 +76,7 @@ def explain(
     print_reports(explanation)
 
 
-def shown_node(target: Target, found: NodeExplanation) -> None:
+def shown_node(target: ClusterOptions, found: NodeExplanation) -> None:
     if target.as_json:
         print_json(to_builtins(found))
         return
@@ -220,7 +220,7 @@ def report_line(report: Report) -> str:
 # --- runs
 
 
-def shown_run(target: Target, connection: Operator, run: str) -> None:
+def shown_run(target: ClusterOptions, connection: Operator, run: str) -> None:
     found = progress_of(connection, run)
     assert found is not None
     if target.as_json:

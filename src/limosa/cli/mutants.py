@@ -90,7 +90,7 @@ def _lost(what: Attempt, why: str) -> Finds:
     return Finds(what.mutant, (), why)
 
 
-class Verdict(Struct):
+class MutantVerdict(Struct):
     """What is known about a mutant so far."""
 
     name: str
@@ -114,7 +114,7 @@ class Verdict(Struct):
             self.violation = finds.instead
 
 
-def replay(chosen: Mapping[str, Any], jobs: int) -> Generator[Verdict, None, None]:
+def replay(chosen: Mapping[str, Any], jobs: int) -> Generator[MutantVerdict, None, None]:
     """Run each mutant's recorded seed; a mutant without one counts as not found."""
     attempts = (
         Attempt(CATALOGUE, name, range(mutant.seed, mutant.seed + 1) if mutant.seed >= 0 else ())
@@ -122,18 +122,20 @@ def replay(chosen: Mapping[str, Any], jobs: int) -> Generator[Verdict, None, Non
     )
     with closing(in_processes(attempt, attempts, jobs, _lost)) as answers:
         for finds in answers:
-            verdict = Verdict(finds.mutant, chosen[finds.mutant].breaks)
+            verdict = MutantVerdict(finds.mutant, chosen[finds.mutant].breaks)
             verdict.add(finds, 0)
             yield verdict
 
 
-def search(chosen: Mapping[str, Any], limit: int, jobs: int) -> Generator[Verdict, None, None]:
+def search(
+    chosen: Mapping[str, Any], limit: int, jobs: int
+) -> Generator[MutantVerdict, None, None]:
     """The first seed below the limit that finds each mutant, and how many of the first do.
 
     The mutants take turns, so the easy ones are found early; a verdict is yielded once it is final.
     """
     counted = min(COUNTED, limit)
-    verdicts = {name: Verdict(name, mutant.breaks) for name, mutant in chosen.items()}
+    verdicts = {name: MutantVerdict(name, mutant.breaks) for name, mutant in chosen.items()}
     waiting = dict.fromkeys(chosen, 0)
     """The number of slices in flight, by mutant."""
     ended: set[str] = set()
@@ -229,7 +231,7 @@ def _chosen(
     )
 
 
-def _judge(verdicts: Generator[Verdict, None, None], total: int) -> dict[str, Verdict]:
+def _judge(verdicts: Generator[MutantVerdict, None, None], total: int) -> dict[str, MutantVerdict]:
     console = Console(stderr=True)
     with closing(verdicts):
         shown = track(
@@ -243,7 +245,7 @@ def _judge(verdicts: Generator[Verdict, None, None], total: int) -> dict[str, Ve
         return {verdict.name: verdict for verdict in shown}
 
 
-def _print_verdicts(verdicts: list[Verdict]) -> None:
+def _print_verdicts(verdicts: list[MutantVerdict]) -> None:
     rows = [(v.name, v.rule, "–" if v.seed is None else str(v.seed), _short(v)) for v in verdicts]
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
@@ -257,13 +259,13 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
     console.print(table)
 
 
-def _short(verdict: Verdict) -> str:
+def _short(verdict: MutantVerdict) -> str:
     what = " ".join(verdict.violation.split())
     what = what if len(what) <= 80 else what[:79] + "…"
     return what if verdict.found else f"MISSED: {what}"
 
 
-def _print_searched(verdicts: Mapping[str, Verdict], redundant: Mapping[str, Any]) -> None:
+def _print_searched(verdicts: Mapping[str, MutantVerdict], redundant: Mapping[str, Any]) -> None:
     typer.echo("")
     for name, verdict in verdicts.items():
         first = min(COUNTED, verdict.searched)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.plans import (
     Bandwidth,
     Hold,
@@ -20,7 +20,7 @@ from limosa.cli.shared.runs import Wait, begin
 from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
-from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import IllegalRequest, Refused
@@ -30,7 +30,9 @@ node = typer.Typer(help="Fill, empty or remove nodes.", no_args_is_help=True)
 
 @node.command()
 @of_cluster
-def remove(target: Target, name: Annotated[str, typer.Argument(help="The node's name.")]) -> None:
+def remove(
+    target: ClusterOptions, name: Annotated[str, typer.Argument(help="The node's name.")]
+) -> None:
     """Remove a stopped node that holds no replicas.
 
     The name of a removed node can't be used again.
@@ -55,7 +57,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
 @node.command()
 @of_cluster
 def add(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -91,7 +93,7 @@ def add(
 @node.command()
 @of_cluster
 def drain(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -120,7 +122,7 @@ def drain(
 @node.command()
 @of_cluster
 def decommission(
-    target: Target,
+    target: ClusterOptions,
     names: Names,
     moves_in: MovesIn = 2,
     moves_out: MovesOut = 2,
@@ -148,7 +150,7 @@ def decommission(
 
 @node.command()
 @of_cluster
-def undrain(target: Target, names: Names) -> None:
+def undrain(target: ClusterOptions, names: Names) -> None:
     """Let drained nodes hold replicas again.
 
     \b
@@ -163,14 +165,16 @@ def undrain(target: Target, names: Names) -> None:
         typer.echo(f"{request.answer}. To fill them again: limosa node add {' '.join(names)}")
 
 
-def _drain(target: Target, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None) -> None:
+def _drain(
+    target: ClusterOptions, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None
+) -> None:
     with target.operate() as connection:
         found, run = planned(look(connection), like)
         _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
 
 
 def _ask_and_begin(
-    target: Target,
+    target: ClusterOptions,
     connection: Operator,
     found: Plan,
     run: RunPlan,

@@ -7,7 +7,7 @@ import typer
 
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import NOTHING, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import RUNS, aborting, run_of
@@ -29,7 +29,7 @@ Id = Annotated[
 @operations.command("list")
 @of_cluster
 def list_(
-    target: Target,
+    target: ClusterOptions,
     every: Annotated[
         bool, typer.Option("--all", help=f"List all that are kept, not only {SHOWN}.")
     ] = False,
@@ -60,7 +60,7 @@ def list_(
 
 @operations.command()
 @of_cluster
-def show(target: Target, id: Id) -> None:
+def show(target: ClusterOptions, id: Id) -> None:
     """Show one operation: its request, its answer, and what to do next.
 
     \b
@@ -81,7 +81,7 @@ def show(target: Target, id: Id) -> None:
 
 @operations.command()
 @of_cluster
-def wait(target: Target, id: Id) -> None:
+def wait(target: ClusterOptions, id: Id) -> None:
     """Wait until an operation is answered.
 
     The exit code is 0 if it was accepted, and 1 if it was refused. A move or a run continues after
@@ -103,7 +103,7 @@ def wait(target: Target, id: Id) -> None:
 
 @operations.command()
 @of_cluster
-def abort(target: Target, id: Id) -> None:
+def abort(target: ClusterOptions, id: Id) -> None:
     """Withdraw a waiting operation, or cancel its move or run.
 
     Moves that are committed or whose reads have switched stay.
@@ -125,7 +125,8 @@ def abort(target: Target, id: Id) -> None:
 @operations.command()
 @of_cluster
 def lock(
-    target: Target, why: Annotated[str, typer.Argument(help="The reason, for other operators.")]
+    target: ClusterOptions,
+    why: Annotated[str, typer.Argument(help="The reason, for other operators.")],
 ) -> None:
     """Let no change of the topology start, until `unlock`.
 
@@ -141,7 +142,7 @@ def lock(
 
 @operations.command()
 @of_cluster
-def unlock(target: Target) -> None:
+def unlock(target: ClusterOptions) -> None:
     """Let changes of the topology start again.
 
     \b
@@ -152,7 +153,7 @@ def unlock(target: Target) -> None:
         _told(target, connection.switch("unlock"))
 
 
-def _told(target: Target, request: Request) -> None:
+def _told(target: ClusterOptions, request: Request) -> None:
     if target.as_json:
         print_json({"operation": request.id, "answer": request.answer})
     else:

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.moves import Ended, Wanted, leaving_replica, record_of, volume_on, wanted_of
+from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on, wanted_of
 from limosa.cli.shared.durations import lasted, seconds_of
-from limosa.cli.shared.move_progress import Progress, follow, on_errors
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.model.intent import Placement, Request, RequestKind
@@ -27,7 +27,7 @@ Name = Annotated[
 @partition.command()
 @of_cluster
 def move(
-    target: Target,
+    target: ClusterOptions,
     name: Name,
     to: Annotated[
         str, typer.Option("--to", metavar="NODE", help="The node that gets the replica.")
@@ -118,7 +118,7 @@ def move(
 
 @partition.command()
 @of_cluster
-def cancel(target: Target, name: Name) -> None:
+def cancel(target: ClusterOptions, name: Name) -> None:
     """Cancel a move before reads have switched.
 
     The move is rolled back, and no data is lost.
@@ -141,7 +141,7 @@ def cancel(target: Target, name: Name) -> None:
 
 @partition.command()
 @of_cluster
-def complete(target: Target, name: Name) -> None:
+def complete(target: ClusterOptions, name: Name) -> None:
     """End the hold of a move: remove its old replica.
 
     \b
@@ -153,7 +153,7 @@ def complete(target: Target, name: Name) -> None:
 
 @partition.command()
 @of_cluster
-def reverse(target: Target, name: Name) -> None:
+def reverse(target: ClusterOptions, name: Name) -> None:
     """Reverse a move during its hold.
 
     The partition returns to its old replicas, and no data is lost.
@@ -165,7 +165,7 @@ def reverse(target: Target, name: Name) -> None:
     _end_hold(target, "reverse", name)
 
 
-def _end_hold(target: Target, kind: RequestKind, name: str) -> None:
+def _end_hold(target: ClusterOptions, kind: RequestKind, name: str) -> None:
     with target.operate() as connection:
         request = connection.change_partition(kind, name)
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
@@ -189,11 +189,11 @@ def _answered(what: str, request: Request) -> str:
     return f"{what}." if request.answer == ACCEPTED else f"{what}: {request.answer}."
 
 
-def _is_watched(target: Target) -> bool:
+def _is_watched(target: ClusterOptions) -> bool:
     return not target.as_json and on_errors().is_terminal
 
 
-def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
+def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> None:
     if target.as_json:
         print_json(answer)
         return
@@ -202,9 +202,9 @@ def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
 
 
 def _follow(
-    target: Target, connection: Operator, wanted: Wanted, answer: dict[str, Any], what: str
-) -> Ended:
-    progress = Progress(what, target.as_json, on_errors())
+    target: ClusterOptions, connection: Operator, wanted: Wanted, answer: dict[str, Any], what: str
+) -> EndedChange:
+    progress = ProgressDisplay(what, target.as_json, on_errors())
     try:
         with progress.open():
             return follow(connection, answer["partition"], wanted, progress.show)
@@ -220,7 +220,9 @@ def _follow(
     raise typer.Exit(INTERRUPTED)
 
 
-def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -> None:
+def _tell_end(
+    target: ClusterOptions, answer: dict[str, Any], ended: EndedChange, what: str
+) -> None:
     report = ended.report
     if target.as_json:
         print_json({**answer, "state": ended.state, "why": ended.why, "report": report})
@@ -232,7 +234,7 @@ def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -
         typer.echo(f"{what}: done{_measured(ended)}.")
 
 
-def _measured(ended: Ended) -> str:
+def _measured(ended: EndedChange) -> str:
     report = ended.report
     if report is None:
         return ""

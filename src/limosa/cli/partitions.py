@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from limosa.admin.overview import look, partition_facts, partitions_of
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import NOTHING, count, print_json, print_table
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
 
 
 @of_cluster
 def partitions(
-    target: Target,
+    target: ClusterOptions,
     table: Annotated[str | None, typer.Argument(help="List only this table's partitions.")] = None,
 ) -> None:
     """List the partitions with their owners and replicas.

@@ -7,7 +7,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from limosa.cli.shared.durations import lasted, moment, seconds_of
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.plans import (
     Bandwidth,
     Hold,
@@ -24,8 +24,8 @@ from limosa.cli.shared.run_progress import facts as progress_facts
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
 from limosa.cli.shared.terminal import print_json, print_table, size
 from limosa.client.cluster_view import look
-from limosa.core.coordinator.progress import progress
-from limosa.core.coordinator.proposing import planned
+from limosa.core.insight.progress import progress
+from limosa.core.insight.proposing import planned
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.intent import Request, RequestKind
 from limosa.core.model.runs import IN_FLIGHT, Policy, Run
@@ -43,7 +43,7 @@ RunName = Annotated[
 
 @rebalance.command()
 @of_cluster
-def plan(target: Target, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
+def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
     """Show which moves would balance the load, and their cost.
 
     This changes nothing. Load is stored bytes, rows written and rows read. The plan keeps replicas
@@ -67,7 +67,7 @@ def plan(target: Target, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None
 @rebalance.command()
 @of_cluster
 def start(
-    target: Target,
+    target: ClusterOptions,
     move: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,7 +110,7 @@ def start(
 @rebalance.command()
 @of_cluster
 def status(
-    target: Target,
+    target: ClusterOptions,
     run: RunName = None,
     moves: Annotated[
         bool, typer.Option("--moves", help="List every move, not only those in flight.")
@@ -157,7 +157,7 @@ def last_of(runs: dict[str, Run]) -> str:
 
 @rebalance.command()
 @of_cluster
-def pause(target: Target, run: RunName = None) -> None:
+def pause(target: ClusterOptions, run: RunName = None) -> None:
     """Pause a run: moves in flight finish, no others start.
 
     \b
@@ -169,7 +169,7 @@ def pause(target: Target, run: RunName = None) -> None:
 
 @rebalance.command()
 @of_cluster
-def resume(target: Target, run: RunName = None) -> None:
+def resume(target: ClusterOptions, run: RunName = None) -> None:
     """Resume a paused run.
 
     \b
@@ -181,7 +181,7 @@ def resume(target: Target, run: RunName = None) -> None:
 
 @rebalance.command()
 @of_cluster
-def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
+def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> None:
     """Cancel a run.
 
     Moves that are committed or whose reads have switched stay; the others are rolled back.
@@ -205,14 +205,14 @@ def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
         typer.echo(line)
 
 
-def _turn(target: Target, kind: RequestKind, run: str | None) -> None:
+def _turn(target: ClusterOptions, kind: RequestKind, run: str | None) -> None:
     with target.operate() as connection:
         request = connection.change_run(kind, run or "")
         name = run or connection.runs().rebalance.run
     _tell(target, request, name)
 
 
-def _tell(target: Target, request: Request, name: str) -> None:
+def _tell(target: ClusterOptions, request: Request, name: str) -> None:
     answer: dict[str, Any] = {"run": name, "operation": request.id, "answer": request.answer}
     if target.as_json:
         print_json({**answer, **next_of(name)})
@@ -224,7 +224,7 @@ def _tell(target: Target, request: Request, name: str) -> None:
 @rebalance.command()
 @of_cluster
 def auto(
-    target: Target,
+    target: ClusterOptions,
     on: Annotated[
         bool | None,
         typer.Option(
@@ -294,7 +294,7 @@ def auto(
 
 @rebalance.command()
 @of_cluster
-def complete(target: Target) -> None:
+def complete(target: ClusterOptions) -> None:
     """End the holds of the run's moves: remove the old replicas.
 
     \b
@@ -306,7 +306,7 @@ def complete(target: Target) -> None:
 
 @rebalance.command()
 @of_cluster
-def reverse(target: Target) -> None:
+def reverse(target: ClusterOptions) -> None:
     """Reverse the moves of the run that are held.
 
     Their partitions return to the old replicas, and no data is lost.
@@ -318,7 +318,7 @@ def reverse(target: Target) -> None:
     _end_holds(target, "reverse")
 
 
-def _end_holds(target: Target, kind: RequestKind) -> None:
+def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
     done: dict[str, str] = {}
     with target.operate() as connection:
         agreed = connection.runs()
@@ -344,7 +344,7 @@ def _end_holds(target: Target, kind: RequestKind) -> None:
 
 @rebalance.command()
 @of_cluster
-def history(target: Target) -> None:
+def history(target: ClusterOptions) -> None:
     """List all runs, the latest first.
 
     \b

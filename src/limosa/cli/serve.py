@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.cli.shared.pipelines import Pipeline
+from limosa.cli.shared.pipelines import PipelineChoice
 from limosa.cli.shared.sizes import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
@@ -109,7 +109,7 @@ def node(
     Examples:
       limosa serve node --name n4 --data /srv/limosa/n4 --metastore /srv/limosa/metastore.db
     """
-    from limosa.core.participant.settings import Settings
+    from limosa.core.participant.settings import ParticipantSettings
     from limosa.runtime.node import NodeSettings
     from limosa.runtime.processes import NodeConfig, NodeProcess
 
@@ -135,7 +135,7 @@ def node(
                 cluster=cluster,
             ),
             settings=NodeSettings(
-                participant=Settings(
+                participant=ParticipantSettings(
                     lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / 6
                 )
             ),
@@ -156,13 +156,13 @@ def coordinator(
     key: Key = None,
     authority: Authority = None,
     pipeline: Annotated[
-        Pipeline,
+        PipelineChoice,
         typer.Option(
             "--pipeline",
             help="What copies rows to new replicas. auto uses Spark; if Spark is missing, lost "
             "replicas are rebuilt, but partitions do not move. threads needs no Spark.",
         ),
-    ] = Pipeline.AUTO,
+    ] = PipelineChoice.AUTO,
     spark_master: Annotated[
         str,
         typer.Option(
@@ -198,8 +198,8 @@ def coordinator(
       limosa serve coordinator --metastore /srv/limosa/metastore.db
       limosa serve coordinator --metastore … --spark-master spark://10.0.0.7:7077 --bandwidth 1GiB
     """
-    from limosa.core.coordinator.settings import Settings
-    from limosa.pipeline.assembly import PipelineConfig, mover_for, settings_for
+    from limosa.core.coordinator.settings import CoordinatorSettings
+    from limosa.runtime.pipelines import PipelineConfig, mover_for, settings_for
     from limosa.runtime.processes import CoordinatorConfig, CoordinatorProcess
 
     carrying = PipelineConfig(
@@ -223,7 +223,7 @@ def coordinator(
                 cluster=cluster,
                 verify_clients=certificate is not None,
             ),
-            settings=settings_for(carrying, Settings()),
+            settings=settings_for(carrying, CoordinatorSettings()),
         )
         mover = mover_for(carrying, config.security, cluster, name, journal)
         return CoordinatorProcess(config, mover, journal), {"coordinator": name}

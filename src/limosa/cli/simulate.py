@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from limosa.cli.shared.jobs import JobsOption, cores
 from limosa.simulation.story import story_of, told
-from limosa.simulation.swarm import Summary, Tally, run_seeds
+from limosa.simulation.swarm import SwarmSummary, Tally, run_seeds
 
 SEEDS = 100
 STORIES_MAX = 3
@@ -21,7 +21,7 @@ NUMBERS = (
 )
 
 
-class Storage(StrEnum):
+class StorageChoice(StrEnum):
     """The storage of the simulated nodes."""
 
     fake = "fake"
@@ -55,9 +55,9 @@ def simulate(
         ),
     ] = False,
     storage: Annotated[
-        Storage,
+        StorageChoice,
         typer.Option(help="fake: rows in memory; real: the real log and segments (slower)."),
-    ] = Storage.fake,
+    ] = StorageChoice.fake,
 ) -> None:
     """Simulate clusters with faults, and check all guarantees.
 
@@ -74,7 +74,7 @@ def simulate(
       limosa simulate --seed 4711 --story
     """
     wanted = _wanted(seeds, first, seed, story)
-    is_real = storage is Storage.real
+    is_real = storage is StorageChoice.real
     summary = _run(wanted, jobs or cores(), is_real)
     stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
     for number in [seed] if story and seed is not None else stories:
@@ -99,7 +99,7 @@ def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool)
     return range(seed, seed + 1)
 
 
-def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
+def _run(wanted: range, jobs: int, real_storage: bool) -> SwarmSummary:
     tally = Tally()
     console = Console(stderr=True)
     columns = (
@@ -120,7 +120,7 @@ def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
     return tally.summary()
 
 
-def as_object(summary: Summary) -> dict[str, Any]:
+def as_object(summary: SwarmSummary) -> dict[str, Any]:
     """What `--json` prints; the two lists only if there is something in them."""
     found: dict[str, Any] = {name: getattr(summary, name) for name in NUMBERS}
     if summary.missing_cells:
@@ -133,7 +133,7 @@ def as_object(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def in_words(summary: Summary) -> str:
+def in_words(summary: SwarmSummary) -> str:
     lines = [
         f"{summary.seeds:,} {'seed' if summary.seeds == 1 else 'seeds'}: "
         f"{summary.operations:,} operations, {summary.moves:,} moves, {summary.faults:,} faults; "

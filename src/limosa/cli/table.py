@@ -6,7 +6,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from limosa.cli.shared.options import Partitions, Replicas, Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
 from limosa.cli.shared.terminal import count, print_json, print_table, tell
 from limosa.client.connection import Description
 from limosa.client.requests import PARTITIONS
@@ -19,7 +19,7 @@ table = typer.Typer(help="Create, describe or drop a table.", no_args_is_help=Tr
 @table.command()
 @of_cluster
 def create(
-    target: Target,
+    target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     key: Annotated[
         list[str], typer.Option("--key", help="A key column; repeat the option for several.")
@@ -97,7 +97,7 @@ def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
 @table.command()
 @of_cluster
 def describe(
-    target: Target, name: Annotated[str, typer.Argument(help="The table's name.")]
+    target: ClusterOptions, name: Annotated[str, typer.Argument(help="The table's name.")]
 ) -> None:
     """Show a table's columns, partitions and replicas.
 
@@ -134,7 +134,7 @@ def _print(description: Description) -> None:
 @table.command()
 @of_cluster
 def drop(
-    target: Target,
+    target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json
 from limosa.client.discovery import LOCAL, find_local
 from limosa.errors import BadInput, Refused
@@ -18,7 +18,7 @@ DAY_SECONDS = 86_400.0
 
 @of_cluster
 def token(
-    target: Target,
+    target: ClusterOptions,
     subject: Annotated[str, typer.Option(help="The user or program that will use the token.")],
     role: Annotated[str, typer.Option(help="client, admin, node or coordinator.")] = "client",
     days: Annotated[float, typer.Option(help="Days until the token expires.")] = 30.0,
@@ -44,7 +44,7 @@ def token(
         typer.echo(made)
 
 
-def _secret(target: Target) -> tuple[str, str]:
+def _secret(target: ClusterOptions) -> tuple[str, str]:
     """The cluster's name, and the path of its secret."""
     if target.secret is not None:
         return target.cluster_name or LOCAL, target.secret

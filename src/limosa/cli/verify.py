@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limosa.cli.shared.options import Target, of_cluster
-from limosa.cli.shared.pipelines import Pipeline
+from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.pipelines import PipelineChoice
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core import routing
@@ -31,8 +31,8 @@ from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import (
     EXAMINE,
     Examination,
-    Finding,
     Portion,
+    PortionResult,
     cut,
     portion_of,
     share_out,
@@ -54,15 +54,15 @@ REMARKS_MAX = 20
 
 @of_cluster
 def verify(
-    target: Target,
+    target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     pipeline: Annotated[
-        Pipeline,
+        PipelineChoice,
         typer.Option(
             "--pipeline",
             help="What compares the rows: auto is Spark; threads run within this command.",
         ),
-    ] = Pipeline.AUTO,
+    ] = PipelineChoice.AUTO,
     spark_master: Annotated[
         str,
         typer.Option(
@@ -84,7 +84,7 @@ def verify(
       limosa verify items --spark-master spark://10.0.0.7:7077
       limosa verify items --pipeline threads
     """
-    missing = "" if pipeline is Pipeline.THREADS else java.missing()
+    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
     if missing:
         raise BadInput(
             f"this command needs Spark, and {missing}",
@@ -107,7 +107,7 @@ def verify(
         raise typer.Exit(1)
 
 
-class Summary(Struct, frozen=True):
+class VerifySummary(Struct, frozen=True):
     """The result, as `--json` prints it."""
 
     table: str
@@ -135,7 +135,7 @@ class Verification:
     def __init__(
         self,
         connection: Operator,
-        target: Target,
+        target: ClusterOptions,
         zone: str,
         table: bytes,
         carrier: Carrier,
@@ -149,8 +149,8 @@ class Verification:
         self._bar = bar
         self._ended: queue.SimpleQueue[tuple[Sequence[Portion], int, Sequence[bytes], str]]
         self._ended = queue.SimpleQueue()
-        self._findings: list[Finding] = []
-        self._failed: list[tuple[Portion, Finding]] = []
+        self._findings: list[PortionResult] = []
+        self._failed: list[tuple[Portion, PortionResult]] = []
         self._left_out: set[tuple[str, str, str]] = set()
         """Node, why, and partition."""
         self._job = 0
@@ -251,7 +251,7 @@ class Verification:
     ) -> None:
         if why:
             raise Refused(f"the rows were not compared: {why}", "try --pipeline threads")
-        findings = msgspec.msgpack.decode(results[0], type=list[Finding])
+        findings = msgspec.msgpack.decode(results[0], type=list[PortionResult])
         for portion, finding in zip(portions, findings, strict=True):
             if finding.errors:
                 self._failed.append((portion, finding))
@@ -261,7 +261,7 @@ class Verification:
 
     # --- the result
 
-    def summary(self, table: str, seconds: float, comparing_seconds: float) -> Summary:
+    def summary(self, table: str, seconds: float, comparing_seconds: float) -> VerifySummary:
         findings = [*self._findings, *(finding for _, finding in self._failed)]
         differences = [each for finding in findings for each in finding.differences]
         told = differences[:TOLD_MAX]
@@ -271,7 +271,7 @@ class Verification:
         rows = sum(finding.rows for finding in findings)
         replicas = {(each.partition, node) for each in findings for node in each.nodes}
         left_out = Counter((node, why) for node, why, _ in self._left_out)
-        return Summary(
+        return VerifySummary(
             table,
             not (differences or more or lagging or errors),
             rows,
@@ -336,8 +336,8 @@ class Bar:
 
 
 @contextmanager
-def _carrier(pipeline: Pipeline, master: str, bar: Bar) -> Iterator[Carrier]:
-    if pipeline is Pipeline.THREADS:
+def _carrier(pipeline: PipelineChoice, master: str, bar: Bar) -> Iterator[Carrier]:
+    if pipeline is PipelineChoice.THREADS:
         yield ThreadCarrier()
         return
     words = {"starting": "starting Spark", "ready": "comparing"}
@@ -354,7 +354,7 @@ def _carrier(pipeline: Pipeline, master: str, bar: Bar) -> Iterator[Carrier]:
             spark.close(STOP_SECONDS)
 
 
-def _print(summary: Summary) -> None:
+def _print(summary: VerifySummary) -> None:
     for each in summary.differences:
         typer.echo(each)
     if summary.more:
@@ -374,7 +374,7 @@ def _print(summary: Summary) -> None:
     )
 
 
-def _verdict(summary: Summary) -> str:
+def _verdict(summary: VerifySummary) -> str:
     differing = len(summary.differences) + summary.more
     if differing:
         return f"{count(differing, 'row')} {'differs' if differing == 1 else 'differ'}"

@@ -3,14 +3,16 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from limosa.core.coordinator.progress import Progress, progress
-from limosa.core.coordinator.view import View
-from limosa.core.coordinator.watching import Watched, watched
+from limosa.core.insight.progress import Progress, progress
+from limosa.core.insight.watching import WatchedRun, seen_from_outside, watched
 from limosa.core.messages import Status
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology
+from limosa.core.model.changes import Agreed, Topology
 from limosa.errors import LimosaError
+
+if TYPE_CHECKING:
+    from limosa.core.coordinator.view import ClusterView
 
 NODES_AT_ONCE = 8
 
@@ -28,12 +30,11 @@ class Seen(Protocol):
     def node_facts(self, node: str, partition: str = "") -> Status | None: ...
 
 
-def look(connection: Seen, run: str = "") -> View:
+def look(connection: Seen, run: str = "") -> "ClusterView":
     """The whole cluster, and the moves of one run."""
     agreed = connection.runs(run)
     statuses = ask_all(connection, sorted(agreed.leases))
-    now = time.time()
-    return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
+    return seen_from_outside(agreed, statuses, time.time())
 
 
 def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict[str, Status]:
@@ -63,6 +64,6 @@ def progress_of(connection: Seen, run: str = "") -> Progress | None:
     return progress(view, name) if name else None
 
 
-def watch(connection: Seen, run: str) -> Watched:
+def watch(connection: Seen, run: str) -> WatchedRun:
     """A run with its moves in flight, each with its stage."""
     return watched(look(connection, run), run)

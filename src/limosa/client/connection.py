@@ -14,11 +14,11 @@ from limosa.client.requests import PARTITIONS, answered, creation, request_id
 from limosa.client.schema import schema_of
 from limosa.client.session import Session
 from limosa.client.table import TableHandle
-from limosa.core.client import Settings
+from limosa.core.client import ClientSettings
 from limosa.core.model.changes import Topology
 from limosa.core.model.intent import Request
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
-from limosa.runtime.peers import Dialer
+from limosa.protocol.peers import Dialer
 from limosa.transport.security import Security, scheme
 from limosa.transport.tokens import issue, read_secret
 
@@ -102,7 +102,7 @@ class Connection:
             )
 
         dialer = Dialer(known_as, "client", name, security, current_token)
-        settings = Settings(
+        settings = ClientSettings(
             operation_seconds=timeout_seconds,
             patience_seconds=min(PATIENCE_SECONDS, timeout_seconds),
         )

@@ -1,4 +1,4 @@
-"""How does an operator's program begin? `limosa.operate()`, then status, requests and runs."""
+"""How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement, Request, RequestKind
 from limosa.core.model.runs import Policy, RunPlan
-from limosa.runtime.wire import Decoder
+from limosa.protocol.wire import Decoder
 
 FOLLOW_SECONDS = 2.0
 """How long a node may be behind another node that has answered."""

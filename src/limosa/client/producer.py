@@ -42,8 +42,8 @@ from limosa.client.rows import exact_array, in_pieces, to_arrow
 from limosa.client.session import settle
 from limosa.core.client import Finished
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, OutcomeUnknown, Refused
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 Values: TypeAlias = tuple[Any, ...]
 """The values of one row, in the order of the table's columns."""
@@ -53,7 +53,7 @@ KINDS_MAX = 1_000
 NAMED_MAX = 5
 
 
-class Target(Protocol):
+class WritableTable(Protocol):
     """What a producer needs of a table."""
 
     definition: Table
@@ -61,7 +61,7 @@ class Target(Protocol):
     def submit(self, batch: Batch) -> "Future[Finished]": ...
 
 
-class Failure(Struct, frozen=True):
+class WriteFailure(Struct, frozen=True):
     """Rows that were not written, or whose outcome is unknown (see `error.definite`)."""
 
     first: int
@@ -90,7 +90,7 @@ class Producer:
 
     def __init__(
         self,
-        table: Target,
+        table: WritableTable,
         linger_seconds: float = 0.005,
         batch_rows: int = 1_000,
         on_ack: Callable[[int], None] | None = None,
@@ -124,7 +124,7 @@ class Producer:
         """How many of them, from the first, were covered by flushes that have ended."""
         self._covering: list[int] = []
         """For each running flush: the value of `_told` when it began."""
-        self._failures: list[Failure] = []
+        self._failures: list[WriteFailure] = []
         self._closed = False
         self.acked = 0
         """Number of durable rows."""
@@ -183,7 +183,7 @@ class Producer:
             raise failure.error.with_traceback(None)
 
     @property
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[WriteFailure, ...]:
         """The failures that the last flush covered, and later ones, in the order of sending.
 
         If there are very many, the last one stands for all that are not listed.
@@ -265,7 +265,7 @@ class Producer:
         if threading.current_thread() is self._thread:
             raise Refused("on_ack must not flush or close", "flush or close in another thread")
 
-    def _cover(self) -> Failure | None:
+    def _cover(self) -> WriteFailure | None:
         """Wait for the end of everything sent so far; returns the first unreported failure."""
         self._check_thread()
         with self._lock:
@@ -320,7 +320,7 @@ class Producer:
         with self._lock:
             self._ended += 1
             if error is not None:
-                self._keep(Failure(self._ended, self._ended, failed, error))
+                self._keep(WriteFailure(self._ended, self._ended, failed, error))
             self._progress.notify_all()
 
     def _outcome(self, rows: int, future: "Future[Finished]") -> tuple[int, BaseException | None]:
@@ -337,11 +337,11 @@ class Producer:
             return 0, error.with_traceback(None)
         return 0, None
 
-    def _keep(self, failure: Failure) -> None:
+    def _keep(self, failure: WriteFailure) -> None:
         if len(self._failures) >= FAILURES_MAX:
             last = self._failures.pop()
             rows = last.rows + failure.rows
-            failure = Failure(last.first, failure.last, rows, last.error)
+            failure = WriteFailure(last.first, failure.last, rows, last.error)
         self._failures.append(failure)
 
     def _is_over(self) -> bool:

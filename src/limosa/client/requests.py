@@ -11,7 +11,7 @@ from limosa.core.model.changes import Topology
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import NamedTable
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 REQUEST_SECONDS = 30.0
 ASK_SECONDS = 8.0

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from limosa.errors import BadInput, InvalidKey, InvalidSchema
-from limosa.storage.schema import Table
-from limosa.transport.arrow import brief
+from limosa.tabular.schema import Table
+from limosa.tabular.soundness import brief
 
 ROWS_AT_ONCE = 65_536
 BYTES_AT_ONCE = 8 << 20

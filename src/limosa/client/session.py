@@ -18,15 +18,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from limosa.core.client import Asked, Client, ClientEvent, Finished, Settings
+from limosa.core.client import Asked, Client, ClientEvent, ClientSettings, Finished
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import Message, Refuse
 from limosa.core.model.changes import Topology
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
-from limosa.runtime.peers import Dialer
-from limosa.runtime.tables import Tables
-from limosa.runtime.wire import Decoder, Goodbye
+from limosa.protocol.peers import Dialer
+from limosa.protocol.wire import Decoder, Goodbye
+from limosa.tabular.tables import KnownTables
 from limosa.transport.failures import error_named, from_flight_error
 from limosa.transport.links import Outbound
 
@@ -47,18 +47,18 @@ class Session:
     """What all operations of a client share: links, topology, and operations in flight."""
 
     def __init__(
-        self, addresses: Mapping[str, str], dialer: Dialer, settings: Settings, name: str = ""
+        self, addresses: Mapping[str, str], dialer: Dialer, settings: ClientSettings, name: str = ""
     ) -> None:
         self._dialer = dialer
         self._seeds = dict(addresses)
-        self.tables = Tables()
+        self.tables = KnownTables()
         self.producer = f"{name or 'client'}-{secrets.token_hex(8)}"
         self._brain = Client(self.producer, settings)
         self._numbers = count(1)
-        self._futures: dict[str, Answer] = {}
+        self._futures: dict[str, OperationFuture] = {}
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        self._ended: deque[tuple[Answer, Finished]] = deque()
+        self._ended: deque[tuple[OperationFuture, Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._links: dict[str, tuple[str, Outbound]] = {}
@@ -85,7 +85,7 @@ class Session:
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
         """Start an operation; blocks while too many operations are in flight."""
-        future = Answer()
+        future = OperationFuture()
         with self._lock:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
                 self._room.wait(1.0)
@@ -213,8 +213,8 @@ class Session:
             raise failure or Refused("no node is known", "connect with a node's address")
 
     def _known_nodes(self) -> list[tuple[str, str]]:
-        nodes = {node.id: node.address for node in self._brain.topology.nodes.values()}
-        nodes = {node: address for node, address in nodes.items() if address} or self._seeds
+        members = [each for each in self._brain.topology.nodes.values() if each.state != "left"]
+        nodes = {node.id: node.address for node in members if node.address} or self._seeds
         everybody = sorted(nodes.items())
         secrets.SystemRandom().shuffle(everybody)
         everybody.sort(key=lambda item: item[0] != self._good)
@@ -288,7 +288,7 @@ class Session:
         try:
             client = self._caller(node, record.address)
             options = self._dialer.options(SCAN_SECONDS_MAX)
-            scan = Watched(partial(client.do_get, flight.Ticket(ticket), options), self._closed)
+            scan = TimedScan(partial(client.do_get, flight.Ticket(ticket), options), self._closed)
             return scan.read_all()
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
@@ -320,7 +320,7 @@ class Session:
         self._calls.clear()
 
 
-class Answer(Future[Finished]):
+class OperationFuture(Future[Finished]):
     """The future of an operation."""
 
     link: Outbound | None = None
@@ -360,7 +360,7 @@ class Answer(Future[Finished]):
         super().add_done_callback(observe)
 
 
-class Watched:
+class TimedScan:
     """A scan with a timeout, which also ends when the connection is closed.
 
     A separate thread reads, so that the caller can abandon it: a Flight call can't be cancelled

@@ -25,9 +25,9 @@ from limosa.errors import (
     Refused,
     UnknownTable,
 )
-from limosa.runtime.reading import Scan
-from limosa.runtime.wire import FoundRow, FoundRows, Keys
-from limosa.storage.rows import Batch, Bundle
+from limosa.protocol.scan import Scan
+from limosa.protocol.wire import FoundRow, FoundRows, Keys
+from limosa.tabular.rows import Batch, Bundle
 
 Where = Sequence[tuple[str, str, Any]]
 _PLAIN = (int, str, bytes, bool)

@@ -14,9 +14,9 @@ from msgspec import Struct
 from limosa.cli.demo.ledger import (
     KEY,
     SCHEMA,
+    DemoWorker,
     Ledger,
     ReaderThread,
-    Worker,
     WriterThread,
     await_equal_replicas,
     fill,
@@ -25,7 +25,7 @@ from limosa.cli.demo.ledger import (
 from limosa.cli.demo.screen import open_screen
 from limosa.cli.demo.script import Script
 from limosa.cli.shared.options import AsJson
-from limosa.cli.shared.pipelines import Pipeline
+from limosa.cli.shared.pipelines import PipelineChoice
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator, operate
 from limosa.errors import BadInput, Refused
@@ -40,7 +40,7 @@ JOIN_SECONDS, CATCH_UP_SECONDS = 45.0, 60.0
 SHOW_SECONDS = 0.5
 
 
-class Verdict(Struct):
+class DemoVerdict(Struct):
     """The result, as `--json` prints it."""
 
     ok: bool = False
@@ -74,8 +74,8 @@ def demo(
     nodes: Annotated[int, typer.Option(min=3, max=10, help="Number of nodes at the start.")] = 3,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
     pipeline: Annotated[
-        Pipeline, typer.Option("--pipeline", help="What copies the rows; auto is Spark.")
-    ] = Pipeline.AUTO,
+        PipelineChoice, typer.Option("--pipeline", help="What copies the rows; auto is Spark.")
+    ] = PipelineChoice.AUTO,
     as_json: AsJson = False,
 ) -> None:
     """Change and break a cluster under load, and check its rows.
@@ -91,7 +91,7 @@ def demo(
       limosa demo
       limosa demo --seconds 60 --nodes 5 --json
     """
-    missing = "" if pipeline is Pipeline.THREADS else java.missing()
+    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
     if missing:
         raise BadInput(
             f"this command needs Spark, and {missing}",
@@ -111,7 +111,7 @@ def demo(
             tell(f"Starting {nodes} nodes in {directory} …")
             local.start()
             verdict = _run(local, seconds)
-            verdict.pipeline = "threads" if pipeline is Pipeline.THREADS else "Spark"
+            verdict.pipeline = "threads" if pipeline is PipelineChoice.THREADS else "Spark"
     finally:
         if keep:
             tell(f"The cluster is kept; start it with: limosa up --data {directory}")
@@ -151,7 +151,7 @@ def _cleaned_up(local: LocalCluster, keep: bool) -> Iterator[None]:
         local.stop()
 
 
-def _run(local: LocalCluster, seconds: float) -> Verdict:
+def _run(local: LocalCluster, seconds: float) -> DemoVerdict:
     with operate(
         list(local.addresses.values()),
         cluster_name=local.cluster,
@@ -163,7 +163,7 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
         )
         ledger = Ledger(WRITERS * KEYS_PER_WRITER)
         fill(table, ledger, ROWS_PER_FILL)
-        writers: list[Worker] = [
+        writers: list[DemoWorker] = [
             WriterThread(
                 table,
                 ledger,
@@ -173,10 +173,10 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
             )
             for number in range(WRITERS)
         ]
-        readers: list[Worker] = [
+        readers: list[DemoWorker] = [
             ReaderThread(table, ledger, 1000 + number, ROWS_PER_READ) for number in range(READERS)
         ]
-        verdict = Verdict()
+        verdict = DemoVerdict()
         began = time.monotonic()
         _load(local, connection, writers, readers, seconds, verdict)
         verdict.seconds = round(time.monotonic() - began, 1)
@@ -197,10 +197,10 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
 def _load(
     local: LocalCluster,
     connection: Operator,
-    writers: list[Worker],
-    readers: list[Worker],
+    writers: list[DemoWorker],
+    readers: list[DemoWorker],
     seconds: float,
-    verdict: Verdict,
+    verdict: DemoVerdict,
 ) -> None:
     workers = [*writers, *readers]
     for worker in workers:
@@ -230,7 +230,7 @@ def _load(
     _judge_script(verdict, script, writers)
 
 
-def _judge_script(verdict: Verdict, script: Script, writers: list[Worker]) -> None:
+def _judge_script(verdict: DemoVerdict, script: Script, writers: list[DemoWorker]) -> None:
     """Record what happened to the cluster, and how long writers had to pause."""
 
     def longest(window: tuple[float, float]) -> float:
@@ -248,7 +248,7 @@ def _judge_script(verdict: Verdict, script: Script, writers: list[Worker]) -> No
 
 
 def _rates(
-    sides: tuple[list[Worker], list[Worker]], passed: float, before: tuple[float, int, int]
+    sides: tuple[list[DemoWorker], list[DemoWorker]], passed: float, before: tuple[float, int, int]
 ) -> tuple[tuple[float, int, int], str]:
     written, seen = (sum(worker.counts.rows for worker in side) for side in sides)
     period = max(0.001, passed - before[0])
@@ -259,7 +259,7 @@ def _rates(
     return (passed, written, seen), line
 
 
-def judge(verdict: Verdict, writers: list[Worker], readers: list[Worker]) -> None:
+def judge(verdict: DemoVerdict, writers: list[DemoWorker], readers: list[DemoWorker]) -> None:
     """Record what the readers and writers saw."""
     verdict.rows_acked = sum(worker.counts.rows for worker in writers)
     verdict.reads = sum(worker.counts.rows for worker in readers)
@@ -280,7 +280,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f} ms"
 
 
-def in_words(verdict: Verdict) -> str:
+def in_words(verdict: DemoVerdict) -> str:
     lines = [
         f"acknowledged   {verdict.rows_acked:,} rows ({verdict.rows_written_per_second:,} a second)"
         f" to {verdict.keys:,} keys",

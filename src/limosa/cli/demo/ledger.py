@@ -123,7 +123,7 @@ class Counts(Struct):
         )
 
 
-class Worker(ABC):
+class DemoWorker(ABC):
     """A thread that works until it is told to stop."""
 
     def __init__(self, table: TableHandle, ledger: Ledger, seed: int) -> None:
@@ -157,7 +157,7 @@ class Worker(ABC):
         """One write or read."""
 
 
-class WriterThread(Worker):
+class WriterThread(DemoWorker):
     """Writes increasing numbers to its own keys; retries each write until it is acknowledged."""
 
     def __init__(
@@ -193,7 +193,7 @@ class WriterThread(Worker):
         self._acked_at = now
 
 
-class ReaderThread(Worker):
+class ReaderThread(DemoWorker):
     """Reads the keys of all writers, and checks each value."""
 
     def __init__(self, table: TableHandle, ledger: Ledger, seed: int, rows_at_once: int) -> None:

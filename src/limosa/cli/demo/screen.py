@@ -13,7 +13,7 @@ from rich.text import Text
 from limosa.cli.shared.move_progress import on_errors
 from limosa.cli.shared.run_display import Drawing
 from limosa.cli.shared.terminal import tell
-from limosa.core.coordinator.watching import Watched
+from limosa.core.insight.watching import WatchedRun
 
 LINES_BETWEEN = 4
 
@@ -27,7 +27,7 @@ class Screen:
     def tell(self, line: str) -> None:
         tell(line)
 
-    def show(self, rates: str, doing: str, run: Watched | None) -> None:
+    def show(self, rates: str, doing: str, run: WatchedRun | None) -> None:
         self._shown += 1
         if self._shown % LINES_BETWEEN == 0:
             tell(f"{rates}   {doing}")
@@ -44,7 +44,7 @@ class LiveScreen(Screen):
     def tell(self, line: str) -> None:
         self._live.console.print(line)
 
-    def show(self, rates: str, doing: str, run: Watched | None) -> None:
+    def show(self, rates: str, doing: str, run: WatchedRun | None) -> None:
         if run is None:
             self._live.update(Text(f"{rates}   {doing}"))
         else:

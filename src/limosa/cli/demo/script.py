@@ -14,9 +14,9 @@ from msgspec import Struct
 from limosa.cli.shared.run_progress import copied_words, moves_words
 from limosa.client.cluster_view import look, watch
 from limosa.client.operator import Operator
-from limosa.core.coordinator.progress import Progress
-from limosa.core.coordinator.proposing import filling, planned
-from limosa.core.coordinator.watching import Watched
+from limosa.core.insight.progress import Progress
+from limosa.core.insight.proposing import filling, planned
+from limosa.core.insight.watching import WatchedRun
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
@@ -58,7 +58,7 @@ class Script:
         """Start and end of the baseline."""
         self.moving = (0.0, 0.0)
         self.doing = "baseline"
-        self.run: Watched | None = None
+        self.run: WatchedRun | None = None
         """The current run, as last seen."""
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

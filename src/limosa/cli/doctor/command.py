@@ -3,13 +3,13 @@
 import typer
 
 from limosa.admin.overview import look
-from limosa.cli.doctor.checks import Finding, examine
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.doctor.checks import CheckResult, examine
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, print_table
 
 
 @of_cluster
-def doctor(target: Target) -> None:
+def doctor(target: ClusterOptions) -> None:
     """Check the cluster, and advise how to solve its problems.
 
     The exit code is 1 if there is a problem, and 0 if there are only warnings.
@@ -30,7 +30,7 @@ def doctor(target: Target) -> None:
         raise typer.Exit(1)
 
 
-def _row(finding: Finding) -> tuple[str, str, str]:
+def _row(finding: CheckResult) -> tuple[str, str, str]:
     verdict = finding.verdict if finding.verdict == "ok" else finding.verdict.upper()
     advice = f" → {finding.advice}" if finding.advice else ""
     return (finding.check, verdict, finding.what + advice)

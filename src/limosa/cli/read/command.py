@@ -8,7 +8,7 @@ import pyarrow as pa
 import typer
 
 from limosa.cli.read.conditions import condition_of, key_of
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.row_files import Format, errors_of, format_of
 from limosa.cli.shared.row_writers import writer_of
 from limosa.cli.shared.terminal import count, print_json, tell
@@ -18,7 +18,7 @@ from limosa.errors import BadInput
 SHOWN_AT_MOST = 100
 
 
-class Shape(StrEnum):
+class OutputShape(StrEnum):
     """The formats of the output."""
 
     table = "table"
@@ -30,7 +30,7 @@ class Shape(StrEnum):
 
 @of_cluster
 def read(
-    target: Target,
+    target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     columns: Annotated[
         str | None, typer.Option(help="Only these columns, separated by commas.")
@@ -47,7 +47,7 @@ def read(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows.")] = None,
     format: Annotated[
-        Shape | None,
+        OutputShape | None,
         typer.Option(
             "--format", help="The output format.", show_default="table, or by --output's suffix"
         ),
@@ -111,15 +111,15 @@ def read(
         tell(f"{count(done, 'row')}.")
 
 
-def _shape(format: Shape | None, output: str | None, as_json: bool) -> Format | None:
+def _shape(format: OutputShape | None, output: str | None, as_json: bool) -> Format | None:
     """None: a table."""
-    if as_json and format not in (None, Shape.ndjson):
+    if as_json and format not in (None, OutputShape.ndjson):
         raise BadInput("--json means --format ndjson", "omit one of them")
     if format is None and as_json:
         return Format.ndjson
     if format is None and output is not None:
         return format_of(output, None)
-    return None if format in (None, Shape.table) else Format(format.value)
+    return None if format in (None, OutputShape.table) else Format(format.value)
 
 
 def _columns(table: TableHandle, given: str | None) -> list[str]:

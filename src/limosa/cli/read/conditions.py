@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from limosa.errors import BadInput, InvalidKey
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 Condition = tuple[str, str, Any]
 

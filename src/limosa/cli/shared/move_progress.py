@@ -12,11 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from limosa.admin.moves import Ended, Wanted, ending, look_at, record_of
+from limosa.admin.moves import EndedChange, Wanted, ending, look_at, record_of
 from limosa.cli.shared.durations import lasted
 from limosa.cli.shared.terminal import count, size, tell
 from limosa.client.operator import Operator
-from limosa.core.coordinator.explaining import Copying, Explanation
+from limosa.core.insight.explaining import Copying, Explanation
 from limosa.core.machines.catalogue import MACHINES
 from limosa.errors import OutcomeUnknown, Refused
 
@@ -35,7 +35,7 @@ def follow(
     partition: str,
     wanted: Wanted,
     show: Callable[[Explanation], None],
-) -> Ended:
+) -> EndedChange:
     """Poll until the change has ended; retries while the cluster does not answer."""
     heard_at = time.monotonic()
     while True:
@@ -126,7 +126,7 @@ def on_errors() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-class Progress:
+class ProgressDisplay:
     """Shows a move: a live display on a terminal, otherwise one line per change."""
 
     def __init__(self, what: str, quiet: bool, console: Console) -> None:

@@ -78,7 +78,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class ClusterOptions(Struct, frozen=True, kw_only=True):
     """The options that name the cluster, the credentials, and the output format."""
 
     cluster: str | None = None
@@ -137,7 +137,7 @@ def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     def run(**given: Any) -> None:
-        target = Target(**{name: given.pop(name) for name in _OPTIONS})
+        target = ClusterOptions(**{name: given.pop(name) for name in _OPTIONS})
         command(target, **given)
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + shared

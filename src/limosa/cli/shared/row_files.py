@@ -59,7 +59,7 @@ SUFFIXES = {
 }
 
 
-class Source:
+class RowFile:
     """An open file: its columns, and its rows in batches."""
 
     def __init__(
@@ -92,7 +92,7 @@ def format_of(path: str, given: Format | None) -> Format:
 
 
 @contextmanager
-def open_source(path: str, given: Format | None, types: Types | None) -> Iterator[Source]:
+def open_source(path: str, given: Format | None, types: Types | None) -> Iterator[RowFile]:
     """`-` is standard input. Errors contain the file's name."""
     name = "standard input" if path == "-" else path
     if path == "-" and given is None:
@@ -159,11 +159,11 @@ def _seekable(stream: BinaryIO, stack: ExitStack) -> BinaryIO:
 # --- formats that know their types
 
 
-def _parquet(name: str, stream: BinaryIO) -> Source:
+def _parquet(name: str, stream: BinaryIO) -> RowFile:
     file = parquet.ParquetFile(stream)
     batches = file.iter_batches(ROWS_AT_ONCE)
     nulls = _parquet_nulls(file.metadata)
-    return Source(name, file.schema_arrow, batches, file.metadata.num_rows, nulls)
+    return RowFile(name, file.schema_arrow, batches, file.metadata.num_rows, nulls)
 
 
 def _parquet_nulls(metadata: Any) -> dict[str, int]:
@@ -178,21 +178,21 @@ def _parquet_nulls(metadata: Any) -> dict[str, int]:
     return nulls
 
 
-def _arrow(name: str, stream: Any) -> Source:
+def _arrow(name: str, stream: Any) -> RowFile:
     try:
         reader: Any = pa.ipc.open_file(stream)
     except pa.ArrowInvalid:
         stream.seek(0)
         reader = pa.ipc.open_stream(stream)
-        return Source(name, reader.schema, iter(reader))
+        return RowFile(name, reader.schema, iter(reader))
     batches = (reader.get_batch(each) for each in range(reader.num_record_batches))
-    return Source(name, reader.schema, batches)
+    return RowFile(name, reader.schema, batches)
 
 
 # --- CSV
 
 
-def _csv(name: str, stream: BinaryIO, types: Types | None, delimiter: str) -> Source:
+def _csv(name: str, stream: BinaryIO, types: Types | None, delimiter: str) -> RowFile:
     header = _header(name, stream, delimiter)
     nested = [each for each in header if types and pa.types.is_nested(types.get(each, pa.null()))]
     if nested:
@@ -220,8 +220,8 @@ def _csv(name: str, stream: BinaryIO, types: Types | None, delimiter: str) -> So
                 raise
             known = types or {}
             schema = pa.schema([(each, known.get(each, pa.string())) for each in header])
-            return Source(name, schema, iter(()), 0)
-    return Source(name, reader.schema, _csv_batches(name, header, reader))
+            return RowFile(name, schema, iter(()), 0)
+    return RowFile(name, reader.schema, _csv_batches(name, header, reader))
 
 
 def _csv_batches(name: str, header: list[str], reader: Any) -> Iterator[pa.RecordBatch]:
@@ -260,7 +260,7 @@ def _csv_errors(name: str, header: list[str]) -> Iterator[None]:
 # --- NDJSON
 
 
-def _ndjson(name: str, stream: BinaryIO, types: Types | None) -> Source:
+def _ndjson(name: str, stream: BinaryIO, types: Types | None) -> RowFile:
     blocks = _objects(name, stream)
     first = next(blocks, [])
     names = list(dict.fromkeys(key for row in first for key in row))
@@ -269,7 +269,7 @@ def _ndjson(name: str, stream: BinaryIO, types: Types | None) -> Source:
     else:
         # Columns that the table does not have are refused by `check_columns`.
         schema = pa.schema([(each, types.get(each, pa.null())) for each in names])
-    return Source(name, schema, _ndjson_batches(name, first, blocks, schema, types))
+    return RowFile(name, schema, _ndjson_batches(name, first, blocks, schema, types))
 
 
 def _objects(name: str, stream: BinaryIO) -> Iterator[list[dict[str, Any]]]:

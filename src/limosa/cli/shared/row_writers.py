@@ -16,7 +16,7 @@ from limosa.cli.shared.terminal import print_table
 from limosa.errors import BadInput
 
 
-class Writer(Protocol):
+class RowWriter(Protocol):
     """Accepts rows in portions."""
 
     def write(self, rows: pa.Table) -> None: ...
@@ -63,11 +63,11 @@ def spelled(rows: pa.Table) -> pa.Table:
 
 
 @contextmanager
-def writer_of(format: Format | None, path: str | None, schema: pa.Schema) -> Iterator[Writer]:
+def writer_of(format: Format | None, path: str | None, schema: pa.Schema) -> Iterator[RowWriter]:
     """Write to a file, which appears when it is complete, or to standard output."""
     with ExitStack() as stack:
         if format is None:
-            writer: Writer = TableWriter(schema)
+            writer: RowWriter = TableWriter(schema)
         else:
             stream = _opened(format, path, stack)
             writer = _writer(format, stream, schema)
@@ -96,7 +96,7 @@ def _replaced(path: str) -> Iterator[BinaryIO]:
         raise
 
 
-def _writer(format: Format, stream: Any, schema: pa.Schema) -> Writer:
+def _writer(format: Format, stream: Any, schema: pa.Schema) -> RowWriter:
     made: Any
     match format:
         case Format.csv:
@@ -108,7 +108,7 @@ def _writer(format: Format, stream: Any, schema: pa.Schema) -> Writer:
             made = pa.ipc.new_stream(stream, schema)
         case Format.ndjson:
             made = NdjsonWriter(stream)
-    return cast(Writer, made)
+    return cast(RowWriter, made)
 
 
 def _check_flat(schema: pa.Schema) -> None:

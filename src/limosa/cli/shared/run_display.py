@@ -20,8 +20,8 @@ from limosa.cli.shared.move_progress import Rate, stage_words
 from limosa.cli.shared.plans import words
 from limosa.cli.shared.run_progress import moves_words
 from limosa.cli.shared.terminal import NOTHING, count, size, tell
-from limosa.core.coordinator.progress import Progress
-from limosa.core.coordinator.watching import Moving, Watched
+from limosa.core.insight.progress import Progress
+from limosa.core.insight.watching import Moving, WatchedRun
 
 BAR_WIDTH = 20
 MOVES_SHOWN = 8
@@ -51,7 +51,7 @@ class Watching:
     def _is_live(self) -> bool:
         return self._console.is_terminal and not self._quiet
 
-    def show(self, watched: Watched) -> None:
+    def show(self, watched: WatchedRun) -> None:
         if self._is_live:
             self._live.update(self._drawing.of(watched), refresh=True)
         elif not self._quiet:
@@ -72,7 +72,7 @@ class Drawing:
         self._now = now
         self._rate = Rate()
 
-    def of(self, watched: Watched) -> Group:
+    def of(self, watched: WatchedRun) -> Group:
         progress = watched.progress
         self._rate.note(self._now(), float(progress.bytes))
         rate = self._rate.per_second or progress.bytes_per_second

@@ -12,8 +12,8 @@ from limosa.cli.shared.plans import words
 from limosa.cli.shared.terminal import count, size
 from limosa.client.cluster_view import watch
 from limosa.client.operator import Operator
-from limosa.core.coordinator.progress import Progress
-from limosa.core.coordinator.watching import Watched
+from limosa.core.insight.progress import Progress
+from limosa.core.insight.watching import WatchedRun
 from limosa.core.model.runs import RunMove
 from limosa.errors import OutcomeUnknown, Refused
 
@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5
 """Each poll asks every node for its status."""
 
 
-def follow(connection: Operator, run: str, show: Callable[[Watched], None]) -> Progress:
+def follow(connection: Operator, run: str, show: Callable[[WatchedRun], None]) -> Progress:
     """Poll until the run has ended; retries while the cluster does not answer."""
     heard_at = time.monotonic()
     while True:

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from limosa.cli.shared.move_progress import on_errors
-from limosa.cli.shared.options import Target
+from limosa.cli.shared.options import ClusterOptions
 from limosa.cli.shared.run_display import Watching
 from limosa.cli.shared.run_progress import facts, follow, lines_of
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
-from limosa.core.coordinator.progress import Progress
+from limosa.core.insight.progress import Progress
 from limosa.core.model.runs import RunPlan
 
 INTERRUPTED = 130
@@ -23,7 +23,7 @@ Wait = Annotated[
 ]
 
 
-def begin(target: Target, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
+def begin(target: ClusterOptions, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
     """Start a run, print its name, and wait for its end if asked to."""
     request = connection.start_run(plan)
     name = request.answer.rsplit(" ", 1)[-1]
@@ -42,11 +42,11 @@ def next_of(run: str) -> dict[str, str]:
     return {"next": f"limosa rebalance status {run}"}
 
 
-def is_watched(target: Target) -> bool:
+def is_watched(target: ClusterOptions) -> bool:
     return not target.as_json and on_errors().is_terminal
 
 
-def followed(target: Target, connection: Operator, run: str) -> Progress:
+def followed(target: ClusterOptions, connection: Operator, run: str) -> Progress:
     watching = Watching(target.as_json, on_errors())
     try:
         with watching.open():
@@ -62,7 +62,7 @@ def followed(target: Target, connection: Operator, run: str) -> Progress:
     raise typer.Exit(INTERRUPTED)
 
 
-def tell_end(target: Target, ended: Progress) -> None:
+def tell_end(target: ClusterOptions, ended: Progress) -> None:
     if target.as_json:
         print_json(facts(ended))
     else:

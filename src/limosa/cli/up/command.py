@@ -88,7 +88,7 @@ def _can_serve_admin() -> bool:
     return False
 
 
-class Run:
+class UpState:
     """How far the cluster has started, and how it is being stopped."""
 
     def __init__(self) -> None:
@@ -98,9 +98,9 @@ class Run:
 
 
 @contextmanager
-def _stopped_by_signals(local: LocalCluster) -> Iterator[Run]:
+def _stopped_by_signals(local: LocalCluster) -> Iterator[UpState]:
     """The first signal stops the cluster; later ones kill the processes that still run."""
-    run = Run()
+    run = UpState()
 
     def heard(number: int, frame: object) -> None:
         if run.stopping_since is None:
@@ -120,7 +120,7 @@ def _stopped_by_signals(local: LocalCluster) -> Iterator[Run]:
             signal.signal(number, handler)
 
 
-def _say_goodbye(run: Run) -> None:
+def _say_goodbye(run: UpState) -> None:
     if run.killed:
         tell("Killed. The next `limosa up` recovers all acknowledged rows.")
     elif not run.was_ready:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from limosa.errors import BadInput, InvalidKey, InvalidSchema
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 _KINDS = (
     lambda of: pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of),

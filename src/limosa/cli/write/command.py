@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limosa.cli.shared.options import Partitions, Replicas, Target, of_cluster
-from limosa.cli.shared.row_files import Format, Source, errors_of, open_source, plain_schema
+from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
+from limosa.cli.shared.row_files import Format, RowFile, errors_of, open_source, plain_schema
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.cli.write.columns import check_columns, fitted
 from limosa.client.requests import PARTITIONS
@@ -30,8 +30,8 @@ from limosa.errors import (
     Refused,
     Unauthenticated,
 )
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 BATCHES_UNDER_WAY = 16
 PAUSE_SECONDS = 0.2
@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 60.0
 
 @of_cluster
 def write(
-    target: Target,
+    target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     file: Annotated[str, typer.Argument(help="The file with the rows; - for standard input.")],
     format: Annotated[
@@ -116,7 +116,7 @@ def _types(table: Table) -> dict[str, pa.DataType]:
     return {name: table.physical.field(name).type for name in table.names}
 
 
-def _check_nulls(table: Table, source: Source) -> None:
+def _check_nulls(table: Table, source: RowFile) -> None:
     """From the file's metadata, without reading its rows."""
     for name in table.key:
         nulls = source.nulls.get(name, 0)
@@ -127,7 +127,7 @@ def _check_nulls(table: Table, source: Source) -> None:
             )
 
 
-def _fitted(source: Source, table: Table) -> Iterator[pa.RecordBatch]:
+def _fitted(source: RowFile, table: Table) -> Iterator[pa.RecordBatch]:
     done = 0
     with errors_of(source.name):
         for batch in source.batches:
@@ -137,7 +137,7 @@ def _fitted(source: Source, table: Table) -> Iterator[pa.RecordBatch]:
 
 def _send(
     table: TableHandle,
-    source: Source,
+    source: RowFile,
     first: pa.RecordBatch | None,
     rest: Iterator[pa.RecordBatch],
 ) -> dict[str, Any]:
