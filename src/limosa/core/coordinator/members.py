@@ -91,7 +91,8 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
         )
     if cluster.machine and cluster.machine != node.machine:
         raise IllegalRequest(
-            f"{node.id} is on another machine, and this cluster keeps its agreed state in a file",
+            f"{node.id} is on another machine, and this cluster keeps its agreed state in a file, "
+            "so all nodes must be on one machine",
             "start all nodes on the machine of the metastore's file",
         )
 
