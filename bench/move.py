@@ -36,7 +36,7 @@ from limosa.client.table import TableHandle
 from limosa.core.client import Finished
 from limosa.core.model.intent import Placement
 from limosa.core.model.requests import MovePartition
-from limosa.storage.rows import Batch
+from limosa.tabular.rows import Batch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster

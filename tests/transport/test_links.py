@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from limosa.transport.links import Link, Outbound
+from limosa.transport.links import Outbound, StreamSender
 
 
 class FakeStream:
@@ -17,7 +17,7 @@ class FakeStream:
 
     def __init__(self) -> None:
         self.said: Queue[bytes | None] = Queue()
-        self.link = Link("other", self, lambda messages: b"".join(messages), len)
+        self.link = StreamSender("other", self, lambda messages: b"".join(messages), len)
 
     def write_metadata(self, frame: pa.Buffer) -> None:
         pass
@@ -137,7 +137,7 @@ def test_no_message_stays_behind_whoever_pumps_and_whoever_wakes() -> None:
         def write_metadata(self, frame: pa.Buffer) -> None:
             sent.append(frame.size)
 
-    link = Link("other", Writer(), lambda messages: b"".join(messages), len)
+    link = StreamSender("other", Writer(), lambda messages: b"".join(messages), len)
 
     def send(wakes: bool) -> None:
         for number in range(500):

@@ -1,4 +1,4 @@
-"""How does an operator's program begin? `limosa.operate()`, then status, requests and runs."""
+"""How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ from limosa.client.session import Session
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
 from limosa.core.model.requests import AnyWish, Request
-from limosa.runtime.wire import Decoder
+from limosa.protocol.wire import Decoder
 
 FOLLOW_SECONDS = 2.0
 """How long a node may be behind another node that has answered."""
@@ -21,7 +21,7 @@ _states = msgspec.msgpack.Decoder(Agreed)
 
 
 class Operator(Connection):
-    """What an application can do, and also what only operators need: nodes, moves and runs."""
+    """An operator's client: everything that a `Connection` can do, and status, moves and runs."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -57,25 +57,25 @@ class Operator(Connection):
     # --- what the nodes know
 
     def agreed(self) -> dict[str, Any]:
-        """Who lives, who coordinates, which requests there are."""
+        """The live nodes, the active coordinator, and the requests."""
         known: dict[str, Any] = msgspec.json.decode(self._session.call("agreed"))
         return known
 
     def node_status(self, node: str) -> dict[str, Any]:
-        """What a node says of itself."""
+        """A node's description of itself."""
         status: dict[str, Any] = msgspec.json.decode(
             self._session.call_node(node, "status", seconds=5.0)
         )
         return status
 
     def state(self, partition: str) -> Agreed:
-        """All that is agreed about one partition."""
+        """Everything that the metastore has about one partition."""
         state: Agreed = _states.decode(self._session.call("state", partition.encode()))
         return state
 
     def runs(self, run: str = "") -> Agreed:
-        """What is agreed about the whole cluster, with the moves of the named run, or of the one
-        that is under way. What this connection asked for is in it, whichever node answers."""
+        """The agreed state of the whole cluster, with the moves of the named or the current run.
+        It includes the last request of this client, whichever node answers."""
         deadline = time.monotonic() + FOLLOW_SECONDS
         while True:
             state: Agreed = _states.decode(self._session.call("runs", run.encode()))
@@ -86,8 +86,8 @@ class Operator(Connection):
             time.sleep(0.01)
 
     def node_facts(self, node: str, partition: str = "") -> Status | None:
-        """What a node tells the coordinator about one partition, or all of them; None: it is not a
-        member yet."""
+        """The status that a node reports to the coordinator, of one partition or of all; None if
+        the node is not a member yet."""
         body = self._session.call_node(node, "facts", partition.encode(), seconds=5.0)
         said = Decoder(lambda _: None, trusted=True)(pa.py_buffer(body)) if body else []
         return next((each for each in said if isinstance(each, Status)), None)
@@ -100,7 +100,7 @@ class Operator(Connection):
         return digests
 
     def token(self) -> str | None:
-        """A fresh proof of who we are, for whoever calls the nodes in our name."""
+        """A fresh token, for processes that call the nodes on behalf of this client."""
         return self._session.token()
 
 

@@ -1,4 +1,4 @@
-"""How does one worker carry rows? It asks the source for a slice, passes it on, and ends it.
+"""How does one worker copy rows? It fetches a slice from the source and sends it to the targets.
 
 A slice counts when its target has said that it landed: durable, whole and under an open session.
 Whatever gets lost on the way is asked for again, and a slice that arrives twice changes nothing. A
@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
 from limosa.core.producers import ProducersValue
-from limosa.pipeline.loads import Carried, Load, Target, Task
-from limosa.runtime.peers import Dialer
-from limosa.runtime.wire import Decoder
-from limosa.storage.rows import Bundle
+from limosa.pipeline.loads import CopyLoad, CopyTarget, LoadResult, Task
+from limosa.protocol.peers import Dialer
+from limosa.protocol.wire import Decoder
+from limosa.tabular.rows import Bundle
 from limosa.transport.links import Outbound
 from limosa.transport.security import Security
 
@@ -73,7 +73,7 @@ class _Slice:
         "paid",
     )
 
-    def __init__(self, load: Load, number: int) -> None:
+    def __init__(self, load: CopyLoad, number: int) -> None:
         self.load = load
         self.number = number
         self.attempts = 0
@@ -111,7 +111,7 @@ class Pipe:
         self._links: dict[str, Outbound] = {}
         self._dialer = dialer
 
-    def carry(self) -> list[Carried]:
+    def carry(self) -> list[LoadResult]:
         began = time.monotonic()
         with self._opened:
             while (self._waiting or self._under_way) and not self._is_over():
@@ -119,7 +119,7 @@ class Pipe:
                 self._hear()
         seconds = time.monotonic() - began
         return [
-            Carried(
+            LoadResult(
                 partition,
                 session,
                 result.slices,
@@ -298,14 +298,14 @@ class Pipe:
             slice.is_denied = True
             slice.due = now + DENIED_SECONDS
 
-    def _fail(self, load: Load, why: str) -> None:
+    def _fail(self, load: CopyLoad, why: str) -> None:
         """The others go on."""
         self._result(load).failure = why
         for key, slice in list(self._under_way.items()):
             if slice.load is load:
                 del self._under_way[key]
 
-    def _result(self, load: Load) -> "_Result":
+    def _result(self, load: CopyLoad) -> "_Result":
         return self._results[load.partition, load.session]
 
 
@@ -317,14 +317,14 @@ class _Result:
         self.failure = ""
 
 
-def _slices(loads: Iterable[Load]) -> Iterable[_Slice]:
+def _slices(loads: Iterable[CopyLoad]) -> Iterable[_Slice]:
     """In turns, so that different sources and targets are busy at once."""
     turns = [[_Slice(load, number) for number in range(load.first, load.last)] for load in loads]
     for turn in itertools.zip_longest(*turns):
         yield from (slice for slice in turn if slice is not None)
 
 
-def _slice_bytes(load: Load) -> int:
+def _slice_bytes(load: CopyLoad) -> int:
     """About what one of its slices has; 0: nobody knows."""
     return load.bytes // (load.last - load.first)
 
@@ -335,7 +335,7 @@ def _key(partition: str, session: str, number: int) -> tuple[str, str, int]:
 
 def _end(
     slice: _Slice,
-    target: Target,
+    target: CopyTarget,
     attempt: str,
     count: int,
     digest: int,

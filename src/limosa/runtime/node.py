@@ -1,4 +1,4 @@
-"""Who runs a node? A driver that hands events to the brain and carries its effects out.
+"""How does a node run? Its driver passes events to the core and carries out the effects.
 
 One lock stands around the brain and the order of writes to the storage. Nothing slow happens under
 it: rows are checked before, syncs, the metastore and the network have threads of their own, and
@@ -52,20 +52,20 @@ from limosa.core.model.changes import Agreed
 from limosa.core.model.keys import WHOLE, PartitionId
 from limosa.core.model.topology import Node
 from limosa.core.participant.node import Participant
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
 from limosa.errors import LimosaError, Refused
 from limosa.ports import Clock, Metastore
+from limosa.protocol.peers import Peers
+from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
-from limosa.runtime.peers import Peers
 from limosa.runtime.reading import Reading
-from limosa.runtime.slices import slice_of
-from limosa.runtime.tables import Tables
 from limosa.runtime.traffic import Traffic
-from limosa.runtime.work import Worker
-from limosa.storage.rows import Bundle
+from limosa.runtime.work import BackgroundWorker
 from limosa.storage.store import Store
+from limosa.tabular.rows import Bundle
+from limosa.tabular.tables import KnownTables
 
 TICK_SECONDS = 0.02
 SYNC_SECONDS = 0.02
@@ -77,7 +77,7 @@ ROOM_SECONDS = 1.0
 class NodeSettings(Struct, frozen=True):
     """What a node is told when it starts."""
 
-    participant: Settings = Settings()
+    participant: ParticipantSettings = ParticipantSettings()
     free_bytes_min: int = 256 << 20
     """With less than this left on a disk, clients' writes are refused."""
 
@@ -102,7 +102,7 @@ class NodeDriver:
         self.store = store
         self.peers = peers
         self.settings = settings
-        self.tables = Tables()
+        self.tables = KnownTables()
         self.surprises: Counter[str] = Counter()
         self.log = log
         self.brain = Participant(node.id, settings.participant)
@@ -123,8 +123,8 @@ class NodeDriver:
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(open_metastore, clock, log)
         self._watcher = Watcher(open_metastore, self._followed, log)
-        self._worker = Worker(log)
-        self._shelver = Worker(log, "shelver")
+        self._worker = BackgroundWorker(log)
+        self._shelver = BackgroundWorker(log, "shelver")
         self._threads = [
             threading.Thread(target=self._sync, name="sync", daemon=True),
             threading.Thread(target=self._tick, name="tick", daemon=True),

@@ -1,4 +1,4 @@
-"""What does a node do for those who call it? It takes messages in, answers calls, serves scans.
+"""What does a node do for its callers? It receives messages, answers calls and serves scans.
 
 This is the boundary of trust: what a client says is checked here, completely, before the brain or
 the storage sees it.
@@ -18,8 +18,8 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from limosa.core.coordinator.explaining import about, about_run, status_about
 from limosa.core.events import Received, Ticked
+from limosa.core.insight.explaining import about, about_run, status_about
 from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
 from limosa.core.model.codec import decode, encode
@@ -39,12 +39,13 @@ from limosa.errors import (
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
+from limosa.protocol.replica_scan import is_replica_scan
+from limosa.protocol.scan import Scan
+from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
 from limosa.runtime.node import NodeDriver
-from limosa.runtime.reading import Scan
-from limosa.runtime.replicas import holding, is_replica_scan, read_replica
-from limosa.runtime.wire import Decoder, Encoder, Unreadable, size_of
-from limosa.storage.rows import Batch, Bundle, hash_together
-from limosa.storage.schema import Table
+from limosa.runtime.replicas import holding, read_replica
+from limosa.tabular.rows import Batch, Bundle, hash_together
+from limosa.tabular.schema import Table
 from limosa.transport.server import Inbound
 from limosa.transport.tokens import Identity
 

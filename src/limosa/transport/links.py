@@ -1,4 +1,4 @@
-"""How does one process talk to another, and not wait for it?
+"""How does one process send to another without waiting for it?
 
 A `Link` is one open stream in one direction: messages are put into its outbox by any thread and
 never block it; a thread of its own packs what has piled up into one frame and sends it. A peer that
@@ -43,17 +43,17 @@ CHANNEL: list[tuple[str, int | str]] = [
 ]
 
 
-class Writer(Protocol):
+class FrameWriter(Protocol):
     def write_metadata(self, frame: pa.Buffer) -> None: ...
 
 
-class Link:
+class StreamSender:
     """One stream's sending side."""
 
     def __init__(
         self,
         name: str,
-        writer: Writer,
+        writer: FrameWriter,
         encode: Encode,
         size_of: SizeOf,
         broken: Callable[[], None] = lambda: None,
@@ -196,7 +196,7 @@ class Stream:
         self._client = client  # lives as long as its stream
         descriptor = flight.FlightDescriptor.for_command(hello)
         self._writer, self._reader = client.do_exchange(descriptor, options)
-        self.link = Link(name, self._writer, encode, size_of, self._reader.cancel)
+        self.link = StreamSender(name, self._writer, encode, size_of, self._reader.cancel)
 
     def read(self) -> pa.Buffer:
         """The next frame; raises StopIteration at the end and FlightError when it broke."""

@@ -1,4 +1,4 @@
-"""May the cluster change by itself, and may it change at all? Switches that an operator has.
+"""May the cluster change by itself, or at all? The switches that an operator has.
 
 Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
 While locked, nothing that changes the topology begins; what has begun goes on.
@@ -6,33 +6,35 @@ While locked, nothing that changes the topology begins; what has begun goes on.
 
 from msgspec.structs import replace
 
-from limosa.core.coordinator.answers import Answer
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.answers import RequestAnswer
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Put
 from limosa.core.model.requests import LockCluster, SetBalancing, SetPolicy, UnlockCluster
 from limosa.core.model.runs import Policy
 from limosa.errors import IllegalRequest
 
 
-def switch(view: View, wish: SetBalancing | SetPolicy | LockCluster | UnlockCluster) -> Answer:
+def switch(
+    view: ClusterView, wish: SetBalancing | SetPolicy | LockCluster | UnlockCluster
+) -> RequestAnswer:
     controls = view.agreed.controls
     match wish:
         case SetBalancing(on=on):
             words = "balancing is on" if on else "balancing is off"
-            return Answer((Put(replace(controls, balancing=on)),), words)
+            return RequestAnswer((Put(replace(controls, balancing=on)),), words)
         case SetPolicy():
             policy = checked(wish.policy)
             words = "the balancer begins runs by itself" if policy.enabled else "it begins none"
-            return Answer((Put(replace(controls, policy=policy)),), words)
+            return RequestAnswer((Put(replace(controls, policy=policy)),), words)
         case UnlockCluster():
             if not controls.locked:
                 raise IllegalRequest("the cluster is not locked", "nothing is to be done")
-            return Answer((Put(replace(controls, locked="")),), "unlocked")
+            return RequestAnswer((Put(replace(controls, locked="")),), "unlocked")
     if controls.locked:
         raise IllegalRequest(
             f"the cluster is locked already: {controls.locked}", "unlock it first, or leave it so"
         )
-    return Answer((Put(replace(controls, locked=wish.why or "by an operator")),), "locked")
+    return RequestAnswer((Put(replace(controls, locked=wish.why or "by an operator")),), "locked")
 
 
 def checked(policy: Policy) -> Policy:

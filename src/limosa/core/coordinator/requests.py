@@ -1,4 +1,4 @@
-"""What does somebody ask for, and may it be? Requests become intent, and intent transitions.
+"""What does a request ask for, and is it allowed? Requests become intent, intent transitions.
 
 A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
 """
@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator import controls, drains, members, run_requests, tables
-from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import check, place_reads, replaced
 from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.transitions import CANCELLED
 from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
@@ -81,14 +81,14 @@ CHANGING: dict[TransitionKind, str] = {
 }
 
 
-def answer(view: View, request: Request) -> Commit:
+def answer(view: ClusterView, request: Request) -> Commit:
     """One commit that does what is asked for, or refuses it."""
     key = request_key(request.id)
     trigger = view.agreed.revision_of(key)
     try:
         answer = act(view, request, trigger)
     except (IllegalRequest, IllegalTransition) as refusal:
-        answer = Answer((), str(refusal), state="refused")
+        answer = RequestAnswer((), str(refusal), state="refused")
     guards = {name: view.agreed.revision_of(name) for name in (key, *reads(view, request))}
     guards[COORDINATOR_KEY] = view.coordinator
     if isinstance(request.what, HELD_BY_THE_LOCK):
@@ -112,7 +112,7 @@ def without_plan(request: Request) -> Request:
     return request
 
 
-def act(view: View, request: Request, trigger: Revision) -> Answer:
+def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """What the request leads to; raises `IllegalRequest` or `IllegalTransition` to refuse it."""
     what = request.what
     match what:
@@ -139,7 +139,7 @@ def act(view: View, request: Request, trigger: Revision) -> Answer:
     return withdraw(view, what)
 
 
-def reads(view: View, request: Request) -> list[str]:
+def reads(view: ClusterView, request: Request) -> list[str]:
     """The keys that the answer depends on, whatever it is."""
     what = request.what
     match what:
@@ -166,7 +166,7 @@ def reads(view: View, request: Request) -> list[str]:
     return [request_key(what.request)]
 
 
-def forget_answered(view: View) -> Commit | None:
+def forget_answered(view: ClusterView) -> Commit | None:
     """Answers are kept for those who wait for them, and for those who look back; not for ever."""
     if len(view.agreed.requests) <= view.settings.requests_kept:
         return None
@@ -184,19 +184,19 @@ def forget_answered(view: View) -> Commit | None:
     return Commit(guards, removed, f"{len(removed)} answered requests are forgotten")
 
 
-def partition_reads(view: View, wish: PartitionWish) -> list[str]:
+def partition_reads(view: ClusterView, wish: PartitionWish) -> list[str]:
     places: tuple[Placement, ...] = ()
     if isinstance(wish, MovePartition | MoveToVolume):
         places = (*wish.placements, *(() if wish.target is None else (wish.target,)))
     return place_reads(view, wish.partition, places)
 
 
-def zone_reads(view: View, wish: ZoneWish) -> list[str]:
+def zone_reads(view: ClusterView, wish: ZoneWish) -> list[str]:
     keys = [zone_key(wish.zone), *map(intent_key, view.agreed.intents)]
     return keys + [node_key(node) for node in view.agreed.topology.nodes]
 
 
-def serve_zone(view: View, wish: ZoneWish, trigger: Revision) -> Answer:
+def serve_zone(view: ClusterView, wish: ZoneWish, trigger: Revision) -> RequestAnswer:
     """Another replica count or other data nodes: an intent for every partition, in one commit.
 
     (Another partition count is a repartition: an operation of its own.)
@@ -227,14 +227,14 @@ def serve_zone(view: View, wish: ZoneWish, trigger: Revision) -> Answer:
         kept = tuple(each if each in current[name] else new_place for each, new_place in pairs)
         new = Assignment("move", kept, trigger=trigger)
         changes.append(Put(assign(view.agreed.intents[name], new)))
-    return Answer(tuple(changes), "accepted")
+    return RequestAnswer(tuple(changes), "accepted")
 
 
 def serve(
-    view: View,
+    view: ClusterView,
     wish: TransitionWish | CancelChange | ReverseMove | CompleteMove,
     trigger: Revision,
-) -> Answer:
+) -> RequestAnswer:
     record = view.agreed.topology.partitions.get(wish.partition)
     intent = view.agreed.intents.get(wish.partition)
     if record is None or intent is None:
@@ -253,7 +253,7 @@ def serve(
 
 
 def assignment(
-    view: View, record: Partition, intent: Intent, wish: TransitionWish, trigger: Revision
+    view: ClusterView, record: Partition, intent: Intent, wish: TransitionWish, trigger: Revision
 ) -> Assignment:
     if isinstance(wish, RepairPartition):
         return Assignment("repair", trigger=trigger)
@@ -265,7 +265,7 @@ def assignment(
 
 
 def placed(
-    view: View,
+    view: ClusterView,
     record: Partition,
     intent: Intent,
     wish: MovePartition | MoveToVolume | RebuildReplicas,
@@ -281,15 +281,15 @@ def placed(
     return "move", placements(record, intent, wish), ()
 
 
-def served(before: Intent, after: Intent, new: Assignment) -> Answer:
+def served(before: Intent, after: Intent, new: Assignment) -> RequestAnswer:
     """What became of an assignment, in words, and the transition that it leads to."""
     if after.change != new.trigger:
-        return Answer((Put(after),), "a newer request was served")
+        return RequestAnswer((Put(after),), "a newer request was served")
     if new in (after.pending, after.planned):
-        return Answer((Put(after),), "accepted", led_to(after, new))
+        return RequestAnswer((Put(after),), "accepted", led_to(after, new))
     if before.pending is None:
-        return Answer((Put(after),), "it is so already")
-    return Answer((Put(after),), "under way already", led_to(after, before.pending))
+        return RequestAnswer((Put(after),), "it is so already")
+    return RequestAnswer((Put(after),), "under way already", led_to(after, before.pending))
 
 
 def led_to(intent: Intent, assigned: Assignment) -> LedToTransition:
@@ -317,13 +317,15 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
     )
 
 
-def cancel(view: View, record: Partition, intent: Intent, wish: CancelChange) -> Answer:
+def cancel(
+    view: ClusterView, record: Partition, intent: Intent, wish: CancelChange
+) -> RequestAnswer:
     """Stored only for the change that the caller saw; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, wish.cancels)
     ended = LedToTransition(record.id, transition_id(wish.cancels))
     if stage is None:
-        return Answer(never_begun(view, record, intent), "cancelled before it began", ended)
+        return RequestAnswer(never_begun(view, record, intent), "cancelled before it began", ended)
     if stage.reads is Side.OLD and not stage.given_up:
         raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
     if stage.reads is Side.NEW:
@@ -331,10 +333,10 @@ def cancel(view: View, record: Partition, intent: Intent, wish: CancelChange) ->
             f"{record.id} has switched already ({stage.name})",
             "it will complete; while it is held, `reverse` takes it back",
         )
-    return Answer((Put(after),), "will be cancelled", ended)
+    return RequestAnswer((Put(after),), "will be cancelled", ended)
 
 
-def never_begun(view: View, record: Partition, intent: Intent) -> tuple[Change, ...]:
+def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[Change, ...]:
     """There is a report of it, too: whoever asked for it learns what became of it."""
     assert intent.pending is not None
     name = transition_id(intent.pending.trigger)
@@ -351,7 +353,7 @@ def never_begun(view: View, record: Partition, intent: Intent) -> tuple[Change, 
     return Put(cancelled(intent)), Put(report)
 
 
-def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> Answer:
+def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnswer:
     change = record.transition
     stage = routing.stage_of(record)
     if change is None or stage is None or stage.name != READ_NEW:
@@ -365,14 +367,14 @@ def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> Answer:
     ended = LedToTransition(record.id, change.id)
     if isinstance(wish, CompleteMove):
         released = replace(record, transition=replace(change, released=True))
-        return Answer((Put(released),), "completing", ended)
+        return RequestAnswer((Put(released),), "completing", ended)
     if not stage.given_up:
         raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
     reversing = replace(change, giving_up=REVERSED, given_up_by="operator")
-    return Answer((Put(replace(record, transition=reversing)),), "reversing", ended)
+    return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing", ended)
 
 
-def withdraw(view: View, wish: WithdrawRequest) -> Answer:
+def withdraw(view: ClusterView, wish: WithdrawRequest) -> RequestAnswer:
     """A request that still waits is refused, as its sender wants it no more."""
     other = view.agreed.requests.get(wish.request)
     if other is None:
@@ -382,4 +384,4 @@ def withdraw(view: View, wish: WithdrawRequest) -> Answer:
             f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
         )
     refused = replace(without_plan(other), state="refused", answer="withdrawn", answered=view.wall)
-    return Answer((Put(refused),), f"{other.id} is withdrawn")
+    return RequestAnswer((Put(refused),), f"{other.id} is withdrawn")

@@ -1,7 +1,7 @@
-"""May this table be made or dropped, and what is agreed then? All of it is one commit."""
+"""May this table be created or dropped, and which records result? One commit writes them all."""
 
-from limosa.core.coordinator.answers import Answer, check_name
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.answers import RequestAnswer, check_name
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
     Change,
     Put,
@@ -26,7 +26,7 @@ PARTITIONS_MAX = 4096
 REPLICAS_MAX = 7
 
 
-def create(view: View, wish: CreateTable, trigger: Revision) -> Answer:
+def create(view: ClusterView, wish: CreateTable, trigger: Revision) -> RequestAnswer:
     """A table in a zone that exists, or with a zone of its own."""
     table = wish.table
     check_name("table", table.name)
@@ -41,20 +41,20 @@ def create(view: View, wish: CreateTable, trigger: Revision) -> Answer:
     zone = view.agreed.topology.zones.get(table.zone)
     made = LedToTable(table.name, table.id)
     if zone is None:
-        return Answer((*new_zone(view, wish, table.zone, trigger), Put(table)), "made", made)
+        return RequestAnswer((*new_zone(view, wish, table.zone, trigger), Put(table)), "made", made)
     check_fits(view, wish, zone)
     # The zone is written again, so that whoever counted its tables meanwhile has to count anew.
-    return Answer((Put(zone), Put(table)), f"made in zone {zone.id}", made)
+    return RequestAnswer((Put(zone), Put(table)), f"made in zone {zone.id}", made)
 
 
-def create_reads(view: View, wish: CreateTable) -> list[str]:
+def create_reads(view: ClusterView, wish: CreateTable) -> list[str]:
     table = wish.table
     nodes = view.agreed.topology.nodes
     keys = [table_key(table.name), zone_key(table.zone), layout_key(table.zone)]
     return keys + [key(node) for node in nodes for key in (node_key, lease_key)]
 
 
-def check_fits(view: View, wish: CreateTable, zone: Zone) -> None:
+def check_fits(view: ClusterView, wish: CreateTable, zone: Zone) -> None:
     """What is asked for and left open, the zone decides; it can't have two of anything."""
     has = sum(record.zone == zone.id for record in view.agreed.topology.partitions.values())
     for what, asked, there in (
@@ -69,7 +69,9 @@ def check_fits(view: View, wish: CreateTable, zone: Zone) -> None:
             )
 
 
-def new_zone(view: View, wish: CreateTable, name: ZoneId, trigger: Revision) -> tuple[Change, ...]:
+def new_zone(
+    view: ClusterView, wish: CreateTable, name: ZoneId, trigger: Revision
+) -> tuple[Change, ...]:
     """Zone, layout, and for each partition where it is and is meant to be."""
     check_numbers(wish)
     topology = view.agreed.topology
@@ -117,7 +119,7 @@ def made_by(trigger: Revision, places: tuple[Placement, ...]) -> tuple[Replica, 
     return tuple(Replica(each.node, f"c{trigger}", each.volume) for each in places)
 
 
-def drop(view: View, wish: DropTable) -> Answer:
+def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
     """With the last table of a zone, the zone goes; nodes discard what nothing names any more."""
     topology = view.agreed.topology
     table = topology.tables.get(wish.name)
@@ -132,7 +134,7 @@ def drop(view: View, wish: DropTable) -> Answer:
     gone: list[Change] = [Remove(table_key(table.name))]
     if sum(other.zone == table.zone for other in topology.tables.values()) > 1:
         # Written again, so that of two that are dropped at once one sees that it is the last.
-        return Answer((*gone, Put(topology.zones[table.zone])), "dropped", dropped)
+        return RequestAnswer((*gone, Put(topology.zones[table.zone])), "dropped", dropped)
     for record in in_zone(view, table.zone):
         if record.transition is not None:
             raise IllegalRequest(
@@ -141,10 +143,10 @@ def drop(view: View, wish: DropTable) -> Answer:
             )
         gone += [Remove(partition_key(record.id)), Remove(intent_key(record.id))]
     gone += [Remove(layout_key(table.zone)), Remove(zone_key(table.zone))]
-    return Answer(tuple(gone), f"dropped with its zone {table.zone}", dropped)
+    return RequestAnswer(tuple(gone), f"dropped with its zone {table.zone}", dropped)
 
 
-def drop_reads(view: View, wish: DropTable) -> list[str]:
+def drop_reads(view: ClusterView, wish: DropTable) -> list[str]:
     keys = [table_key(wish.name)]
     table = view.agreed.topology.tables.get(wish.name)
     if table is not None:
@@ -154,5 +156,5 @@ def drop_reads(view: View, wish: DropTable) -> list[str]:
     return keys
 
 
-def in_zone(view: View, zone: ZoneId) -> list[Partition]:
+def in_zone(view: ClusterView, zone: ZoneId) -> list[Partition]:
     return [record for record in view.agreed.topology.partitions.values() if record.zone == zone]

@@ -10,7 +10,7 @@ import pyarrow.flight as flight
 
 from limosa.core.messages import Answer, Message
 from limosa.core.model.changes import Topology
-from limosa.runtime.wire import Decoder, Encoder, Goodbye, size_of
+from limosa.protocol.wire import Decoder, Encoder, Goodbye, size_of
 from limosa.transport.links import CHANNEL, Outbound, Stream
 from limosa.transport.security import Security, call_options, client_arguments
 from limosa.transport.server import Hello, Inbound

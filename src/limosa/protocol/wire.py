@@ -1,4 +1,4 @@
-"""How do the core's messages travel? As frames: msgpack for what is said, Arrow for rows.
+"""How are the core's messages encoded? As frames: msgpack for messages, Arrow for rows.
 
 Rows travel as they are kept in the log, so that a node stores and passes on the very bytes that it
 was sent. A table is named by its fingerprint; between nodes its definition goes before its first
@@ -29,12 +29,12 @@ from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, Token
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
 from limosa.errors import BadInput, InvalidSchema, LimosaError
-from limosa.runtime.statuses import StatusHearer, StatusNews, StatusTeller
-from limosa.storage.records import Bodies, LoggedEntry, Part, log_entries, stored_schema, unpack
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
+from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
+from limosa.tabular.bodies import Bodies, BodyPart, LoggedEntry, log_entries, stored_schema, unpack
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
+from limosa.tabular.soundness import brief, sound_batch
 from limosa.transport import frames
-from limosa.transport.arrow import brief, sound_batch
 
 MESSAGES_MAX = 1_024
 PARTS_MAX = 256
@@ -81,8 +81,8 @@ class Unreadable(Struct, frozen=True):
 
 # Messages with rows, as they are written: the same tags, with places of bodies for rows.
 
-_Parts: TypeAlias = tuple[Part, ...]
-_FewParts: TypeAlias = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]
+_Parts: TypeAlias = tuple[BodyPart, ...]
+_FewParts: TypeAlias = Annotated[tuple[BodyPart, ...], Meta(max_length=PARTS_MAX)]
 _Key: TypeAlias = Annotated[list[msgspec.Raw], Meta(max_length=KEY_COLUMNS_MAX)]
 """Looked at one by one: a nest of empty lists would take seventy times its bytes."""
 
@@ -384,7 +384,7 @@ def _without_tokens(rows: object) -> Bundle:
     return Bundle(Batch(each.table, each.columns, deleted=each.deleted) for each in rows.batches)
 
 
-def _add_columns(bodies: Bodies, table: Table, columns: pa.RecordBatch) -> Part:
+def _add_columns(bodies: Bodies, table: Table, columns: pa.RecordBatch) -> BodyPart:
     return bodies.add(Batch(table, columns))
 
 
@@ -548,10 +548,10 @@ class Decoder:
             entry.collects,
         )
 
-    def _bundle(self, parts: Iterable[Part], bodies: pa.Buffer) -> Bundle:
+    def _bundle(self, parts: Iterable[BodyPart], bodies: pa.Buffer) -> Bundle:
         return Bundle(self._batch(part, bodies) for part in parts)
 
-    def _batch(self, part: Part, bodies: pa.Buffer) -> Batch:
+    def _batch(self, part: BodyPart, bodies: pa.Buffer) -> Batch:
         table = self._table(part.schema)
         if not self._trusted and part.extras & ~_FLAGGED:
             raise BadInput("rows that bring versions or tokens along", "the owner makes them")
@@ -594,7 +594,7 @@ class Decoder:
         return table
 
 
-def _slice(bodies: pa.Buffer, part: Part) -> pa.Buffer:
+def _slice(bodies: pa.Buffer, part: BodyPart) -> pa.Buffer:
     if part.at < 0 or part.size <= 0 or part.at + part.size > bodies.size:
         raise BadInput("rows that lie outside of their frame", "send the whole frame")
     if part.at % frames.ALIGNMENT:

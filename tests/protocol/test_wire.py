@@ -47,7 +47,7 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.producers import Applied
 from limosa.errors import BadInput
-from limosa.runtime.wire import (
+from limosa.protocol.wire import (
     CLIENT_HEAD_BYTES_MAX,
     KEY_COLUMNS_MAX,
     MESSAGES_MAX,
@@ -60,8 +60,8 @@ from limosa.runtime.wire import (
     Keys,
     Unreadable,
 )
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 from limosa.transport import frames
 from tests.transport import attacker
 
