@@ -103,6 +103,25 @@ def test_a_second_interrupt_kills(tmp_path: Path) -> None:
         assert ("Killed" in cluster.errors()) == (cluster.process.returncode == 130)
 
 
+def test_a_job_in_the_background_of_a_script_outlives_its_terminal_and_stops_on_sigterm(
+    tmp_path: Path,
+) -> None:
+    """A shell starts it with SIGINT ignored, and nohup with SIGHUP; so are all of its children."""
+    launcher = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+    with Cluster(
+        tmp_path / "data", tmp_path / "state", "--nodes", "1", launcher=launcher
+    ) as cluster:
+        cluster.process.send_signal(signal.SIGHUP)
+        with limosa.connect(str(cluster.directory)) as connection:
+            items = connection.create_table("items", {"id": "int64"}, "id")
+            assert items.write({"id": 1}) == 1
+        assert cluster.process.poll() is None
+        cluster.interrupt(signal.SIGTERM)
+        assert cluster.process.returncode == 0
+        assert "Stopped cleanly after" in cluster.errors()
+        assert cluster.children() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
