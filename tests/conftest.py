@@ -1,11 +1,22 @@
-"""What holds for every test: the same examples each time, and children that hear Ctrl-C."""
+"""What holds for every test: the same examples each time, children that hear Ctrl-C, and, with
+`--quick`, neither processes nor long calculations."""
 
+import multiprocessing.util
 import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("limosa", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("quick", parent=settings.get_profile("limosa"), max_examples=20)
 settings.load_profile("limosa")
+
+QUICK_CPU_SECONDS = 6.0
+"""Of one test. Processor time hardly depends on what else the machine does."""
 
 
 def restore_signals_in_children() -> None:
@@ -21,3 +32,57 @@ def restore_signals_in_children() -> None:
 
 
 restore_signals_in_children()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="leave out the tests marked slow or processes"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        config.option.markexpr = "not slow and not processes"
+        config.pluginmanager.register(Quick())
+        settings.load_profile("quick")
+
+
+class Quick:
+    """Fails a test that is not marked and yet starts a process or calculates for long."""
+
+    def __init__(self) -> None:
+        self._test: str | None = None
+        self._started: list[str] = []
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+            self._refuse(f"{event} {arguments}")
+
+    def _refuse(self, what: str, *_: object) -> None:
+        if self._test is not None:
+            self._started.append(what)
+            raise RuntimeError(f"`make quick` starts no processes: {what}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._test = item.nodeid
+        self._started.clear()
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(multiprocessing.util, "spawnv_passfds", self._refuse)
+                return (yield)
+        finally:
+            self._test = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        began = time.process_time()
+        result = yield
+        seconds = time.process_time() - began
+        open("/tmp/rowss_cpu.txt","a").write(f"{seconds:.3f} {item.nodeid}\n")
+        if self._started:
+            pytest.fail(f"mark this test `processes`: it started {self._started[0]}")
+        if seconds > QUICK_CPU_SECONDS:
+            pytest.fail(f"mark this test `slow`, or make it faster: it took {seconds:.1f} s of CPU")
+        return result
