@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import limosa
-from limosa.client.connection import Connection
+from limosa.client.operator import Operator
 from limosa.runtime.local import LocalCluster
 
 NAME = "limosa"
@@ -35,8 +35,8 @@ class BenchCluster(LocalCluster):
     def _counter(self, node: str) -> Path:
         return self.directory / f"{node}.syncs"
 
-    def connect(self, timeout_seconds: float = 30.0) -> Connection:
-        return limosa.connect(
+    def connect(self, timeout_seconds: float = 30.0) -> Operator:
+        return limosa.operate(
             list(self.addresses.values()),
             cluster_name=NAME,
             secret=self.secret,

@@ -31,7 +31,7 @@ from time import perf_counter
 import numpy as np
 import pyarrow as pa
 
-from limosa.client.connection import Connection
+from limosa.client.operator import Operator
 from limosa.client.table import TableHandle
 from limosa.core.client import Finished
 from limosa.core.model.intent import Placement
@@ -156,7 +156,7 @@ class BatchWriter:
 class Moving:
     """Two nodes, and the ways to carry rows between them."""
 
-    def __init__(self, cluster: BenchCluster, connection: Connection) -> None:
+    def __init__(self, cluster: BenchCluster, connection: Operator) -> None:
         self.cluster = cluster
         self.connection = connection
 

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
-from limosa.client.connection import Connection
-from limosa.client.rebalancing import look, progress_of
+from limosa.client.cluster_view import look, progress_of
+from limosa.client.operator import Operator
 from limosa.core.coordinator.progress import Progress
 from limosa.core.coordinator.proposing import filling
 from limosa.core.model.intent import Placement
@@ -50,24 +50,24 @@ SECONDS_MAX = 600.0
 SPARK = ["--pipeline", "spark", "--bandwidth", "0"]
 
 
-def partitions(connection: Connection, table: str) -> list[str]:
+def partitions(connection: Operator, table: str) -> list[str]:
     zone = connection.refresh().tables[table].zone
     return list(connection.topology.layouts[zone].partitions)
 
 
-def make(connection: Connection, name: str, count: int, rows: int) -> None:
+def make(connection: Operator, name: str, count: int, rows: int) -> None:
     table = connection.create_table(name, SCHEMA, "key", partitions=count, replicas=1)
     fill(table, rows, LOAD_ROWS)
 
 
-def warm_up(connection: Connection) -> None:
+def warm_up(connection: Operator) -> None:
     """A move of next to nothing starts Spark."""
     make(connection, "warm", 1, 1_000)
     single_move(connection, partitions(connection, "warm")[0], ["n1", "n2", "n3"])
     connection.drop_table("warm")
 
 
-def single_move(connection: Connection, partition: str, nodes: list[str]) -> float:
+def single_move(connection: Operator, partition: str, nodes: list[str]) -> float:
     """To the next node; how long it took."""
     (replica,) = connection.refresh().partitions[partition].replicas
     target = nodes[(nodes.index(replica.node) + 1) % len(nodes)]
@@ -82,13 +82,13 @@ def single_move(connection: Connection, partition: str, nodes: list[str]) -> flo
         time.sleep(0.01)
 
 
-def size_of(connection: Connection, partition: str) -> int:
+def size_of(connection: Operator, partition: str) -> int:
     (replica,) = connection.refresh().partitions[partition].replicas
     held = connection.node_status(replica.node)["replicas"]
     return next(int(each["bytes"]) for each in held if each["partition"] == partition)
 
 
-def run_to(connection: Connection, node: str) -> Progress:
+def run_to(connection: Operator, node: str) -> Progress:
     """Give a node that has just joined its share; when all of it is there."""
     plan, run = filling(look(connection), [node], RunPlan(f"fill {node}"))
     assert plan.moves, "there is nothing to move"

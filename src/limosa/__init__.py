@@ -1,17 +1,17 @@
-"""Limosa: tables and streams whose partitions move while they are used."""
+"""Limosa: tables whose partitions move to other nodes while they are read and written."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from limosa.client import connect
+    from limosa.client import connect, operate
 
-__all__ = ["connect"]
+__all__ = ["connect", "operate"]
 
 
 def __getattr__(name: str) -> Any:
-    """What applications import is loaded when it is first asked for."""
-    if name == "connect":
-        from limosa.client import connect
+    """The client is loaded when it is first used."""
+    if name in __all__:
+        from limosa import client
 
-        return connect
+        return getattr(client, name)
     raise AttributeError(f"module 'limosa' has no attribute {name!r}")

@@ -14,7 +14,9 @@ from limosa.admin.audit import AuditLog
 from limosa.admin.runs import MoveFacts, Plan, RunFacts, Runs, RunStatus, RunWanted
 from limosa.admin.service import Service, Settings
 from limosa.admin.tokens import Tokens
-from limosa.client.connection import Description, creation, schema_of
+from limosa.client.connection import Description
+from limosa.client.requests import creation
+from limosa.client.schema import schema_of
 from limosa.core.coordinator.explaining import about as state_about
 from limosa.core.coordinator.requests import about, answer
 from limosa.core.coordinator.view import View

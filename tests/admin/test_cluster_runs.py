@@ -103,7 +103,7 @@ def test_removing_a_node_drains_it_and_lets_it_leave() -> None:
 
 
 def test_what_would_be_refused_is_refused_at_once_in_the_coordinators_words() -> None:
-    """F55, F58, F60: nothing is even asked for."""
+    """F55, F58: no request is even sent."""
     cluster, runs = scene()
     for act in (runs.pause, runs.resume, runs.cancel):
         with pytest.raises(IllegalRequest, match="no run is under way"):

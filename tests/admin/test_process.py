@@ -17,7 +17,7 @@ import limosa
 from limosa.admin import tokens
 from limosa.admin.process import AdminConfig, AdminProcess
 from limosa.admin.service import Settings
-from limosa.client.connection import Connection
+from limosa.client.operator import Operator
 from limosa.core.model.intent import Request
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
@@ -34,15 +34,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def connector(cluster: LocalCluster) -> Any:
-    def reach() -> Connection:
-        return limosa.connect(
+    def reach() -> Operator:
+        return limosa.operate(
             list(cluster.addresses.values()), cluster_name=cluster.cluster, secret=cluster.secret
         )
 
     return reach
 
 
-def nowhere() -> Connection:
+def nowhere() -> Operator:
     raise Refused("no cluster runs here")
 
 
@@ -109,7 +109,7 @@ def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path
         serving(tmp_path, connector(cluster)) as process,
         Person(process, tmp_path, "admin") as admin,
         Person(process, tmp_path, "viewer") as viewer,
-        limosa.connect(list(cluster.addresses.values()), secret=cluster.secret) as db,
+        limosa.operate(list(cluster.addresses.values()), secret=cluster.secret) as db,
     ):
         assert viewer.get("/readyz") == {"status": "ok"}
         assert viewer.get("/v1/topology")["nodes"]["live"] == ["n1", "n2"]
@@ -172,7 +172,7 @@ def test_a_run_is_started_followed_and_looked_back_at(
         serving(tmp_path, connector(cluster)) as process,
         Person(process, tmp_path, "admin") as admin,
         Person(process, tmp_path, "operator") as operator,
-        limosa.connect(list(cluster.addresses.values()), secret=cluster.secret) as db,
+        limosa.operate(list(cluster.addresses.values()), secret=cluster.secret) as db,
     ):
         table = db.create_table("runs", {"id": "int64"}, "id", partitions=4, replicas=1)
         table.write([{"id": number} for number in range(400)])
@@ -218,7 +218,7 @@ def test_a_locked_cluster_begins_nothing_and_what_waits_is_aborted(
     with (
         serving(tmp_path, connector(cluster)) as process,
         Person(process, tmp_path, "operator") as operator,
-        limosa.connect(list(cluster.addresses.values()), secret=cluster.secret) as db,
+        limosa.operate(list(cluster.addresses.values()), secret=cluster.secret) as db,
     ):
         db.create_table("held", {"id": "int64"}, "id", partitions=1, replicas=1)
         (held,) = operator.get("/v1/partitions?table=held")["partitions"]
@@ -297,10 +297,10 @@ def test_a_service_outlives_its_cluster(tmp_path: Path) -> None:
     """It starts without one, says so, and finds it when it is there; also the next one."""
     reachable: list[LocalCluster] = []
 
-    def connect() -> Connection:
+    def connect() -> Operator:
         if not reachable:
             return nowhere()
-        connection: Connection = connector(reachable[0])()
+        connection: Operator = connector(reachable[0])()
         return connection
 
     (tmp_path / "admin").mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 import limosa
-from limosa.client import Connection
+from limosa.client import Operator
 from limosa.client.discovery import FILE, Local
 from limosa.core.model.changes import Agreed
 from limosa.errors import LimosaError
@@ -133,8 +133,8 @@ class Cluster(LocalCluster):
 
     # --- clients
 
-    def connect(self, name: str = "chaos", timeout_seconds: float = 10.0) -> Connection:
-        return limosa.connect(str(self.directory), name=name, timeout_seconds=timeout_seconds)
+    def connect(self, name: str = "chaos", timeout_seconds: float = 10.0) -> Operator:
+        return limosa.operate(str(self.directory), name=name, timeout_seconds=timeout_seconds)
 
     # --- who is what
 
@@ -211,7 +211,7 @@ class Cluster(LocalCluster):
 # --- replicas
 
 
-def digests(connection: Connection, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+def digests(connection: Operator, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By partition and node: position, rows and digest."""
     found: dict[str, dict[str, Any]] = {}
     for node in nodes:
@@ -221,7 +221,7 @@ def digests(connection: Connection, nodes: Sequence[str]) -> dict[str, dict[str,
     return found
 
 
-def differences(cluster: Cluster, connection: Connection) -> list[str]:
+def differences(cluster: Cluster, connection: Operator) -> list[str]:
     """Partitions whose replicas are not the same everywhere, or are where they should not be."""
     try:
         known = digests(connection, cluster.nodes)
@@ -241,7 +241,7 @@ def differences(cluster: Cluster, connection: Connection) -> list[str]:
     return found
 
 
-def wait_until_equal(cluster: Cluster, connection: Connection, seconds: float) -> list[str]:
+def wait_until_equal(cluster: Cluster, connection: Operator, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
     while (found := differences(cluster, connection)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from limosa.client import Connection
+from limosa.client import Operator
 from limosa.core.model.changes import Agreed
 from limosa.core.model.topology import Partition
 from limosa.storage.store import Store
 from tests.chaos.cluster import Cluster
 
 
-def in_the_cluster(cluster: Cluster, connection: Connection) -> list[str]:
+def in_the_cluster(cluster: Cluster, connection: Operator) -> list[str]:
     """Transitions, intents, requests; replicas and work in the nodes that nobody asked for."""
     agreed = cluster.agreed()
     found = _in_the_agreed(agreed)
@@ -26,7 +26,7 @@ def in_the_cluster(cluster: Cluster, connection: Connection) -> list[str]:
     return found
 
 
-def _at_work(connection: Connection, node: str, partition: str, revision: int) -> Iterator[str]:
+def _at_work(connection: Operator, node: str, partition: str, revision: int) -> Iterator[str]:
     """Copies, and whatever has begun before the partition was as it is now."""
     facts = connection.node_facts(node, partition)
     if facts is None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from limosa.client import Connection, TableHandle
+from limosa.client import Operator, TableHandle
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement, Request
 from limosa.core.model.topology import Partition
@@ -127,14 +127,12 @@ class Moves(Torment[Report]):
             of_coordinators=carrying,
         )
 
-    def prepare(self, cluster: Cluster, connection: Connection) -> None:
+    def prepare(self, cluster: Cluster, connection: Operator) -> None:
         self._ballast = Ballast(connection, self.options.rows)
 
     # --- the loop
 
-    def play(
-        self, cluster: Cluster, connection: Connection, table: TableHandle, load: Load
-    ) -> None:
+    def play(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
         try:
             while self.report.moves < self.options.moves and self.report.ok:
                 self._play_season(cluster, connection, load)
@@ -147,7 +145,7 @@ class Moves(Torment[Report]):
             self._asking.shutdown(cancel_futures=True)
         self._final = cluster.agreed()
 
-    def _play_season(self, cluster: Cluster, connection: Connection, load: Load) -> None:
+    def _play_season(self, cluster: Cluster, connection: Operator, load: Load) -> None:
         """Until so many moves have ended, and none is under way."""
         until = min(self.report.moves + self.options.season_moves, self.options.moves)
         while self.report.ok:
@@ -182,7 +180,7 @@ class Moves(Torment[Report]):
 
     # --- asking
 
-    def _begin_some(self, agreed: Agreed, connection: Connection, until: int) -> None:
+    def _begin_some(self, agreed: Agreed, connection: Operator, until: int) -> None:
         busy = {move.partition for move in self._under_way}
         free = [
             record
@@ -195,7 +193,7 @@ class Moves(Torment[Report]):
         for record in free[: max(0, room)]:
             self._ask(agreed, connection, record)
 
-    def _ask(self, agreed: Agreed, connection: Connection, record: Partition) -> None:
+    def _ask(self, agreed: Agreed, connection: Operator, record: Partition) -> None:
         holders = [replica.node for replica in record.replicas]
         others = [node for node in sorted(agreed.topology.nodes) if node not in holders]
         well = set(agreed.leases) - {each.victim for each in self._struck}
@@ -222,7 +220,7 @@ class Moves(Torment[Report]):
     # --- following
 
     def _follow(
-        self, cluster: Cluster, connection: Connection, load: Load, agreed: Agreed, move: Move
+        self, cluster: Cluster, connection: Operator, load: Load, agreed: Agreed, move: Move
     ) -> None:
         ended = move.look(agreed)
         if ended is not None:
@@ -237,7 +235,7 @@ class Moves(Torment[Report]):
             why = cluster.last_wait(move.partition)
             self.find("hang", f"{move} goes on for {move.seconds:.0f}s in {move.stage}: {why}")
 
-    def _do(self, connection: Connection, move: Move) -> "Future[Request]":
+    def _do(self, connection: Operator, move: Move) -> "Future[Request]":
         assert move.plan.deed is not None
         cancels = move.trigger if move.plan.deed == "cancel" else 0
         return self._asking.submit(
@@ -308,7 +306,7 @@ class Moves(Torment[Report]):
 
     # --- judgement
 
-    def judge_more(self, cluster: Cluster, connection: Connection) -> None:
+    def judge_more(self, cluster: Cluster, connection: Operator) -> None:
         for problem in leftovers.in_the_cluster(cluster, connection):
             self.find("stray", problem)
         assert self._ballast is not None

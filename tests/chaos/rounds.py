@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from limosa.client import Connection, TableHandle
+from limosa.client import Operator, TableHandle
 from tests.chaos import torment
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Happening, Round, begin, plan
@@ -54,9 +54,7 @@ class Chaos(Torment[Report]):
     def make_cluster(self) -> Cluster:
         return Cluster(self.directory, self.options.nodes, lease_seconds=self.options.lease_seconds)
 
-    def play(
-        self, cluster: Cluster, connection: Connection, table: TableHandle, load: Load
-    ) -> None:
+    def play(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
         planned = plan(self.options.seed, self.options.rounds)
         for number, one in enumerate(planned, start=1):
             self._round(cluster, load, number, one)

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 import limosa
-from limosa.client import Connection, TableHandle
+from limosa.client import Operator, TableHandle
 from limosa.core.effects import ApplySlice, VolumeEffect
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
@@ -92,7 +92,7 @@ class House:
         mover = mover_for(carrying, OPEN, CLUSTER, "c", self.journal)
         ending.callback(CoordinatorProcess(config, mover, self.journal).stop)
         self.nodes = {name: self._node(name) for name in ("n1", "n2")}
-        self.connection: Connection = limosa.connect(self.nodes["n1"].server.address)
+        self.connection: Operator = limosa.operate(self.nodes["n1"].server.address)
         ending.callback(self.connection.close)
         columns = {"id": "int64", "eggs": "int64"}
         self.table: TableHandle = self.connection.create_table(

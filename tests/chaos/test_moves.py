@@ -45,7 +45,7 @@ PLANS = (
 
 @pytest.mark.timeout(300)
 def test_moves_whose_parts_are_killed_paused_and_cut_off_break_no_promise(tmp_path: Path) -> None:
-    """F51, F61, F62, F64, F98, F101–F104, F108, F109, S21, S23–S25, S35, S37–S39, S42, S43.
+    """F51, F61, F62, F64, F98, F102–F104, F108, S21, S23–S25, S35, S37–S39, S42, S43.
 
     Clients write, delete and read meanwhile (S21, S23). Source and target are killed, paused or cut
     off in stages before and after the switch (S39, S42, S43). A coordinator is paused beyond its
@@ -54,7 +54,7 @@ def test_moves_whose_parts_are_killed_paused_and_cut_off_break_no_promise(tmp_pa
 
     Each move ends, done or reverted, by a legal way through the stages (F62, F98) and with its
     replicas where its report says. Then every acknowledged row is there and no deleted one is
-    (F101, F102), all replicas are equal and nobody holds another one, in memory or on disk (F108,
+    (F102), all replicas are equal and nobody holds another one, in memory or on disk (F108,
     S43); no transition, intent, copy, process or file is left (F64, S24, S25).
     """
     told: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from limosa.client import Connection, Mismatch, TableHandle
+from limosa.client import Mismatch, Operator, TableHandle
 from limosa.core.messages import Redirect, Wait, Write, Written
 from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError
@@ -44,13 +44,13 @@ def cluster(running: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def connection(cluster: Cluster) -> Iterator[Connection]:
+def connection(cluster: Cluster) -> Iterator[Operator]:
     with cluster.connect("scenario", timeout_seconds=30.0) as connection:
         yield connection
 
 
 @pytest.fixture
-def table(connection: Connection, request: pytest.FixtureRequest) -> Iterator[TableHandle]:
+def table(connection: Operator, request: pytest.FixtureRequest) -> Iterator[TableHandle]:
     name = request.node.name.removeprefix("test_")[:40]
     yield connection.create_table(name, COLUMNS, "k", partitions=6)
     connection.drop_table(name)
@@ -94,7 +94,7 @@ def in_sync(cluster: Cluster, table: TableHandle, key: str) -> set[str]:
 
 
 def test_a_clients_topology_is_the_metastores(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """F1."""
     with cluster.connect("fresh") as fresh:
@@ -108,7 +108,7 @@ def test_a_clients_topology_is_the_metastores(
 
 def test_every_write_carries_the_version_that_it_was_routed_under(
     cluster: Cluster,
-    connection: Connection,
+    connection: Operator,
     table: TableHandle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -134,7 +134,7 @@ def test_every_write_carries_the_version_that_it_was_routed_under(
 
 
 def test_a_write_of_a_stale_version_is_redirected_and_writes_nothing(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """F4."""
     table.write({"k": "a", "v": 1})
@@ -153,7 +153,7 @@ def test_a_write_of_a_stale_version_is_redirected_and_writes_nothing(
 
 
 def test_a_write_to_a_follower_is_redirected_and_its_stream_goes_on(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """F5."""
     table.write({"k": "a", "v": 1})
@@ -176,7 +176,7 @@ def test_a_write_to_a_follower_is_redirected_and_its_stream_goes_on(
 
 
 def test_a_hundred_thousand_rows_leave_the_metastore_alone(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """F50."""
     before = cluster.agreed().revision
@@ -190,7 +190,7 @@ def test_a_hundred_thousand_rows_leave_the_metastore_alone(
 
 
 def test_a_table_of_one_replica_has_its_rows_on_their_owner_only(
-    cluster: Cluster, connection: Connection
+    cluster: Cluster, connection: Operator
 ) -> None:
     """F52."""
     table = connection.create_table("alone", COLUMNS, "k", partitions=3, replicas=1)
@@ -211,7 +211,7 @@ def test_a_table_of_one_replica_has_its_rows_on_their_owner_only(
 
 
 def test_many_writers_lose_nothing_and_double_nothing(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """S34."""
     writers, rounds, rows = 6, 15, 20
@@ -252,7 +252,7 @@ def count_up(table: TableHandle, problems: list[str]) -> None:
 
 
 def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """F35, S12."""
     table.write({"k": "a", "v": 1})
@@ -281,7 +281,7 @@ def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
 
 
 def test_an_owner_that_is_back_before_it_is_missed_gets_another_epoch(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """S14, S65."""
     table.write([{"k": f"{number}", "v": number} for number in range(500)])
@@ -298,7 +298,7 @@ def test_an_owner_that_is_back_before_it_is_missed_gets_another_epoch(
 
 
 def test_what_was_acknowledged_is_read_at_once_also_across_a_failover(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """S32."""
     with cluster.connect("reader", timeout_seconds=30.0) as other:
@@ -324,7 +324,7 @@ def test_what_was_acknowledged_is_read_at_once_also_across_a_failover(
 
 
 def test_a_paused_follower_is_taken_out_and_catches_up_from_where_it_was(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """S66."""
     table.write([{"k": f"{number}", "v": 0} for number in range(100)])
@@ -345,7 +345,7 @@ def test_a_paused_follower_is_taken_out_and_catches_up_from_where_it_was(
 
 
 def test_a_follower_whose_disk_refuses_does_not_count(
-    cluster: Cluster, connection: Connection, table: TableHandle
+    cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
     """S66, S67."""
     text = "x" * 1_000

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
 
-from limosa.client import Connection, TableHandle
+from limosa.client import Operator, TableHandle
 from limosa.errors import LimosaError
 from limosa.simulation.checkers.linearizability import Operation
 from tests.chaos.cluster import TABLE, Cluster, bad_lines, stray_threads, wait_until_equal
@@ -110,15 +110,13 @@ class Torment(ABC, Generic[R]):
     def make_cluster(self) -> Cluster: ...
 
     @abstractmethod
-    def play(
-        self, cluster: Cluster, connection: Connection, table: TableHandle, load: Load
-    ) -> None:
+    def play(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
         """Let things happen, until all did or something was found."""
 
-    def prepare(self, cluster: Cluster, connection: Connection) -> None:
+    def prepare(self, cluster: Cluster, connection: Operator) -> None:
         """Before anybody uses the table."""
 
-    def judge_more(self, cluster: Cluster, connection: Connection) -> None:
+    def judge_more(self, cluster: Cluster, connection: Operator) -> None:
         """What else must be true while nothing happens."""
 
     def judge_the_end(self) -> None:
@@ -196,9 +194,7 @@ class Torment(ABC, Generic[R]):
 
     # --- judgement
 
-    def judge(
-        self, cluster: Cluster, connection: Connection, table: TableHandle, load: Load
-    ) -> None:
+    def judge(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
         started = time.monotonic()
         for name in load.pause(OPERATION_SECONDS + SLACK_SECONDS + SCAN_SECONDS_MAX):
             self.find("hang", f"{name} does not come to an end")

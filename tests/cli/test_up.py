@@ -27,7 +27,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         assert cluster.ready["cluster"] == "shop"
         assert len(cluster.children()) == 4  # with a coordinator and an admin service
         assert httpx.get(f"{cluster.ready['admin']}/readyz", trust_env=False).status_code == 200
-        with limosa.connect(str(directory)) as connection:
+        with limosa.operate(str(directory)) as connection:
             items = connection.create_table("items", {"id": "int64", "v": "string"}, "id")
             assert items.write([{"id": id, "v": f"v{id}"} for id in range(1000)]) == 1000
 
@@ -44,7 +44,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         wait_until(lambda: "n1 runs again" in cluster.errors())
         assert "n1 was killed by SIGKILL. It is started again in 1 s." in cluster.errors()
         assert cluster.child("n1") != killed
-        with limosa.connect(str(directory)) as connection:
+        with limosa.operate(str(directory)) as connection:
             assert connection.table("items").count() == 1000
 
         # So does the admin service, at the same place.
@@ -68,7 +68,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         assert cluster.ready["admin"] is None
         assert len(cluster.children()) == 4  # with a coordinator, and no more
         assert cluster.ready["cluster"] == "shop"
-        with limosa.connect(str(directory)) as connection:
+        with limosa.operate(str(directory)) as connection:
             items = connection.table("items")
             assert items.count() == 1000
             assert items.get(7) == {"id": 7, "v": "v7"}

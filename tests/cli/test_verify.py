@@ -14,8 +14,8 @@ import pytest
 from msgspec import Struct
 
 import limosa as limosa_client
-from limosa.cli.connecting import Target
-from limosa.client.connection import Connection
+from limosa.cli.shared.options import Target
+from limosa.client.operator import Operator
 from limosa.core.effects import ApplySlice, Compare
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import position
@@ -104,8 +104,8 @@ class Damaged(Struct, frozen=True):
     differences: dict[int, str]
     """What is wrong, by the rows' ids."""
 
-    def connect(self) -> Connection:
-        return limosa_client.connect(self.cluster.addresses["n1"], secret=self.cluster.secret)
+    def connect(self) -> Operator:
+        return limosa_client.operate(self.cluster.addresses["n1"], secret=self.cluster.secret)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def options_of(cluster: LocalCluster) -> tuple[str, ...]:
     return ("--cluster", cluster.addresses["n1"].rpartition("/")[2], "--secret", cluster.secret)
 
 
-def records(connection: Connection) -> list[Partition]:
+def records(connection: Operator) -> list[Partition]:
     return [record for _, record in sorted(connection.refresh().partitions.items())]
 
 
@@ -126,7 +126,7 @@ def held_by(records: list[Partition], node: str) -> dict[str, Replica]:
 
 
 def load(cluster: LocalCluster) -> None:
-    with limosa_client.connect(cluster.addresses["n1"], secret=cluster.secret) as connection:
+    with limosa_client.operate(cluster.addresses["n1"], secret=cluster.secret) as connection:
         table = connection.create_table(
             "t", {"id": "int64", "v": "string"}, "id", partitions=2, replicas=3
         )
@@ -135,11 +135,11 @@ def load(cluster: LocalCluster) -> None:
         table.delete([5, 6])
 
 
-def all_in_sync(connection: Connection) -> bool:
+def all_in_sync(connection: Operator) -> bool:
     return all(len(r.in_sync) == 3 and r.owner is not None for r in records(connection))
 
 
-def has_all(connection: Connection, node: str) -> bool:
+def has_all(connection: Operator, node: str) -> bool:
     """A replica that is no owner hears a little later that all have a row."""
     rows: int = sum(each["rows"] for each in connection.node_status(node)["replicas"])
     return rows >= ROWS
@@ -151,7 +151,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
     directory = tmp_path_factory.mktemp("damaged")
     with LocalCluster(directory, 3, of_coordinators=THREADS) as cluster:
         load(cluster)
-        with limosa_client.connect(cluster.addresses["n1"], secret=cluster.secret) as connection:
+        with limosa_client.operate(cluster.addresses["n1"], secret=cluster.secret) as connection:
             table = connection.table("t").definition
             wait_until(lambda: all_in_sync(connection) and has_all(connection, "n2"), 90.0)
             held = held_by(records(connection), "n2")
@@ -328,7 +328,7 @@ def test_a_cluster_that_is_written_to_while_a_partition_moves_is_equal(
     """F67, F102, F115, S37: rows are written and deleted while a partition moves there and back,
     and is compared all the time: nothing differs, and no comparison holds up the move."""
     with LocalCluster(tmp_path / "live", 3, of_coordinators=THREADS) as cluster:
-        connection = limosa_client.connect(cluster.addresses["n1"], secret=cluster.secret)
+        connection = limosa_client.operate(cluster.addresses["n1"], secret=cluster.secret)
         table = connection.create_table(
             "t", {"id": "int64", "v": "string"}, "id", partitions=1, replicas=2
         )
@@ -365,6 +365,6 @@ def nodes_of(record: Partition) -> set[str]:
     return {replica.node for replica in record.replicas}
 
 
-def has_moved(connection: Connection, node: str) -> bool:
+def has_moved(connection: Operator, node: str) -> bool:
     (record,) = records(connection)
     return record.transition is None and node in nodes_of(record)

@@ -16,8 +16,8 @@ import pytest
 
 import limosa
 from limosa.client import Connection
-from limosa.client.connection import schema_of
 from limosa.client.producer import FAILURES_MAX, BadRows, Producer
+from limosa.client.schema import schema_of
 from limosa.core.client import Finished
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, OutcomeUnknown, Refused
 from limosa.runtime.local import LocalCluster

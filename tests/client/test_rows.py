@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limosa.client.connection import schema_of
 from limosa.client.rows import in_pieces, key_values, keys_to_arrow, plain_row, to_arrow
+from limosa.client.schema import schema_of
 from limosa.errors import BadInput, InvalidKey, InvalidSchema
 from limosa.storage.rows import Batch
 from limosa.storage.schema import Table

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import limosa
-from limosa.client import Connection, Mismatch
+from limosa.client import Mismatch, Operator
 from limosa.errors import (
     BadInput,
     IllegalRequest,
@@ -29,12 +29,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def db(cluster: LocalCluster) -> Iterator[Connection]:
-    with limosa.connect(cluster.addresses["n1"].removeprefix("grpc://")) as connection:
+def db(cluster: LocalCluster) -> Iterator[Operator]:
+    with limosa.operate(cluster.addresses["n1"].removeprefix("grpc://")) as connection:
         yield connection
 
 
-def test_a_table_from_its_making_to_its_end(db: Connection) -> None:
+def test_a_table_from_its_making_to_its_end(db: Operator) -> None:
     table = db.create_table(
         "orders", {"id": "int64", "name": "string", "price": "float64"}, "id", partitions=4
     )
@@ -59,7 +59,7 @@ def test_a_table_from_its_making_to_its_end(db: Connection) -> None:
         db.table("orders")
 
 
-def test_a_row_is_put_only_if_it_is_the_one_that_was_seen(db: Connection) -> None:
+def test_a_row_is_put_only_if_it_is_the_one_that_was_seen(db: Operator) -> None:
     table = db.create_table("counters", {"k": "string", "n": "int64"}, "k", partitions=2)
     first = table.put_if({"k": "x", "n": 1}, 0)
     with pytest.raises(Mismatch) as caught:
@@ -76,13 +76,13 @@ def test_a_row_is_put_only_if_it_is_the_one_that_was_seen(db: Connection) -> Non
         table.put_if([{"k": "a"}, {"k": "b"}], 0)
 
 
-def test_increments_of_several_threads_all_count(db: Connection, cluster: LocalCluster) -> None:
+def test_increments_of_several_threads_all_count(db: Operator, cluster: LocalCluster) -> None:
     """S34: compare and set serialises them; S32: each reads what it has written."""
     table = db.create_table("contended", {"k": "int64", "n": "int64"}, "k", partitions=1)
     table.write([{"k": 0, "n": 0}])
 
     def increment(times: int) -> None:
-        with limosa.connect(cluster.addresses["n1"]) as mine:
+        with limosa.operate(cluster.addresses["n1"]) as mine:
             counter = mine.table("contended")
             for _ in range(times):
                 while True:
@@ -102,7 +102,7 @@ def test_increments_of_several_threads_all_count(db: Connection, cluster: LocalC
     assert table.get(0) == {"k": 0, "n": 100}
 
 
-def test_every_type_of_key_and_column_goes_there_and_back(db: Connection) -> None:
+def test_every_type_of_key_and_column_goes_there_and_back(db: Operator) -> None:
     types: list[tuple[str, pa.DataType]] = [
         ("day", pa.date32()),
         ("at", pa.timestamp("us", "UTC")),
@@ -142,7 +142,7 @@ def test_every_type_of_key_and_column_goes_there_and_back(db: Connection) -> Non
     ids=["no key", "null key", "unknown column", "wrong type", "key of another type"],
 )
 def test_bad_rows_are_refused_and_nothing_is_written(
-    db: Connection, rows: object, kind: type[BadInput]
+    db: Operator, rows: object, kind: type[BadInput]
 ) -> None:
     if "strict" not in db.tables():
         db.create_table("strict", {"k": "string", "n": "int64"}, "k", partitions=1)
@@ -154,7 +154,7 @@ def test_bad_rows_are_refused_and_nothing_is_written(
     assert table.count() == 0
 
 
-def test_a_table_that_was_made_again_is_another_one(db: Connection) -> None:
+def test_a_table_that_was_made_again_is_another_one(db: Operator) -> None:
     """A stale handle is refused, and says why; rows of the old table are not in the new one."""
     old = db.create_table("again", {"k": "int64", "n": "int64"}, "k", partitions=1)
     old.write([{"k": 1, "n": 1}])
@@ -166,7 +166,7 @@ def test_a_table_that_was_made_again_is_another_one(db: Connection) -> None:
     assert new.count() == 0
 
 
-def test_impossible_tables_are_refused_with_the_reason(db: Connection) -> None:
+def test_impossible_tables_are_refused_with_the_reason(db: Operator) -> None:
     types = {"k": "int64"}
     db.create_table("taken", types, "k", partitions=1)
     with pytest.raises(IllegalRequest, match="taken"):
@@ -181,7 +181,7 @@ def test_impossible_tables_are_refused_with_the_reason(db: Connection) -> None:
         db.create_table("odd", {"k": "color"}, "k")
 
 
-def test_tables_of_one_zone_share_partitions(db: Connection) -> None:
+def test_tables_of_one_zone_share_partitions(db: Operator) -> None:
     """Co-located: the same key is in the same partition; dropping one leaves the other alone."""
     first = db.create_table("left", {"k": "int64", "v": "int64"}, "k", partitions=3)
     second = db.create_table("right", {"k": "int64", "w": "int64"}, "k", zone="left")
@@ -196,17 +196,17 @@ def test_tables_of_one_zone_share_partitions(db: Connection) -> None:
 
 def test_a_wrong_address_says_so(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is no address"):
-        limosa.connect("nonsense")
+        limosa.operate("nonsense")
     with pytest.raises(Refused, match="limosa up"):
-        limosa.connect(str(tmp_path))
+        limosa.operate(str(tmp_path))
 
 
 def test_a_node_without_tables_has_nothing_to_route_by(tmp_path: Path) -> None:
-    """F2: a topology without layouts; then all rows of an undivided table are in partition 0."""
+    """Its topology has no layouts; all rows of a table of one partition are in that partition."""
     with LocalCluster(tmp_path, nodes=1) as alone:
         secret = alone.secret
         address = alone.addresses["n1"]
-        with limosa.connect(address, secret=secret, cluster_name=alone.cluster) as db:
+        with limosa.operate(address, secret=secret, cluster_name=alone.cluster) as db:
             assert db.topology.layouts == {}
             assert db.topology.partitions == {}
             table = db.create_table("whole", {"k": "int64"}, "k", partitions=1)

@@ -163,7 +163,7 @@ def test_every_kind_of_record_is_tried() -> None:
 def test_a_record_that_is_written_down_is_read_as_the_same(
     kind: type[Record], data: st.DataObject
 ) -> None:
-    """F97: replicas, targets, stage, kind and session of a transition are persisted."""
+    """Also replicas, targets, stage, kind and session of a transition."""
     record = data.draw(RECORDS[kind])
     read = decode(encode(record))
     assert type(read) is kind

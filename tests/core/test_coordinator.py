@@ -168,7 +168,7 @@ def test_every_commit_is_guarded_by_the_office() -> None:
 
 
 def test_a_request_is_answered_before_its_partition_goes_on() -> None:
-    """F109: one at a time, in the order in which they are known."""
+    """One at a time, in the order of their revisions."""
     first = Request("r1", "move", P, placed(B, C, D))
     second = Request("r2", "repair", P)
     done = Request("r0", "repair", P, state="done")

@@ -22,6 +22,7 @@ NODE_EDGES = {
     ("rebuilding",      "succeed"):     "normal",
     ("decommissioning", "succeed"):     "left",
     ("decommissioning", "fail"):        "normal",
+    ("decommissioning", "be removed"):  "removing",
     ("removing",        "succeed"):     "left",
     ("removing",        "fail"):        "normal",
 }

@@ -69,7 +69,7 @@ MUTATIONS: dict[Mutation, Machine] = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=["-".join(each) for each in MUTATIONS])
 def test_a_move_with_one_other_cell_is_refused_or_harmless(mutation: Mutation) -> None:
-    """F98 F99 F100 F101 F102 F103 F104."""
+    """F98 F99 F102 F103 F104."""
     if mutation in HARMLESS:
         checked(MUTATIONS[mutation])
         return

@@ -9,6 +9,7 @@ from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
     FEATURES_KEY,
+    REBALANCE_KEY,
     Agreed,
     Put,
     apply,
@@ -19,6 +20,7 @@ from limosa.core.model.changes import (
 )
 from limosa.core.model.intent import Assignment, Intent, Placement, Request
 from limosa.core.model.keys import WHOLE
+from limosa.core.model.runs import Rebalance, Run
 from limosa.core.model.topology import (
     Cluster,
     Features,
@@ -212,9 +214,28 @@ def test_a_node_that_is_unknown_or_the_last_one_is_not_removed() -> None:
 
 
 def test_a_node_whose_life_does_not_allow_it_is_not_removed() -> None:
-    leaving = replace(MEMBERS[2], state="decommissioning")
-    answer = refused(dead(nodes=(*MEMBERS[:2], leaving)), REMOVE)
-    assert "a node that is decommissioning can't be removed" in answer
+    joining = replace(MEMBERS[2], state="bootstrapping")
+    answer = refused(dead(nodes=(*MEMBERS[:2], joining)), REMOVE)
+    assert "a node that is bootstrapping can't be removed" in answer
+
+
+DRAINED = replace(MEMBERS[2], state="decommissioning")
+
+
+def test_a_drained_node_that_was_stopped_is_removed() -> None:
+    row, commit, after = answered(dead(nodes=(*MEMBERS[:2], DRAINED)), REMOVE)
+    assert (row.state, row.answer) == ("done", "removed")
+    assert after.topology.nodes["c"] == replace(MEMBERS[2], state="left")
+    assert commit.guards[REBALANCE_KEY] == 0
+
+
+def test_a_node_is_not_removed_while_a_run_drains_it() -> None:
+    """The run ends by what became of the node: it is asked to end first."""
+    drain = (Rebalance("running", "r5"), Run("r5", "drain c", 0, drains=("c",)))
+    answer = refused(dead(*drain, nodes=(*MEMBERS[:2], DRAINED)), REMOVE)
+    assert "c is being drained by r5" in answer
+    row, _, _ = answered(dead(Rebalance("running", "r5"), Run("r5", "others", 0)), REMOVE)
+    assert row.state == "done"
 
 
 def test_a_node_that_holds_replicas_is_not_removed() -> None:

@@ -113,7 +113,6 @@ def test_a_matched_peer_that_lost_what_it_acknowledged_is_matched_anew() -> None
 
 
 def test_a_replica_that_is_being_filled_begins_from_nothing_in_every_epoch() -> None:
-    """F101."""
     stage = Stage("a")
     stage.register(moving(STREAMING), stored(A, entries=(entry(1, 0),)))
     (message,) = sent(stage.say(probed(D, 0), "d"), Replicate)
@@ -261,7 +260,7 @@ def test_what_is_committed_with_too_few_replicas_in_sync_is_no_promise_and_no_re
 
 
 def test_a_write_in_flight_when_the_write_set_grows_waits_for_the_new_side_too() -> None:
-    """F101: the watermark is what *today's* write set holds."""
+    """The watermark is what *today's* write set holds."""
     stage = owner_on_stage()
     stage.say(write(), "client")
     stage.store()

@@ -293,7 +293,7 @@ def test_an_old_replica_can_be_taken_out_without_giving_up() -> None:
 
 
 def test_entering_a_stage_counts_on_the_new_side_only_under_a_session() -> None:
-    """F100 F101: nobody waits for the new side before it is prepared."""
+    """Nobody waits for the new side before it is prepared."""
     record = moving(ALLOW)
     assert set(record.in_sync) == set(OLD)
     both = ownership.enter(record, WRITE_BOTH)

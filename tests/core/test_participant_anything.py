@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from limosa.core import messages
-from limosa.core.effects import Send
+from limosa.core.effects import Send, VolumeEffect
 from limosa.core.events import (
     DigestTaken,
     LeaseEnded,
@@ -52,6 +52,7 @@ from limosa.core.model.keys import WHOLE
 from tests.core.samples import LEASES, A, B, D, P, moving, stable
 from tests.core.stage import (
     Stage,
+    done,
     entry,
     follower_on_stage,
     owner_on_stage,
@@ -173,24 +174,49 @@ MOMENTS: dict[str, Callable[[], Stage]] = {
         ("nowhere", "first", 3, 50),
     ],
 )
-def test_no_message_at_any_moment_breaks_a_node(
+def test_no_message_at_any_moment_breaks_a_promise_of_a_node(
     moment: str, partition: str, to: str, epoch: int, revision: int
 ) -> None:
     for message in about(partition, to, epoch, revision):
         stage = MOMENTS[moment]()
-        stage.say(message, "stranger")
-        stage.store()
+        said_by(stage, message)
         stage.now += 10.0
         stage.tell(LeaseGranted(99, 2 * 10**6, stage.now))
+        assert stage.status().lease == 99, "it still registers"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_one_message_after_another_does_not_break_a_node(moment: str) -> None:
+def test_one_message_after_another_breaks_no_promise_of_a_node(moment: str) -> None:
     stage = MOMENTS[moment]()
     for to in ("first", "t9"):
         for message in (*about(P, to, 3, 50), *about(P, to, 4, 51)):
-            stage.say(message, "stranger")
-            stage.store()
+            said_by(stage, message)
+
+
+def said_by(stage: Stage, message: Message) -> None:
+    """A stranger says it. The node keeps what it holds, the epochs that it promised and what it
+    knows as committed; it confirms nothing without a lease; and a message about something that is
+    not here changes nothing."""
+    before, lease = promised(stage), stage.brain.lease
+    effects = stage.say(message, "stranger") + stage.store()
+    after = promised(stage)
+    if (getattr(message, "partition", P), getattr(message, "to", "first")) not in before:
+        assert not done(effects, VolumeEffect)
+        assert after == before
+    for key, (epoch, watermark) in before.items():
+        if key not in after:
+            assert message == DropReplica(*key, stage.revision)
+            continue
+        assert after[key][0] >= epoch
+        assert after[key][1] >= watermark
+    if lease is None:
+        for kind in (Acked, Found, Written, Fetched, Landed):
+            assert sent(effects, kind) == []
+
+
+def promised(stage: Stage) -> dict[tuple[str, str], tuple[int, int]]:
+    """The epoch and the watermark of each replica."""
+    return {key: (held.epoch, held.watermark) for key, held in stage.brain.held.items()}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

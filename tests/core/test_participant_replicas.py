@@ -261,7 +261,6 @@ def created(effects: list[Effect]) -> list[str]:
 
 
 def test_a_target_is_prepared_empty_in_the_first_stage_only() -> None:
-    """F100."""
     stage = Stage("d")
     assert "CreateReplica" in created(stage.register(moving(ALLOW)))
     late = Stage("d")
@@ -287,7 +286,7 @@ def test_a_node_that_crashed_while_it_applied_a_topology_applies_all_of_it_later
 
 
 def test_what_a_node_has_under_another_incarnation_is_dropped_before_it_makes_one() -> None:
-    """F109: a leftover is never taken for the new replica."""
+    """A leftover is never taken for the new replica."""
     stage = Stage("d")
     leftover = Replica("d", "t1")
     effects = stage.register(moving(ALLOW), stored(leftover))

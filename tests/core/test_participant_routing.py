@@ -188,7 +188,7 @@ def test_only_the_latest_messages_about_newer_records_wait() -> None:
 def test_a_drop_counts_for_exactly_this_revision_and_for_nothing_that_is_written(
     revision: int,
 ) -> None:
-    """F103 F109: a call that names another revision does nothing."""
+    """F103: a call that names another revision does nothing."""
     leaving = follower_on_stage(moving(CLEANUP), A)
     leaving.say(DropReplica(P, "first", revision), "coordinator")
     assert ((P, "first") in leaving.brain.held) == (revision == 49)

@@ -15,6 +15,7 @@ from tests.core import samples
 from tests.core.samples import MEMBERS, P, cluster, put, seen, stable
 
 NODES = ("n1", "n2", "n3", "n4")
+MEMBERS_BY_NAME = {name: Node(name) for name in NODES}
 
 
 def on(*nodes: str) -> tuple[Placement, ...]:
@@ -33,11 +34,11 @@ def test_only_normal_nodes_with_tokens_in_the_zones_datacenters_hold_data() -> N
 
 
 def test_without_data_nodes_everything_stays() -> None:
-    assert place(2, (), {"p": on("n1", "n2")}) == {"p": on("n1", "n2")}
+    assert place(2, {}, {"p": on("n1", "n2")}) == {"p": on("n1", "n2")}
 
 
 def test_new_places_go_to_the_nodes_that_hold_least() -> None:
-    planned = place(2, NODES, {"p": on("n1"), "q": on("n1"), "r": on("n1")})
+    planned = place(2, MEMBERS_BY_NAME, {"p": on("n1"), "q": on("n1"), "r": on("n1")})
     assert planned == {"p": on("n1", "n2"), "q": on("n1", "n3"), "r": on("n1", "n4")}
 
 
@@ -52,10 +53,22 @@ def test_replicas_are_on_distinct_nodes_and_move_as_little_as_possible(
     count: int, current: dict[str, list[str]]
 ) -> None:
     before = {name: on(*nodes) for name, nodes in current.items()}
-    after = place(count, NODES, before)
+    after = place(count, MEMBERS_BY_NAME, before)
     for name, places in after.items():
         assert len(places) == count == len({each.node for each in places})
         assert len(set(places) & set(before[name])) == min(count, len(before[name]))
+
+
+def test_new_places_go_to_racks_and_datacenters_that_have_none() -> None:
+    """Before they go to the nodes that hold least."""
+    racks = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r1"}
+    nodes = {name: Node(name, rack=rack) for name, rack in racks.items()}
+    assert place(2, nodes, {"p": on("n1"), "q": on("n1")}) == {
+        "p": on("n1", "n3"),
+        "q": on("n1", "n3"),
+    }
+    nodes["n4"] = Node("n4", rack="r1", datacenter="west")
+    assert place(2, nodes, {"p": on("n1")}) == {"p": on("n1", "n4")}
 
 
 def asked(world: World, request: Request) -> Request:

@@ -48,7 +48,7 @@ def test_the_figures_are_of_what_is_done() -> None:
 
 
 def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
-    """F60, S86, S90."""
+    """S86, S90."""
     cluster = measured()
     with pytest.raises(IllegalRequest, match="can't be drained"):
         planned(cluster.view(), drain("a", "b", "c", "d"))

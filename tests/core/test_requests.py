@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator import requests
+from limosa.core.coordinator import requests, transitions
 from limosa.core.coordinator.settings import Settings
 from limosa.core.machines.catalogue import (
     ALLOW,
@@ -327,7 +327,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
 def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
     request_: Request, cluster_of: dict[str, object], words: str, advice: str
 ) -> None:
-    """F109: what can't be done, and a second move of one partition."""
+    """What can't be done, and a second move of one partition."""
     agreed, commit = asked(request_, **cluster_of)  # type: ignore[arg-type]
     refused(commit, request_, words, advice)
     after = apply(agreed, commit.changes, 60)
@@ -336,7 +336,7 @@ def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
 
 
 def test_a_second_move_does_not_start_a_second_transition() -> None:
-    """F109: one who knows of the first has it queued behind the one that runs."""
+    """One who knows of the first has it queued behind the one that runs."""
     second = replace(MOVE, placements=placed(A, C, D), after_pending=True)
     agreed, commit = asked(second, moving(STREAMING), intends())
     after = apply(agreed, commit.changes, 60)
@@ -346,7 +346,7 @@ def test_a_second_move_does_not_start_a_second_transition() -> None:
 
 
 def test_to_ask_for_the_same_move_again_is_no_harm() -> None:
-    """F109: it is under way, and stays so; a plan behind it is dropped, as always."""
+    """It is under way, and stays so; a plan behind it is dropped, as always."""
     planned = Assignment("move", placed(A, C, D), trigger=12)
     _, commit = asked(MOVE, moving(STREAMING), intends(planned=planned))
     assert put(commit.changes, Intent) == [replace(intends(), change=TRIGGER)]
@@ -447,3 +447,48 @@ def test_a_move_to_where_it_is_is_done_at_once() -> None:
     _, commit = asked(replace(MOVE, placements=placed(C, A, B)))
     assert put(commit.changes, Intent) == [Intent(P, placed(*OLD), change=TRIGGER)]
     assert "it is so already" in commit.why
+
+
+# --- a partition that has another number of replicas than its zone asks for
+
+TWO = stable((A, B))
+"""The zone asks for three, and the change that was to make them was given up."""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("r", "move", P, source="b", target=Placement("d")),
+        Request("r", "move", P, placed(A, C)),
+        Request("r", "rebuild", P, renewed=("b",)),
+        Request("r", "repair", P),
+        replace(MOVE, placements=placed(A, B, D)),
+    ],
+)
+def test_a_partition_with_too_few_replicas_is_moved_rebuilt_and_completed(
+    request_: Request,
+) -> None:
+    """A change of the replica count that was given up must not block every later change."""
+    agreed, commit = asked(request_, TWO)
+    after = apply(agreed, commit.changes, 60)
+    assert after.requests["r"].state == "done"
+    begun = transitions.start(seen(after, *map(says, NODES)), TWO, after.intents[P])
+    assert isinstance(begun, Commit)
+    assert apply(after, begun.changes, 61).topology.partitions[P].transition is not None
+
+
+def test_the_number_of_replicas_is_that_of_the_zone_or_the_one_that_there_is() -> None:
+    request = replace(MOVE, placements=placed(A))
+    _, commit = asked(request, TWO)
+    refused(commit, request, "1 replicas, but the zone z asks for 3", "as many nodes as the zone")
+
+
+def test_a_change_that_is_planned_fits_what_the_pending_one_leaves() -> None:
+    """The zone gets a third replica: what comes after it has three, too."""
+    grows = replace(intends(targets=(A, B, D)), stable=placed(A, B))
+    request = Request("r", "move", P, placed(A, C), after_pending=True)
+    _, commit = asked(request, TWO, grows)
+    refused(commit, request, "2 replicas, but the zone z asks for 3", "as many nodes as the zone")
+    mends = replace(intends("rebuild", targets=(), renewed=("b",)), stable=placed(A, B))
+    agreed, commit = asked(request, TWO, mends)
+    assert apply(agreed, commit.changes, 60).requests["r"].state == "done"

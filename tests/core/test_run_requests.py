@@ -279,7 +279,7 @@ def test_a_node_gets_nothing_new_from_the_commit_on_that_begins_its_drain() -> N
     ],
 )
 def test_what_can_not_be_emptied_is_refused(some: RunPlan, words: str) -> None:
-    """F60, S93: the last data node, or so many that a zone has too few left."""
+    """S93: the last data node, or so many that a zone has too few left."""
     assert words in Cluster(homes=TWO_REPLICAS).refused("drain_nodes", run=some)
 
 

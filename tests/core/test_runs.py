@@ -666,7 +666,7 @@ def test_a_lock_holds_what_would_begin_and_what_runs_goes_on() -> None:
 
 
 def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() -> None:
-    """F91, F92, S74, D14: running moves end, the request is served, the run goes on."""
+    """F91, S74, D14: running moves end, the request is served, the run goes on."""
     cluster = running(SERIAL)
     join = cluster.waiting("join", node=Node("e", host="h"), cluster="x")
     run = cluster.run.id

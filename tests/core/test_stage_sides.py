@@ -77,7 +77,6 @@ def test_the_table_names_every_stage_of_a_move_in_its_order() -> None:
 
 @pytest.mark.parametrize("kind", MACHINES)
 def test_the_record_can_be_in_each_stage_of_each_kind(kind: str) -> None:
-    """F97."""
     for stage in MACHINES[kind].stages:
         record = moving(stage.name, kind=kind)  # type: ignore[arg-type]
         assert routing.stage_of(record) == stage

@@ -1,10 +1,13 @@
 """May a table be made or dropped, and what is agreed then?"""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from limosa.core.coordinator.situating import situation
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
@@ -30,9 +33,12 @@ from limosa.core.model.topology import (
     Transition,
     Zone,
 )
+from limosa.core.planning.plan import Plan
+from limosa.core.planning.rebalance import plan_rebalance
+from limosa.core.planning.situation import Rules
 from limosa.core.planning.spread import spread
 from tests.core.asking import NODES, TRIGGER, answered, refused, world
-from tests.core.samples import OFFICE, put
+from tests.core.samples import OFFICE, put, seen
 
 ORDERS = NamedTable("orders", "orders", "i1", b"columns")
 CREATE = Request("r", "create_table", table=ORDERS, partitions=4, count=2)
@@ -173,6 +179,43 @@ def test_replicas_and_turns_to_own_are_spread_evenly(nodes: int, count: int, wan
     assert max(held) - min(held) <= 1
     assert max(first) - min(first) <= 1
     assert all(len(set(each)) == count for each in places.values())
+
+
+EVERYWHERE = (
+    *(Node(f"e{n}", datacenter="east", rack=f"r{n % 2}") for n in range(4)),
+    *(Node(f"w{n}", datacenter="west", rack=f"r{n % 2}") for n in range(4)),
+)
+"""Two datacenters with two racks of two nodes each; racks of one name are not the same rack."""
+
+
+@pytest.mark.parametrize(("count", "racks", "datacenters"), [(2, 2, 2), (3, 3, 2), (4, 4, 2)])
+def test_a_new_table_is_spread_over_racks_and_datacenters(
+    count: int, racks: int, datacenters: int
+) -> None:
+    """From the beginning, and not only by a later rebalance, which finds nothing to separate."""
+    request = replace(CREATE, count=count, partitions=16)
+    agreed = world(nodes=EVERYWHERE, live=tuple(node.id for node in EVERYWHERE))
+    row, _, after = answered(agreed, request)
+    assert row.state == "done"
+    nodes = after.topology.nodes
+    held: Counter[str] = Counter()
+    for record in after.topology.partitions.values():
+        on = [nodes[replica.node] for replica in record.replicas]
+        held.update(node.id for node in on)
+        assert len({(node.datacenter, node.rack) for node in on}) == racks
+        assert len({node.datacenter for node in on}) == datacenters
+        assert max(Counter(node.datacenter for node in on).values()) <= (count + 1) // 2
+    assert max(held.values()) - min(held.values()) <= 2
+    plan = plan_rebalance(situation(seen(after)), Rules())
+    assert isinstance(plan, Plan)
+    assert [move for move in plan.moves if move.why == "racks"] == []
+
+
+def test_a_rack_with_few_nodes_holds_one_replica_of_everything() -> None:
+    """Racks are told apart before nodes are loaded evenly."""
+    members = {name: Node(name, rack="full" if name != "d" else "other") for name in "abcd"}
+    places = spread(2, members, ["p0", "p1", "p2"], ())
+    assert all("d" in {each.node for each in at} for at in places.values())
 
 
 def test_when_a_node_dies_its_partitions_go_to_more_than_one() -> None:

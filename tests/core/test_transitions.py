@@ -340,7 +340,7 @@ SEALED = everyone(copied=SESSION, digests=SAME, sealed=(RECORD_REVISION, 7))
 def test_when_all_of_its_work_is_done_a_stage_is_left_by_its_edge(
     record: Partition, statuses: list[Status], stage: str
 ) -> None:
-    """F98 F100 F101 F103: and not before."""
+    """F98 F103: and not before."""
     kind = "move" if record.transition is None else record.transition.kind
     outcome, settled = advance(record, *statuses, intent=intends(kind))
     assert stage_of(outcome) == stage

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 import limosa
-from limosa.client import Connection
+from limosa.client import Operator
 from limosa.core.model.intent import Placement
 from limosa.errors import LimosaError
 from limosa.runtime.local import COORDINATOR, LocalCluster
@@ -66,8 +66,8 @@ class MovingCluster:
     ) -> None:
         self._ending.close()
 
-    def connect(self) -> Connection:
-        return limosa.connect(
+    def connect(self) -> Operator:
+        return limosa.operate(
             list(self.cluster.addresses.values()),
             cluster_name=self.cluster.cluster,
             secret=self.cluster.secret,
@@ -174,7 +174,7 @@ WRITTEN = {id: text_of(id) for id in range(ROWS)}
 class Writing(threading.Thread):
     """Writes rows, one after another, and reads each of them at once."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    def __init__(self, connect: Callable[[], Operator]) -> None:
         super().__init__()
         self._connection = connect()
         self._table = self._connection.table(TABLE)

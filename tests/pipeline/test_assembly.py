@@ -135,7 +135,7 @@ class House:
         )
         ending.callback(coordinator.stop)
         self.nodes = {name: self._node(name, ending) for name in ("n1", "n2")}
-        self.connection = limosa.connect(self.nodes["n1"].server.address)
+        self.connection = limosa.operate(self.nodes["n1"].server.address)
         ending.callback(self.connection.close)
         self.table = self.connection.create_table(
             "birds", {"id": "int64", "eggs": "int64"}, "id", partitions=1, replicas=1
@@ -191,7 +191,7 @@ def test_where_spark_is_missing_a_move_is_refused_up_front(
 
 @pytest.mark.usefixtures("without")
 def test_where_threads_are_asked_for_a_move_is_made(tmp_path: Path, ending: ExitStack) -> None:
-    """F97, F98: there and back again, and every row is there."""
+    """F98: there and back again, and every row is there."""
     house = House(tmp_path, "threads", ending)
     for _ in range(2):
         target = house.move()

@@ -356,7 +356,22 @@ def test_an_error_of_a_thread_is_told(work: Callable[..., bytes] | str, why: str
     assert re.fullmatch(why, carried_by_threads(work, b"a").why)
 
 
-def test_threads_are_not_waited_for() -> None:
-    carrier = ThreadCarrier()
+GATE = threading.Event()
+
+
+def wait(access: bytes, task: bytes, name: str, again: bool) -> bytes:
+    assert GATE.wait(20.0)
+    return task
+
+
+def test_threads_are_neither_cancelled_nor_waited_for() -> None:
+    """Nodes deny what a cancelled job still carries, so the job just ends, and is told about."""
+    GATE.clear()
+    carrier, ended = ThreadCarrier(), Ended()
+    carrier.run("wave-1", f"{__name__}:wait", b"", (b"a", b"b"), ended)
     carrier.cancel("wave-1")
     carrier.close()
+    assert not ended.is_told
+    GATE.set()
+    assert ended.results == [b"a", b"b"]
+    assert ended.times == 1

@@ -161,7 +161,7 @@ def test_a_run_may_allow_less_bandwidth(
 
 
 def test_what_is_under_way_is_not_run_twice(scene: Scene) -> None:
-    """F109: it is asked for again and again, for as long as it takes."""
+    """The coordinator asks again and again for as long as the copy takes."""
     scene.pass_time(10 * FORGOTTEN_SECONDS, P)
     assert len(scene.jobs) == 1
     assert scene.carrier.cancelled == []

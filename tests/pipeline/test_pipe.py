@@ -261,7 +261,7 @@ def test_somebody_else_at_a_nodes_address_gets_nothing(nodes: Nodes, impatient: 
 
 @pytest.mark.parametrize("kind", [Fetch, Chunk, End])
 def test_what_is_denied_at_first_is_tried_again(nodes: Nodes, kind: type[Message]) -> None:
-    """F100: a node may follow the topology a little later than the one that coordinates."""
+    """A node may learn of a stage a little later than the coordinator."""
     node = nodes.source if kind is Fetch else nodes.target
     node.answer = first(kind, 2 * ATTEMPTS_MAX * SLICES, denied)
     (carried,) = nodes.carry(load(slices=SLICES))

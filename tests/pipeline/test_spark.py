@@ -23,7 +23,7 @@ GONE_SECONDS = 30.0
 def test_a_move_ends_well_while_rows_are_written_and_workers_and_java_are_killed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """F97, F98, F101, F102, F108, F117, S21, S22, S23, S37, S38: no write fails, every row is there
+    """F98, F102, F108, F117, S21, S22, S23, S37, S38: no write fails, every row is there
     once, only where it should be, and nothing is left of Spark."""
     directory = tmp_path_factory.mktemp("on spark")
     with MovingCluster(directory) as moving:

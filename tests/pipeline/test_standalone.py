@@ -106,7 +106,7 @@ def standalone(directory: Path) -> Iterator[Standalone]:
 
 
 def test_a_move_runs_on_a_spark_cluster_and_survives_its_executors(tmp_path: Path) -> None:
-    """F97, F98, F101, F117, S37: also those of a machine that dies with all that it carries."""
+    """F98, F117, S37: also those of a machine that dies with all that it carries."""
     spark_directory, data_directory = tmp_path / "spark", tmp_path / "limosa"
     spark_directory.mkdir()
     with (

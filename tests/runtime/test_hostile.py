@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from limosa.client import Connection, connect
+from limosa.client import Operator, operate
 from limosa.core.model.codec import encode
 from limosa.core.model.intent import Request
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
@@ -67,7 +67,7 @@ class Victim:
         self.secret = read_secret(self.cluster.secret)
         self.address = self.cluster.addresses["n1"]
         self.directory = directory
-        self.connection: Connection = connect(self.address, token=self.token("admin"))
+        self.connection: Operator = operate(self.address, token=self.token("admin"))
         for name, partitions in ((ITEMS, 1), (FUZZED, 1), (SPREAD, 4)):
             self.connection.create_table(name, attacker.SCHEMA, "id", partitions=partitions)
         for layout in self.connection.topology.layouts.values():
@@ -75,7 +75,7 @@ class Victim:
         self.items = self.connection.table(ITEMS)
         self.items.write(attacker.good_rows(ROWS))
         self.definition = self.items.definition
-        self.normal = connect(self.address, token=self.token("client", "alice"))
+        self.normal = operate(self.address, token=self.token("client", "alice"))
 
     def token(self, role: str = "client", subject: str = "mallory", **changes: Any) -> str:
         fields: dict[str, Any] = {
@@ -115,7 +115,7 @@ class Victim:
             began = time.monotonic()
             self.use(self.normal)
             if anew:
-                with connect(self.address, token=self.token("client", "bob")) as newcomer:
+                with operate(self.address, token=self.token("client", "bob")) as newcomer:
                     self.use(newcomer)
             took.append(time.monotonic() - began)
             if took[-1] < CALM_SECONDS:
@@ -123,7 +123,7 @@ class Victim:
         assert min(took) < CALM_SECONDS, f"a write and two reads took {min(took):.1f} s"
         assert self.normal.table(ITEMS).count() == ROWS
 
-    def use(self, connection: Connection) -> None:
+    def use(self, connection: Operator) -> None:
         table = connection.table(ITEMS)
         table.write(attacker.good_rows(1))
         assert table.get("key-000000")
@@ -1048,9 +1048,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         made.stop()
 
 
-def _normal_client(secured: Secured) -> Connection:
+def _normal_client(secured: Secured) -> Operator:
     certificate, key = secured.authority.issue("alice")
-    return connect(
+    return operate(
         secured.address.removeprefix("grpc+tls://"),
         token=secured.token("admin", "alice"),
         authority=secured.authority.path,

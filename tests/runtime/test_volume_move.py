@@ -28,7 +28,7 @@ def segments(directory: Path) -> set[str]:
     return {each.name for each in directory.rglob("*.segment")}
 
 
-def moved_to(connection: limosa.client.connection.Connection, name: PartitionId, to: str) -> bool:
+def moved_to(connection: limosa.client.Operator, name: PartitionId, to: str) -> bool:
     record = connection.refresh().partitions[name]
     return record.transition is None and [each.volume for each in record.replicas] == [to]
 
@@ -47,7 +47,7 @@ def test_a_volume_move_links_its_files_under_a_writer(
     monkeypatch.setattr(os, "link", noting)
     node = house.node(("one", "two"))
     table = house.table(node)
-    connection = limosa.connect(node.server.address)
+    connection = limosa.operate(node.server.address)
     table.write([{"id": number, "eggs": 0} for number in range(ROWS)])
     (record,) = connection.topology.partitions.values()
     (replica,) = record.replicas

@@ -274,6 +274,27 @@ class Scenario(World):
         )
         return source, target
 
+    def ask_for(self, kind: str, hold_seconds: float = 0.0) -> set[tuple[str, str]]:
+        """Ask for a change of that kind: (node, volume) of each replica once it is done.
+
+        The owner's replica moves; another one is rebuilt, or goes to another volume.
+        """
+        here = {replica.node: replica.volume for replica in self.record().replicas}
+        follower = next(node for node in sorted(here) if node != self.owner().name)
+        if kind == "move":
+            source, target = self.move_owner(hold_seconds=hold_seconds)
+            del here[source]
+            return {*here.items(), (target, "")}
+        if kind == "volume_move":
+            here[follower] = "" if here[follower] else "v2"
+            places = tuple(Placement(node, volume) for node, volume in sorted(here.items()))
+            self.request(kind, placements=places, hold_seconds=hold_seconds)
+        elif kind == "rebuild":
+            self.request(kind, renewed=(follower,), hold_seconds=hold_seconds)
+        else:
+            self.request(kind)
+        return set(here.items())
+
     def cancel(self, partition: str = "p0") -> str:
         pending = self.intent(partition).pending
         assert pending is not None

@@ -13,6 +13,7 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
 )
 from limosa.core.model.intent import Placement
+from limosa.simulation.world import ZONE
 from tests.simulation.scenarios import Scenario
 
 
@@ -48,7 +49,7 @@ def test_a_request_becomes_pending_and_then_a_transition() -> None:
 
 
 def test_a_second_move_is_planned_not_started_and_runs_by_itself_afterwards() -> None:
-    """F109, F161, F166: while one runs there is no second transition; three more requests leave the
+    """F161, F166: while one runs there is no second transition; three more requests leave the
     latest as planned; it starts in the very commit that ends the first."""
     world = Scenario(nodes=6, replicas=1)
     world.put_many(5)
@@ -323,3 +324,33 @@ def test_a_move_to_a_node_that_is_no_member_or_does_not_live_is_refused() -> Non
         assert reason in why
     assert world.stages() == []
     world.conclude()
+
+
+def test_a_replica_count_that_was_given_up_blocks_no_later_move() -> None:
+    """The zone asks for three replicas, and the node that was to hold the third one dies: the
+    partition stays as it was, can be moved, and gets its third replica when asked again."""
+    world = Scenario(replicas=2)
+    world.put_many(5)
+    world.mover.pause()
+    assert world.answer(world.request("set_replicas", "", zone=ZONE, count=3))[0] == "done"
+    world.until_stage(STREAMING)
+    (third,) = {place.node for place in pending_places(world)} - world.replicas()
+    world.nodes[third].crash()
+    world.until_ended()
+    assert len(world.replicas()) == 2
+    world.mover.resume()
+    (fourth,) = set(world.nodes) - world.replicas() - {third}
+    kept = world.replicas() - {world.owner().name}
+    assert world.answer(world.move(fourth, *kept)) == ("done", "accepted")
+    world.until_ended()
+    assert world.replicas() == {fourth, *kept}
+    assert world.answer(world.request("set_replicas", "", zone=ZONE, count=3))[0] == "done"
+    world.until_ended()
+    assert len(world.replicas()) == 3
+    world.conclude()
+
+
+def pending_places(world: Scenario) -> tuple[Placement, ...]:
+    pending = world.intent().pending
+    assert pending is not None
+    return pending.placements

@@ -248,7 +248,7 @@ def test_a_move_that_would_pause_writes_for_too_long_waits_and_can_be_cancelled(
 
 
 def test_a_second_move_is_refused_and_the_same_one_is_under_way() -> None:
-    """F109, F67: clearly, and nothing changes."""
+    """F67: the refusal names the move that is under way, and nothing changes."""
     world = Scenario(nodes=6, replicas=1)
     world.put_many(5)
     _, target = world.move_owner(hold_seconds=600)
@@ -270,7 +270,7 @@ def test_a_second_move_is_refused_and_the_same_one_is_under_way() -> None:
 
 
 def test_a_move_that_waits_behind_a_held_one_ends_the_hold() -> None:
-    """F109: who asks for it to come after the other one does not wait for ten minutes."""
+    """A move that is planned behind a held one does not wait for ten minutes."""
     world = Scenario(nodes=6, replicas=1)
     rows = world.put_many(5)
     _, target = world.move_owner(hold_seconds=600)

@@ -12,15 +12,17 @@ from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
     CLEANUP_TARGET,
+    FALLBACK,
     MACHINES,
     READ_NEW,
+    REPAIR,
     STREAMING,
     USE_NEW,
     WRITE_BOTH,
 )
 from limosa.core.machines.machine import END, Work
 from limosa.core.messages import Chunk, Fetch, Found, Read, Refuse, Replicate, Write, Written
-from limosa.core.model.intent import Placement
+from limosa.core.model.codec import decode, encode
 from limosa.core.model.topology import Partition
 from limosa.simulation.faults import inject
 from tests.simulation.scenarios import Scenario, said
@@ -42,14 +44,7 @@ def test_the_stages_of_a_run_are_the_lines_of_its_table(kind: str) -> None:
     kind."""
     world = Scenario()
     workloads = world.keep_busy(2.0)
-    follower = next(r for r in world.record().replicas if r.node != world.owner().name)
-    rest = tuple(Placement(n) for n in sorted(world.replicas() - {follower.node}))
-    if kind == "move":
-        world.move_owner()
-    elif kind == "volume_move":
-        world.request(kind, placements=(Placement(follower.node, "v2"), *rest))
-    else:
-        world.request(kind, renewed=(follower.node,) if kind == "rebuild" else ())
+    world.ask_for(kind)
     world.until_ended()
     machine = MACHINES[kind]
     expected, stage = [machine.first.name], machine.first
@@ -62,49 +57,47 @@ def test_the_stages_of_a_run_are_the_lines_of_its_table(kind: str) -> None:
     world.conclude(workloads)
 
 
-def test_the_record_shows_kind_replicas_targets_and_session_in_each_stage() -> None:
-    """F97, F116: what is stored in each stage of a move, read back from the metastore."""
+@pytest.mark.parametrize("kind", MACHINES)
+def test_the_record_has_kind_replicas_targets_and_session_in_each_stage(kind: str) -> None:
+    """F97, F116: a change of each kind is completed, cancelled and reversed. In every stage of its
+    table the stored row names the kind, the old and the new replicas, the stage and the session,
+    and is read back from its bytes as it was written."""
     world = Scenario()
-    before = world.record()
-    source, target = world.move_owner()
-    world.until_ended()
-    for stage in FORWARD:
-        record = only(world.records(), stage)[-1]
-        change = record.transition
+    world.put_many(5)
+    seen: set[str] = set()
+    for way in ("complete", "cancel", *(["reverse"] if FALLBACK in names_of(kind) else [])):
+        before, begun = world.record(), len(world.records())
+        world.run_for(1.0)
+        wanted = world.ask_for(kind, hold_seconds=30.0 if way == "reverse" else 0.0)
+        if way == "cancel":
+            world.mover.pause()
+            world.until_stage(REPAIR if kind == "repair" else WRITE_BOTH)
+            world.cancel()
+            world.mover.resume()
+        elif way == "reverse":
+            world.until(lambda: world.waits().startswith("held"))
+            world.request("reverse")
+        world.until_ended()
+        during = [record for _, record in world.records()[begun:] if record.transition is not None]
+        for record in during:
+            change = record.transition
+            assert change is not None
+            assert decode(encode(record)) == record
+            assert (change.kind, record.replicas) == (kind, before.replicas)
+            assert {(r.node, r.volume) for r in change.targets} == wanted
+            assert (change.session is not None) == MACHINES[kind][change.stage].session
+            seen.add(change.stage)
+        after = world.record()
+        assert after.transition is None
+        change = during[-1].transition
         assert change is not None
-        assert change.kind == "move"
-        assert record.replicas == before.replicas
-        assert {r.node for r in change.targets} == world.replicas()
-        assert [r.node for r in routing.new_only(record)] == [target]
-        assert [r.node for r in routing.old_only(record)] == [source]
-        assert (change.session is not None) == (stage in (WRITE_BOTH, STREAMING))
-    after = world.record()
-    assert after.transition is None
-    assert {r.node for r in after.replicas} == {r.node for r in before.replicas} - {source} | {
-        target
-    }
+        assert after.replicas == (change.targets if way == "complete" else before.replicas)
+    assert seen == names_of(kind)
     world.conclude()
 
 
-@pytest.mark.parametrize("kind", ["rebuild", "volume_move", "repair"])
-def test_the_record_shows_the_other_kinds_too(kind: str) -> None:
-    """F97: kind and targets of rebuild, volume_move and repair."""
-    world = Scenario()
-    node = next(n for n in sorted(world.replicas()) if n != world.owner().name)
-    rest = tuple(Placement(n) for n in sorted(world.replicas() - {node}))
-    if kind == "volume_move":
-        world.request(kind, placements=(Placement(node, "v2"), *rest))
-    else:
-        world.request(kind, renewed=(node,) if kind == "rebuild" else ())
-    world.until(lambda: world.record().transition is not None)
-    record = world.record()
-    assert record.transition is not None
-    assert record.transition.kind == kind
-    made = [(r.node, r.volume) for r in routing.new_only(record)]
-    wanted = {"rebuild": [(node, "")], "volume_move": [(node, "v2")], "repair": []}
-    assert made == wanted[kind]
-    world.until_ended()
-    world.conclude()
+def names_of(kind: str) -> set[str]:
+    return {stage.name for stage in MACHINES[kind].stages}
 
 
 # ------------------------------------------------ where writes and reads go
@@ -191,65 +184,77 @@ def _entered(world: Scenario, stage: str) -> float:
 # ------------------------------------------------ what must be true to enter a stage
 
 
-def test_write_both_is_not_entered_before_every_replica_is_ready_for_writes() -> None:
-    """F100: the target's disk does not answer, so its replica is not made: the stage is not
-    left, and no write is sent there; the same if one old replica has not seen the transition."""
+@pytest.mark.parametrize("unready", ["the target's disk", "target", "owner", "first", "second"])
+def test_write_both_is_not_entered_before_every_replica_is_ready_for_writes(unready: str) -> None:
+    """F100: each of the old and new replicas in turn does not see the transition, or the target's
+    disk has not made its replica: the stage is not left, and a write that is acknowledged meanwhile
+    is not sent to the target. When the next stage is committed, all of them have seen this one."""
     world = Scenario()
+    owner = world.owner().name
+    first, second = sorted(world.replicas() - {owner})
     target = next(n for n in world.nodes if n not in world.replicas())
-    world.slow_disks.add(target)
+    nodes = {"owner": owner, "first": first, "second": second}
+    late = nodes.get(unready, target)
+    late_ones = world.slow_disks if "disk" in unready else world.wire.blind
+    world.until(lambda: all(world.knows(node) for node in world.nodes))
+    late_ones.add(late)
     world.move_owner()
     world.run_for(1.0)
     assert world.put("early", 1).outcome == "done"
-    assert world.stage_name("p0") == ALLOW
-    assert target in world.waits()
-    assert not said(world, Replicate, to=target)
-    world.hasten()
-    world.until_ended()
-    follower = next(n for n in world.replicas() if n != world.owner().name)
-    world.wire.blind.add(follower)
-    world.move_owner()
+    world.until(lambda: late in world.waits())
     world.run_for(1.0)
     assert world.stage_name("p0") == ALLOW
-    assert f"{follower} has not applied" in world.waits()
+    assert not said(world, Replicate, to=target)
+    assert not world.has(target, "early")
+    allowed = world.revision()
+    unaware: list[str] = []
+
+    def entered(record: Partition) -> None:
+        if record.transition is not None and record.transition.stage == WRITE_BOTH:
+            for name in (owner, first, second, target):
+                if world.nodes[name].brain.topology.revision_of("p0") < allowed:
+                    unaware.append(name)
+            unaware.extend([] if world.stored(target) else ["nothing is stored"])
+
+    world.on_stage = entered
     world.wire.blind.clear()
+    world.hasten()
     world.until_ended()
+    assert unaware == []
+    assert world.stages() == [*FORWARD, "stable"]
+    assert world.has(target, "early")
     world.conclude()
 
 
-def test_streaming_is_not_entered_while_a_write_may_reach_one_side_only() -> None:
-    """F101: an owner that has not heard of write_both_read_old acks rows without the new side.
-    The stage waits for it, and the copy, which starts later, brings these rows: none is
-    missing."""
+def test_streaming_is_entered_only_when_every_acknowledged_write_reaches_both_sides() -> None:
+    """F101, F117: an owner that has not heard of write_both_read_old acks rows without the new
+    side, so streaming is not entered and nothing is copied. Once it is entered, each acked row is
+    on all old and new replicas, also while the copy is killed, twice, under one session. In the end
+    no acked row is missing on the new replica."""
     world = Scenario()
-    rows = world.put_many(5)
+    rows = world.put_many(20)
+    before = world.replicas()
     source, target = world.move_owner(hold_seconds=5)
     world.until_stage(ALLOW)
     world.until(lambda: world.knows(source))
     world.wire.blind.add(source)
     world.until_stage(WRITE_BOTH)
     assert world.put("one-sided", 1).outcome == "done"
+    rows["one-sided"] = 1
     assert not world.has(target, "one-sided")
     world.run_for(1.0)
     assert world.stage_name("p0") == WRITE_BOTH
     assert not said(world, Fetch)
     world.wire.blind.clear()
-    world.until_stage(READ_NEW)
-    world.run_for(0.5)
-    assert world.rows_at(target) == {**rows, "one-sided": 1}
-    world.conclude()
-
-
-def test_a_stream_that_is_killed_leaves_no_acknowledged_write_out() -> None:
-    """F101, F117: the mover dies in the middle of the copy, twice, under writes; the session
-    stays, and the new replica ends up with every row."""
-    world = Scenario()
-    rows = world.put_many(20)
-    source, target = world.move_owner(hold_seconds=5)
+    world.until_stage(STREAMING)
     for round_ in range(2):
         world.until(lambda: any(isinstance(e.message, Chunk) for e in world.wire.said[-6:]))
         world.mover.crash()
-        assert world.put(f"while-{round_}", round_).outcome == "done"
-        rows[f"while-{round_}"] = round_
+        key = f"while-{round_}"
+        assert world.put(key, round_).outcome == "done"
+        rows[key] = round_
+        assert world.stage_name("p0") == STREAMING
+        assert all(world.has(node, key) for node in before | {target})
         world.mover.start()
         world.until(lambda: not any(isinstance(e.message, Chunk) for e in world.wire.said[-6:]))
     world.until_stage(READ_NEW)
@@ -528,7 +533,7 @@ def test_no_write_fails_during_a_move_and_the_pause_of_the_hand_over_is_short() 
 
 
 def test_every_stage_with_a_barrier_is_left_after_every_node_has_reported_it() -> None:
-    """F100, F103: in the table, each stage whose neighbours read or write differently ends by a
+    """F103: in the table, each stage whose neighbours read or write differently ends by a
     barrier, a seal or a drop; and the record's fence rises with each barrier that was passed."""
     world = Scenario()
     world.move_owner()

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from limosa.core.coordinator import proposing as planner
 from limosa.core.coordinator.progress import Progress, progress
 from limosa.core.coordinator.view import View
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
@@ -368,7 +369,7 @@ def test_one_slow_move_does_not_delay_others() -> None:
 
 @pytest.mark.parametrize("decommission", [True, False])
 def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool) -> None:
-    """F94, F60, S86: it holds nothing in the end, and only then it has left or is drained."""
+    """F94, S86: it holds nothing in the end, and only then it has left or is drained."""
     world = Scenario(nodes=4, replicas=2, partitions=6, clients=3)
     workloads = world.keep_busy(20.0)
     plan = planned(world, "n2", drains=("n2",), decommission=decommission)
@@ -393,6 +394,55 @@ def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool)
         ]
         assert not holds or agreed.topology.nodes["n2"].state != "left"
     world.conclude(workloads)
+
+
+def test_a_node_that_was_drained_and_stopped_is_removed() -> None:
+    """A drained node stays a member, empty; once it is stopped, it can be removed for good."""
+    world = Scenario(partitions=2, replicas=1)
+    name = start(world, planned(world, "n2", drains=("n2",)), "drain_nodes")
+    until_idle(world)
+    assert run_of(world, name).words == "drained: n2"
+    assert world.agreed.topology.nodes["n2"].state == "decommissioning"
+    world.nodes["n2"].crash()
+    world.until(lambda: "n2" not in world.agreed.leases)
+    assert world.answer(world.request("remove_node", "", name="n2")) == ("done", "removed")
+    assert world.agreed.topology.nodes["n2"].state == "left"
+
+
+def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays() -> None:
+    """F60: nodes are planned to leave, and leave, until one is left: each owns and holds nothing
+    afterwards. The last one can be neither drained nor removed, and serves everything."""
+    world = Scenario(nodes=3, replicas=1, partitions=6)
+    rows = world.put_many(12)
+    for leaving in ("n1", "n2"):
+        brain = world.in_office().brain
+        view = View(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
+        held = {
+            name for name in world.agreed.topology.partitions if leaving in world.replicas(name)
+        }
+        assert held
+        _, plan = planner.planned(view, RunPlan("leave", drains=(leaving,), decommission=True))
+        assert {move.partition for move in plan.moves if move.source == leaving} == held
+        name = start(world, plan, "drain_nodes")
+        until_idle(world)
+        assert run_of(world, name).outcome == "done"
+        assert world.agreed.topology.nodes[leaving].state == "left"
+        for partition in world.agreed.topology.partitions:
+            assert leaving not in {world.owner(partition).name, *world.replicas(partition)}
+            assert world.stored(leaving, partition) == []
+    before = world.agreed.topology.nodes
+    last = world.request("drain_nodes", "", run=RunPlan("leave", drains=("n3",), decommission=True))
+    assert world.answer(last)[0] == "refused"
+    assert "no data node is left without n3" in world.answer(last)[1]
+    world.nodes["n3"].crash()
+    world.until(lambda: "n3" not in world.agreed.leases)
+    state, why = world.answer(world.request("remove_node", "", name="n3"))
+    assert (state, "n3 is the last node" in why) == ("refused", True)
+    assert world.agreed.topology.nodes == before
+    world.nodes["n3"].start()
+    world.until(lambda: all(world.is_open(name) for name in world.agreed.topology.partitions))
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()
 
 
 def test_two_nodes_that_share_a_partition_are_drained_together() -> None:

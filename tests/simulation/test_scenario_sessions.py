@@ -1,6 +1,7 @@
 """Does work of a closed session, of an older epoch or of a stale coordinator change nothing?"""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -378,7 +379,8 @@ def test_a_slice_that_was_accepted_but_not_yet_applied_can_not_come_back_either(
 def test_messages_of_the_past_are_refused_after_the_barrier() -> None:
     """F120, F109, S17: everything that was said in a first move (replication, copies, seals,
     drops) is said again, in reverse order, when a second one is under way and when it has
-    ended: no disk changes, nobody is sealed, nothing is dropped."""
+    ended: no disk changes, nobody is sealed, nothing is dropped. A third move is refused while the
+    second runs: the partition never has two transitions."""
     world = Scenario()
     world.put_many(10)
     world.move_owner(hold_seconds=0.2)
@@ -391,6 +393,10 @@ def test_messages_of_the_past_are_refused_after_the_barrier() -> None:
     world.until_stage(STREAMING)
     world.until(lambda: world.waits().startswith("copy"))
     world.run_for(1.5)
+    running = world.record()
+    state, why = world.answer(world.move(*sorted(world.nodes)[1:], after_pending=False))
+    assert (state, "is being moved already" in why) == ("refused", True)
+    assert (world.record(), world.intent().planned) == (running, None)
     for ended in (False, True):
         if ended:
             world.mover.resume()
@@ -403,6 +409,10 @@ def test_messages_of_the_past_are_refused_after_the_barrier() -> None:
         owner = world.owner().brain.owners["p0"]
         assert owner.open
         assert owner.sealed is None
+    changes = [record.transition and record.transition.id for _, record in world.records()]
+    for was, now in pairwise(changes):
+        assert was == now or None in (was, now), "one ends before another begins"
+    assert len(set(changes) - {None}) == 2
     world.conclude()
 
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from limosa.admin.asking import Change, Changing, all_agreed, checked
-from limosa.admin.looking import leaving_replica, record_of, volume_on
+from limosa.admin.moves import leaving_replica, record_of, volume_on
 from limosa.admin.names import (
     LONG_NAME,
     Name,
@@ -17,9 +16,11 @@ from limosa.admin.names import (
     TableInPath,
 )
 from limosa.admin.problems import not_found
+from limosa.admin.requests import Change, Changing, all_agreed, checked
 from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.admin.service import Caller
-from limosa.client.connection import PARTITIONS, creation, schema_of
+from limosa.client.requests import PARTITIONS, creation
+from limosa.client.schema import schema_of
 from limosa.core.coordinator.tables import PARTITIONS_MAX, REPLICAS_MAX
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement, Request

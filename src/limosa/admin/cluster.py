@@ -1,4 +1,4 @@
-"""What does an operator's tool need of a cluster? A part of `client.connection.Connection`."""
+"""What does an operator's tool need of a cluster? A part of `client.operator.Operator`."""
 
 from typing import Any, Protocol
 

@@ -1,9 +1,9 @@
 """How are a real cluster's runs planned, asked for and seen? As commands do it."""
 
 from limosa.admin.cluster import Cluster
-from limosa.admin.looking import volume_on
+from limosa.admin.moves import volume_on
 from limosa.admin.runs import MoveFacts, Plan, RunFacts, RunStatus, RunWanted
-from limosa.client import rebalancing
+from limosa.client import cluster_view
 from limosa.core.coordinator import proposing, run_requests
 from limosa.core.coordinator.progress import progress
 from limosa.core.coordinator.view import View
@@ -22,7 +22,7 @@ class ClusterRuns:
     # --- what is wanted
 
     def plan(self, wanted: RunWanted) -> Plan:
-        view = rebalancing.look(self._cluster)
+        view = cluster_view.look(self._cluster)
         run = self._planned(view, wanted)
         moves = tuple(
             MoveFacts(move.partition, move.source, move.target.node, "PENDING")
@@ -34,7 +34,7 @@ class ClusterRuns:
     # same rules and in the same words.
 
     def start(self, id: str, wanted: RunWanted) -> Request:
-        view = rebalancing.look(self._cluster)
+        view = cluster_view.look(self._cluster)
         run_requests.check_idle(view)
         run = self._planned(view, wanted)
         kind: RequestKind = "drain_nodes" if run.drains else "start_run"
@@ -77,7 +77,7 @@ class ClusterRuns:
     # --- what is
 
     def status(self) -> RunStatus:
-        view = rebalancing.look(self._cluster)
+        view = cluster_view.look(self._cluster)
         name = view.agreed.rebalance.run
         if not name:
             return RunStatus("IDLE")

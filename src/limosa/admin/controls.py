@@ -5,11 +5,11 @@ from typing import Annotated
 from msgspec import Struct
 from pydantic import Field
 
-from limosa.admin.asking import Changing, checked
 from limosa.admin.changes import Body
 from limosa.admin.names import OperationInPath
 from limosa.admin.operations import operation_of
 from limosa.admin.problems import not_found
+from limosa.admin.requests import Changing, checked
 from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.core.coordinator.aborting import aborting
 from limosa.core.model.intent import Request

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.admin.cluster import Cluster
-from limosa.admin.looking import Wanted, ending
+from limosa.admin.moves import Wanted, ending
 from limosa.admin.names import LIMIT, Limit, OperationInPath
 from limosa.admin.problems import not_found
 from limosa.admin.routing import Calling, Routes

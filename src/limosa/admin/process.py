@@ -15,10 +15,10 @@ from limosa.admin import app, audit, tokens
 from limosa.admin.audit import AuditLog
 from limosa.admin.cluster_runs import ClusterRuns
 from limosa.admin.operations import Follower
-from limosa.admin.reaching import Reaching
+from limosa.admin.reconnection import ReconnectingCluster
 from limosa.admin.service import Log, Service, Settings
 from limosa.admin.tokens import Tokens
-from limosa.client.connection import Connection
+from limosa.client.operator import Operator
 from limosa.errors import BadInput, Refused
 from limosa.transport.security import Security, check_bind, read_pair
 
@@ -34,7 +34,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
     """HOST:PORT; port 0: any free one."""
     directory: str
     """Where the tokens and the audit log are."""
-    connect: Callable[[], Connection]
+    connect: Callable[[], Operator]
     certificate: str | None = None
     key: str | None = None
     insecure: bool = False
@@ -59,7 +59,7 @@ class AdminProcess:
         if not directory.is_dir():
             raise BadInput(f"there is no directory {directory}", "make it, or name another one")
         self._socket = listen(host, port)
-        self.cluster = Reaching(config.connect)
+        self.cluster = ReconnectingCluster(config.connect)
         self.service = Service(
             self.cluster,
             Tokens(directory / tokens.FILE),

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from msgspec import Struct
 from pydantic import ConfigDict, Field, model_validator
 
-from limosa.admin.asking import Change, Changing
 from limosa.admin.changes import Body
 from limosa.admin.names import LIMIT, Limit, Name, PartitionName
+from limosa.admin.requests import Change, Changing
 from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.admin.runs import MoveWanted, Plan, RunFacts, Runs, RunStatus, RunWanted
 from limosa.admin.service import Caller

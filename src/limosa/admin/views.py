@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 from fastapi import Query
 from msgspec import Struct
 
-from limosa.admin.looking import look_at
+from limosa.admin.moves import look_at
 from limosa.admin.names import (
     LIMIT,
     NAME,

@@ -7,15 +7,20 @@ from typing import Annotated, Any
 import typer
 from msgspec import to_builtins
 
-from limosa.admin.looking import look_at
-from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted, moment
-from limosa.cli.following import copy_words, landed_bytes, stage_words
-from limosa.cli.rebalance import shown_run
-from limosa.cli.showing import count, print_json, print_table, size
-from limosa.client.rebalancing import look
+from limosa.admin.moves import look_at
+from limosa.cli.shared.durations import lasted, moment
+from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.run_progress import COLUMNS
+from limosa.cli.shared.run_progress import facts as run_facts
+from limosa.cli.shared.run_progress import lines_of as run_lines
+from limosa.cli.shared.run_progress import row_of as move_row
+from limosa.cli.shared.terminal import count, print_json, print_table, size
+from limosa.client.cluster_view import look, progress_of
+from limosa.client.operator import Operator
 from limosa.core.coordinator.explaining import Explanation, Standing
 from limosa.core.coordinator.explaining_nodes import NodeExplanation, explain_node
+from limosa.core.coordinator.progress import Progress
 from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica
@@ -43,7 +48,7 @@ def explain(
       limosa explain n2
       limosa explain r123 --json
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         view = look(connection, name)
         if name in view.agreed.runs:
             shown_run(target, connection, name)
@@ -210,3 +215,38 @@ def report_line(report: Report) -> str:
     took = f" in {lasted(max(0.0, report.ended - report.began))}" if report.began else ""
     pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
     return f"{when}  {report.kind}{moved}: {report.outcome}{why}{took}{pause}"
+
+
+# --- runs
+
+
+def shown_run(target: Target, connection: Operator, run: str) -> None:
+    found = progress_of(connection, run)
+    assert found is not None
+    if target.as_json:
+        print_json(run_facts(found))
+        return
+    for line in run_lines(found):
+        typer.echo(line)
+    if found.current:
+        typer.echo("")
+        print_table(COLUMNS, [move_row(each) for each in found.current])
+    typer.echo("\nYou may")
+    for sentence in may(found):
+        typer.echo(f"  {sentence}")
+
+
+def may(found: Progress) -> list[str]:
+    run = found.run.id
+    if found.run.outcome:
+        return [f"list its moves: limosa rebalance status {run} --moves"]
+    turns = {
+        "running": [f"pause it: limosa rebalance pause {run}"],
+        "paused": [f"go on with it: limosa rebalance resume {run}"],
+    }
+    out = turns.get(found.state, [])
+    if found.state != "cancelling":
+        out.append(f"give it up: limosa rebalance cancel {run}")
+    if any(move.detail == "held" for move in found.current):
+        out.append("end the holds: limosa rebalance complete, or reverse")
+    return [*out, f"watch it: limosa rebalance status {run} --wait"]

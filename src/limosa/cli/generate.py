@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from limosa.cli.connecting import AsJson
-from limosa.cli.outputs import writer_of
-from limosa.cli.showing import count, print_json
-from limosa.cli.sources import errors_of, format_of
+from limosa.cli.shared.options import AsJson
+from limosa.cli.shared.row_files import errors_of, format_of
+from limosa.cli.shared.row_writers import writer_of
+from limosa.cli.shared.terminal import count, print_json
 
 ROWS_AT_ONCE = 100_000
 START_MICROSECONDS = 1_735_689_600_000_000

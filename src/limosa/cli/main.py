@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.showing import print_json, tell_error
+from limosa.cli.shared.terminal import print_json, tell_error
 from limosa.errors import LimosaError, OutcomeUnknown
 
 TRACEBACK = "LIMOSA_TRACEBACK"
@@ -17,27 +17,27 @@ ADVICE = f"set {TRACEBACK}=1 to see where, and report it"
 
 # fmt: off
 COMMANDS = {
-    "up":          "limosa.cli.up:up",
-    "demo":        "limosa.cli.demo:demo",
-    "status":      "limosa.cli.inspecting:status",
-    "nodes":       "limosa.cli.inspecting:nodes",
-    "partitions":  "limosa.cli.inspecting:partitions",
+    "up":          "limosa.cli.up.command:up",
+    "demo":        "limosa.cli.demo.command:demo",
+    "status":      "limosa.cli.status:status",
+    "nodes":       "limosa.cli.nodes:nodes",
+    "partitions":  "limosa.cli.partitions:partitions",
     "explain":     "limosa.cli.explain:explain",
-    "doctor":      "limosa.cli.doctor:doctor",
+    "doctor":      "limosa.cli.doctor.command:doctor",
     "verify":      "limosa.cli.verify:verify",
     "tables":      "limosa.cli.tables:tables",
-    "write":       "limosa.cli.write:write",
-    "read":        "limosa.cli.read:read",
+    "write":       "limosa.cli.write.command:write",
+    "read":        "limosa.cli.read.command:read",
     "generate":    "limosa.cli.generate:generate",
-    "token":       "limosa.cli.members:token",
+    "token":       "limosa.cli.token:token",
     "simulate":    "limosa.cli.simulate:simulate",
     "mutants":     "limosa.cli.mutants:mutants",
-    "table":       "limosa.cli.tables:table",
+    "table":       "limosa.cli.table:table",
     "partition":   "limosa.cli.partition:partition",
-    "node":        "limosa.cli.members:node",
+    "node":        "limosa.cli.node:node",
     "rebalance":   "limosa.cli.rebalance:rebalance",
     "operations":  "limosa.cli.operations:operations",
-    "admin-token": "limosa.cli.admin:admin_token",
+    "admin-token": "limosa.cli.admin_token:admin_token",
     "serve":       "limosa.cli.serve:serve",
 }
 # fmt: on

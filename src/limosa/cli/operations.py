@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted, moment
-from limosa.cli.following import LOOK_SECONDS
-from limosa.cli.showing import NOTHING, print_json, print_table
-from limosa.client.connection import request_id
+from limosa.cli.shared.durations import lasted, moment
+from limosa.cli.shared.move_progress import LOOK_SECONDS
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.terminal import NOTHING, print_json, print_table
+from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import RUNS, aborting, run_of
 from limosa.core.coordinator.requests import about
 from limosa.core.model.changes import Agreed
@@ -39,7 +39,7 @@ def list_(
       limosa operations list
       limosa operations list --all --json
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.runs()
     newest = reversed(agreed.requests.values())
     found = sorted(newest, key=lambda each: each.state != "waiting")
@@ -65,7 +65,7 @@ def show(target: Target, id: Id) -> None:
     Examples:
       limosa operations show run-0123456789abcdef
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.runs()
         request = find(agreed, id)
     if target.as_json:
@@ -88,7 +88,7 @@ def wait(target: Target, id: Id) -> None:
     Examples:
       limosa operations wait run-0123456789abcdef
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         while (request := find(connection.runs(), id)).state == "waiting":
             time.sleep(LOOK_SECONDS)
     if target.as_json:
@@ -109,7 +109,7 @@ def abort(target: Target, id: Id) -> None:
     Examples:
       limosa operations abort run-0123456789abcdef
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.runs()
         request = connection.request(aborting(agreed, find(agreed, id), request_id("abort")))
     answer = {"operation": request.id, "aborts": id, "answer": request.answer}
@@ -130,7 +130,7 @@ def lock(
     Examples:
       limosa operations lock "backup until noon"
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         _told(target, connection.switch("lock", why=why))
 
 
@@ -143,7 +143,7 @@ def unlock(target: Target) -> None:
     Examples:
       limosa operations unlock
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         _told(target, connection.switch("unlock"))
 
 

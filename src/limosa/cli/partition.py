@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.looking import Ended, Wanted, leaving_replica, record_of, volume_on, wanted_of
-from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted, seconds_of
-from limosa.cli.following import Progress, follow, on_errors
-from limosa.cli.showing import print_json, tell
-from limosa.client.connection import Connection
+from limosa.admin.moves import Ended, Wanted, leaving_replica, record_of, volume_on, wanted_of
+from limosa.cli.shared.durations import lasted, seconds_of
+from limosa.cli.shared.move_progress import Progress, follow, on_errors
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.terminal import print_json, tell
+from limosa.client.operator import Operator
 from limosa.core.model.intent import Placement, Request, RequestKind
 from limosa.errors import BadInput, IllegalRequest
 
@@ -76,7 +76,7 @@ def move(
     if max_pause is not None and not pause_seconds:
         raise BadInput("--max-pause of 0: no hand-over is that quick", "allow some, like 50ms")
     waits = _is_watched(target) if wait is None else wait
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.state(name)
         record = record_of(agreed, name)
         leaving, reason = leaving_replica(record, source)
@@ -119,7 +119,7 @@ def cancel(target: Target, name: Name) -> None:
     Examples:
       limosa partition cancel items-0003
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.state(name)
         record_of(agreed, name)
         intent = agreed.intents.get(name)
@@ -156,7 +156,7 @@ def reverse(target: Target, name: Name) -> None:
 
 
 def _end_hold(target: Target, kind: RequestKind, name: str) -> None:
-    with target.connect() as connection:
+    with target.operate() as connection:
         request = connection.change_partition(kind, name)
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
 
@@ -192,7 +192,7 @@ def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
 
 
 def _follow(
-    target: Target, connection: Connection, wanted: Wanted, answer: dict[str, Any], what: str
+    target: Target, connection: Operator, wanted: Wanted, answer: dict[str, Any], what: str
 ) -> Ended:
     progress = Progress(what, target.as_json, on_errors())
     try:

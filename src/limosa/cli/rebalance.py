@@ -6,10 +6,9 @@ import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.durations import lasted, moment, seconds_of
-from limosa.cli.following import on_errors
-from limosa.cli.plans import (
+from limosa.cli.shared.durations import lasted, moment, seconds_of
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.plans import (
     Bandwidth,
     Hold,
     How,
@@ -20,20 +19,18 @@ from limosa.cli.plans import (
     move_of,
     print_plan,
 )
-from limosa.cli.run_following import COLUMNS, follow, lines_of, row_of
-from limosa.cli.run_following import facts as progress_facts
-from limosa.cli.run_watching import Watching
-from limosa.cli.showing import count, print_json, print_table, size, tell
-from limosa.client.connection import Connection
-from limosa.client.rebalancing import look, progress_of
-from limosa.core.coordinator.progress import Progress, progress
+from limosa.cli.shared.run_progress import COLUMNS, lines_of, row_of
+from limosa.cli.shared.run_progress import facts as progress_facts
+from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
+from limosa.cli.shared.terminal import print_json, print_table, size
+from limosa.client.cluster_view import look
+from limosa.core.coordinator.progress import progress
 from limosa.core.coordinator.proposing import planned
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.intent import Request, RequestKind
-from limosa.core.model.runs import IN_FLIGHT, Policy, Run, RunPlan
+from limosa.core.model.runs import IN_FLIGHT, Policy, Run
 from limosa.errors import IllegalRequest
 
-INTERRUPTED = 130
 BALANCE, NAMED = "spread the load", "named moves"
 
 rebalance = typer.Typer(help="Plan and drive runs of many moves.", no_args_is_help=True)
@@ -41,10 +38,6 @@ rebalance = typer.Typer(help="Plan and drive runs of many moves.", no_args_is_he
 RunName = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="Its name, like r123.", show_default="the one under way"),
-]
-Wait = Annotated[
-    bool | None,
-    typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
 ]
 
 
@@ -61,7 +54,7 @@ def plan(target: Target, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None
       limosa rebalance plan
       limosa rebalance plan --json
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         found, run = planned(look(connection), How(moves_in, moves_out).plan(BALANCE))
     if target.as_json:
         print_json(facts(found, run))
@@ -104,7 +97,7 @@ def start(
       limosa rebalance start --move items-0003:n1:n4 --move items-0007:n2:n4
     """
     how = How(moves_in, moves_out, bandwidth, hold, max_pause)
-    with target.connect() as connection:
+    with target.operate() as connection:
         if move:
             run = replace(how.plan(NAMED), moves=tuple(map(move_of, move)))
         else:
@@ -112,51 +105,6 @@ def start(
         if not run.moves:
             raise IllegalRequest("nothing is to be moved", "see `limosa rebalance plan`")
         begin(target, connection, run, wait)
-
-
-def begin(target: Target, connection: Connection, plan: RunPlan, wait: bool | None) -> None:
-    """Start a run, say so, and follow it if somebody wants to."""
-    request = connection.start_run(plan)
-    name = request.answer.rsplit(" ", 1)[-1]
-    answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **_next(name)}
-    if not (is_watched(target) if wait is None else wait):
-        if target.as_json:
-            print_json({**answer, "state": "running"})
-            return
-        typer.echo(f"{name}: {plan.action}, {count(len(plan.moves), 'move')}.")
-        typer.echo(f"How far it is: {answer['next']}")
-        return
-    tell_end(target, followed(target, connection, name))
-
-
-def _next(run: str) -> dict[str, str]:
-    return {"next": f"limosa rebalance status {run}"}
-
-
-def is_watched(target: Target) -> bool:
-    return not target.as_json and on_errors().is_terminal
-
-
-def followed(target: Target, connection: Connection, run: str) -> Progress:
-    watching = Watching(target.as_json, on_errors())
-    try:
-        with watching.open():
-            return follow(connection, run, watching.show)
-    except KeyboardInterrupt:
-        pass
-    tell(f"The run goes on. See `limosa rebalance status`; end it: `limosa rebalance cancel {run}`")
-    if target.as_json:
-        print_json({"run": run, "state": "running", **_next(run)})
-    raise typer.Exit(INTERRUPTED)
-
-
-def tell_end(target: Target, ended: Progress) -> None:
-    if target.as_json:
-        print_json(progress_facts(ended))
-    else:
-        for line in lines_of(ended):
-            typer.echo(line)
-    raise typer.Exit(0 if ended.run.outcome == "done" else 1)
 
 
 @rebalance.command()
@@ -177,7 +125,7 @@ def status(
       limosa rebalance status r123 --moves
       limosa rebalance status --wait
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         view = look(connection, run or "")
         name = run or view.agreed.rebalance.run or last_of(view.agreed.runs)
         if not name:
@@ -241,7 +189,7 @@ def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
       limosa rebalance cancel
       limosa rebalance cancel r123 --wait
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         name = run or connection.runs().rebalance.run
         request = connection.change_run("cancel_run", run or "")
         if not (is_watched(target) if wait is None else wait):
@@ -256,7 +204,7 @@ def cancel(target: Target, run: RunName = None, wait: Wait = None) -> None:
 
 
 def _turn(target: Target, kind: RequestKind, run: str | None) -> None:
-    with target.connect() as connection:
+    with target.operate() as connection:
         request = connection.change_run(kind, run or "")
         name = run or connection.runs().rebalance.run
     _tell(target, request, name)
@@ -265,7 +213,7 @@ def _turn(target: Target, kind: RequestKind, run: str | None) -> None:
 def _tell(target: Target, request: Request, name: str) -> None:
     answer: dict[str, Any] = {"run": name, "operation": request.id, "answer": request.answer}
     if target.as_json:
-        print_json({**answer, **_next(name)})
+        print_json({**answer, **next_of(name)})
         return
     typer.echo(f"{request.answer}.")
     typer.echo(f"How far it is: limosa rebalance status {name}")
@@ -310,7 +258,7 @@ def auto(
       limosa rebalance auto --on --ratio 1.5 --every 30s --cooldown 10m
       limosa rebalance auto --halt
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         controls = connection.runs().controls
         policy, halted = controls.policy, not controls.balancing
         changed = Policy(
@@ -365,7 +313,7 @@ def reverse(target: Target) -> None:
 
 def _end_holds(target: Target, kind: RequestKind) -> None:
     done: dict[str, str] = {}
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.runs()
         run = agreed.rebalance.run
         if not run:
@@ -397,7 +345,7 @@ def history(target: Target) -> None:
       limosa rebalance history
       limosa rebalance history --json
     """
-    with target.connect() as connection:
+    with target.operate() as connection:
         agreed = connection.runs()
     runs = sorted(agreed.runs.values(), key=lambda each: each.started, reverse=True)
     if target.as_json:
@@ -437,36 +385,3 @@ def _row(run: Run, state: str) -> tuple[object, ...]:
         run.outcome or state,
         run.action,
     )
-
-
-def shown_run(target: Target, connection: Connection, run: str) -> None:
-    """For `limosa explain`."""
-    found = progress_of(connection, run)
-    assert found is not None
-    if target.as_json:
-        print_json(progress_facts(found))
-        return
-    for line in lines_of(found):
-        typer.echo(line)
-    if found.current:
-        typer.echo("")
-        print_table(COLUMNS, [row_of(each) for each in found.current])
-    typer.echo("\nYou may")
-    for sentence in may(found):
-        typer.echo(f"  {sentence}")
-
-
-def may(found: Progress) -> list[str]:
-    run = found.run.id
-    if found.run.outcome:
-        return [f"list its moves: limosa rebalance status {run} --moves"]
-    turns = {
-        "running": [f"pause it: limosa rebalance pause {run}"],
-        "paused": [f"go on with it: limosa rebalance resume {run}"],
-    }
-    out = turns.get(found.state, [])
-    if found.state != "cancelling":
-        out.append(f"give it up: limosa rebalance cancel {run}")
-    if any(move.detail == "held" for move in found.current):
-        out.append("end the holds: limosa rebalance complete, or reverse")
-    return [*out, f"watch it: limosa rebalance status {run} --wait"]

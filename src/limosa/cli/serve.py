@@ -7,13 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from limosa.cli.sizes import bytes_of
+from limosa.cli.shared.pipelines import Pipeline
+from limosa.cli.shared.sizes import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
 from limosa.transport.security import Security
@@ -46,12 +46,6 @@ WithParent = Annotated[
     bool, typer.Option("--with-parent", help="Stop when standard input ends.", hidden=True)
 ]
 JsonLog = Annotated[bool, typer.Option("--json", help="Log in JSON.")]
-
-
-class Pipeline(StrEnum):
-    AUTO = "auto"
-    SPARK = "spark"
-    THREADS = "threads"
 
 
 @serve.command()
@@ -254,7 +248,7 @@ def admin(
       limosa serve admin --connect 127.0.0.1:4701 --directory /srv/admin --cluster shop --secret …
       limosa serve admin --bind 0.0.0.0:8443 --certificate admin.pem --key admin.key
     """
-    from limosa.cli.admin import check_admin_installed, connector, directory_of
+    from limosa.cli.shared.admin_service import check_admin_installed, connector, directory_of
 
     check_admin_installed()
     from limosa.admin.process import AdminConfig, AdminProcess

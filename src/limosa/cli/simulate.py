@@ -1,7 +1,6 @@
 """`limosa simulate`: does the protocol hold in many simulated clusters? One seed, one cluster."""
 
 import json
-import os
 from contextlib import closing
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from limosa.cli.shared.jobs import JobsOption, cores
 from limosa.simulation.story import story_of, told
 from limosa.simulation.swarm import Summary, Tally, run_seeds
 
@@ -26,12 +26,6 @@ class Storage(StrEnum):
 
     fake = "fake"
     real = "real"
-
-
-JobsOption = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="How many processes run.", show_default="all cores"),
-]
 
 
 def simulate(
@@ -123,13 +117,6 @@ def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
             tally.add(result)
             bar.update(shown, advance=1, description=_count(tally.violations))
     return tally.summary()
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def as_object(summary: Summary) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limosa.cli.connecting import Target, of_cluster
-from limosa.cli.showing import count, print_json, tell
-from limosa.client.connection import Connection
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.client.operator import Operator
 from limosa.core import routing
 from limosa.core.model.topology import Partition
 from limosa.errors import BadInput, LimosaError, Refused
@@ -95,7 +95,7 @@ def verify(
             f"run {java.INSTALL} from the checkout, or use --pipeline threads",
         )
     began = time.monotonic()
-    with target.connect() as connection:
+    with target.operate() as connection:
         definition = connection.table(table).definition.encode()
         zone = connection.topology.tables[table].zone
         with Bar() as bar, _carrier(pipeline, spark_master, bar) as carrier:
@@ -138,7 +138,7 @@ class Verification:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Operator,
         target: Target,
         zone: str,
         table: bytes,

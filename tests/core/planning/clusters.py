@@ -95,7 +95,9 @@ def counts(found: Situation) -> dict[str, int]:
 
 
 def racks_of(found: Situation, name: str) -> Counter[str]:
-    return Counter(found.nodes[each.node].rack for each in found.partitions[name].replicas)
+    """By datacenter and rack."""
+    on = [found.nodes[each.node] for each in found.partitions[name].replicas]
+    return Counter(node.datacenter + node.rack for node in on)
 
 
 def bytes_on(found: Situation) -> dict[str, int]:

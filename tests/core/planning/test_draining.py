@@ -36,7 +36,7 @@ def refused(found: Situation) -> str:
 def test_drained_nodes_end_with_nothing_and_the_others_stay_even(
     count: int, each: int, drained: int
 ) -> None:
-    """F60: all that a leaving node holds gets another place; S86: nothing is left behind."""
+    """All that a leaving node holds gets another place; S86: nothing is left behind."""
     names = [f"n{at}" for at in range(count)]
     leaving = names[: min(drained, count - 1)]
     found = replace(even(nodes(*names), each), draining=leaving)
@@ -66,7 +66,6 @@ def test_one_source_has_many_targets() -> None:
 
 
 def test_the_last_node_cant_be_drained() -> None:
-    """F60: removing the last node is refused."""
     for leaving in (["a"], ["a", "b"]):
         found = replace(even(nodes(*leaving), 3), draining=leaving)
         assert "no other node may hold data of z: let one join first" in refused(found)

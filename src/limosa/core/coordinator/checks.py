@@ -36,7 +36,7 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
     twice = [node for node in nodes if nodes.count(node) > 1]
     if twice:
         raise IllegalRequest(f"two replicas on one node, {twice[0]}", "name distinct nodes")
-    if len(nodes) != zone.replica_count:
+    if len(nodes) not in (zone.replica_count, replicas_left(view, record, new)):
         raise IllegalRequest(
             f"{len(nodes)} replicas, but the zone {zone.id} asks for {zone.replica_count}",
             "name as many nodes as the zone has replicas",
@@ -61,6 +61,15 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
         before = {replica.node for replica in record.replicas}
         if before != set(nodes):
             raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
+
+
+def replicas_left(view: View, record: Partition, new: Assignment) -> int:
+    """How many replicas the partition has when `new` begins: fewer or more than its zone asks for,
+    if a change of the replica count was given up."""
+    pending = view.agreed.intents[record.id].pending
+    waits = pending is not None and pending.trigger != new.trigger
+    places = pending.placements if pending is not None and waits else ()
+    return len(places or record.replicas)
 
 
 def check_place(view: View, place: Placement, is_there: bool) -> None:

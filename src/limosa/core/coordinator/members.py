@@ -15,6 +15,7 @@ from limosa.core.machines.catalogue import NODE
 from limosa.core.model.changes import (
     CLUSTER_KEY,
     FEATURES_KEY,
+    REBALANCE_KEY,
     Change,
     Put,
     Topology,
@@ -135,6 +136,11 @@ def remove(view: View, request: Request, trigger: Revision) -> Answer:
         raise IllegalRequest(f"{node.id} has left already", "nothing is to be done")
     if view.is_live(node.id):
         raise IllegalRequest(f"{node.id} is alive", "stop it first, or drain it")
+    run = view.agreed.runs.get(view.agreed.rebalance.run)
+    if run is not None and node.id in run.drains:
+        raise IllegalRequest(
+            f"{node.id} is being drained by {run.id}", "wait for its end, or cancel that run"
+        )
     others = [each for each in topology.nodes.values() if each.id != node.id]
     if all(each.state == "left" for each in others):
         raise IllegalRequest(f"{node.id} is the last node", "let another one join first")
@@ -151,7 +157,7 @@ def remove(view: View, request: Request, trigger: Revision) -> Answer:
 
 def remove_reads(view: View, request: Request) -> list[str]:
     """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
-    keys = [node_key(request.name), lease_key(request.name), FEATURES_KEY]
+    keys = [node_key(request.name), lease_key(request.name), FEATURES_KEY, REBALANCE_KEY]
     keys += map(node_key, view.agreed.topology.nodes)
     return keys + [intent_key(partition) for partition in view.agreed.intents]
 

@@ -137,7 +137,8 @@ def serve_zone(view: View, request: Request, trigger: Revision) -> Answer:
         if topology.partitions[name].zone == zone.id
     }
     changes: list[Change] = [Put(zone)]
-    planned = place(zone.replica_count, nodes, current)
+    members = {node: topology.nodes[node] for node in nodes}
+    planned = place(zone.replica_count, members, current)
     chosen = on_volumes(planned, topology.nodes)
     for name, places in planned.items():
         pairs = zip(places, chosen[name], strict=True)

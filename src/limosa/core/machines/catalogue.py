@@ -68,7 +68,7 @@ NODE = Life(
         "replacing": {"succeed": "normal", "fail": "left"},
         "normal": {"rebuild": "rebuilding", "leave": "decommissioning", "be removed": "removing"},
         "rebuilding": {"succeed": "normal"},
-        "decommissioning": {"succeed": "left", "fail": "normal"},
+        "decommissioning": {"succeed": "left", "fail": "normal", "be removed": "removing"},
         "removing": {"succeed": "left", "fail": "normal"},
         "left": {},
     },

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from limosa.core.model.keys import NodeId
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.planning.load import Load, Measured, Whole, weigh
-from limosa.core.planning.placement import data_nodes
+from limosa.core.planning.placement import data_nodes, rack_of
 from limosa.core.planning.situation import Rules, Situation
 
 Mask = NDArray[np.bool_]
@@ -31,7 +31,9 @@ class Nodes:
         self.names: list[NodeId] = sorted(nodes)
         self.number = {name: at for at, name in enumerate(self.names)}
         self.rack_names = [nodes[name].rack for name in self.names]
-        self.rack = np.unique(self.rack_names, return_inverse=True)[1]
+        racks = [rack_of(nodes[name]) for name in self.names]
+        number = {rack: at for at, rack in enumerate(sorted(set(racks)))}
+        self.rack = whole(number[rack] for rack in racks)
         self.outside = np.arange(self.rack.max(initial=-1) + 1)[:, None] != self.rack
         """By rack: who is not in it."""
         self.live = self._mask(situation.live)

@@ -1,6 +1,7 @@
 """Where should replicas be? Where they are, as far as possible; else spread over distinct nodes."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import NodeId, PartitionId
@@ -21,12 +22,15 @@ def data_nodes(zone: Zone, nodes: Iterable[Node]) -> tuple[NodeId, ...]:
 
 
 def place(
-    count: int, nodes: tuple[NodeId, ...], current: Mapping[PartitionId, tuple[Placement, ...]]
+    count: int,
+    nodes: Mapping[NodeId, Node],
+    current: Mapping[PartitionId, tuple[Placement, ...]],
 ) -> dict[PartitionId, tuple[Placement, ...]]:
-    """So many replicas of each partition on these nodes, with as little movement as possible.
+    """`count` replicas of each partition on these nodes, with as little movement as possible.
 
-    New places go to the nodes that hold least so far; ties are broken by the order of the nodes.
-    Without any node everything stays where it is: an empty filter must not wipe a zone.
+    A new replica goes to the datacenter, then the rack, that has the fewest replicas of the
+    partition; then to the node that holds least so far, the first one of equals. Without any node
+    everything stays where it is: an empty filter must not wipe a zone.
     """
     if not nodes:
         return dict(current)
@@ -40,11 +44,25 @@ def place(
             load[each.node] += 1
     planned = {}
     for partition, places in kept.items():
-        free = [node for node in nodes if node not in {each.node for each in places}]
         for _ in range(count - len(places)):
-            chosen = min(free, key=load.__getitem__)
-            free.remove(chosen)
+            chosen = least_shared([nodes[each.node] for each in places], nodes, load)
             load[chosen] += 1
             places = (*places, Placement(chosen))
         planned[partition] = places
     return planned
+
+
+def least_shared(
+    held: Sequence[Node], nodes: Mapping[NodeId, Node], load: Mapping[NodeId, int]
+) -> NodeId:
+    """The best other node beside those that hold a replica already."""
+    datacenters = Counter(node.datacenter for node in held)
+    racks = Counter(rack_of(node) for node in held)
+    free = [node for node in nodes.values() if node not in held]
+    best = min(free, key=lambda n: (datacenters[n.datacenter], racks[rack_of(n)], load[n.id]))
+    return best.id
+
+
+def rack_of(node: Node) -> tuple[str, str]:
+    """Racks of one name in two datacenters are two racks."""
+    return node.datacenter, node.rack

@@ -17,16 +17,16 @@ def spread(
 ) -> dict[PartitionId, tuple[Placement, ...]]:
     """So many replicas of each new partition on these nodes.
 
-    The zone's own balance comes first; among equals, the node with less of all other zones is
-    chosen, so that many small tables are spread, too.
+    Datacenters and racks come first, then the zone's own balance; among equals, the node with less
+    of all other zones is chosen, so that many small tables are spread, too.
     """
     held: Counter[NodeId] = Counter()
     owned: Counter[NodeId] = Counter()
     for record in old:
         held.update(replica.node for replica in record.replicas)
         owned.update(replica.node for replica in record.replicas[:1])
-    order = tuple(sorted(nodes, key=lambda node: (held[node], node)))
-    planned = place(count, order, dict.fromkeys(new, ()))
+    order = sorted(nodes, key=lambda node: (held[node], node))
+    planned = place(count, {node: nodes[node] for node in order}, dict.fromkeys(new, ()))
     return on_volumes(take_turns(planned, owned), nodes)
 
 

@@ -1,0 +1,149 @@
+"""What about one partition? Its explanation, how a change of it ended, and what a move leaves open.
+
+What is worked out here is worked out by whoever asks, from the agreed state and from what nodes
+say; a coordinator is not needed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from limosa.admin.cluster import Cluster
+from limosa.client.cluster_view import ask_all
+from limosa.core.coordinator.explaining import Explanation, explain
+from limosa.core.coordinator.view import View
+from limosa.core.messages import Status
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology, report_key
+from limosa.core.model.reports import Report
+from limosa.core.model.topology import Partition, Replica
+from limosa.errors import IllegalRequest
+
+LOOKS_MAX = 3
+
+# --- one look
+
+
+def look_at(connection: Cluster, partition: str) -> Explanation:
+    view = gather(connection, partition)
+    record = record_of(view.agreed, partition)
+    change = record.transition
+    return explain(view, record, view.now if change is None else change.since)
+
+
+def record_of(agreed: Agreed, partition: str) -> Partition:
+    record = agreed.topology.partitions.get(partition)
+    if record is None:
+        raise IllegalRequest(
+            f"there is no partition {partition}", "list them with `limosa partitions`"
+        )
+    return record
+
+
+def gather(connection: Cluster, partition: str) -> View:
+    """What is agreed, and what every live node says; again, if the record changed meanwhile."""
+    agreed = connection.state(partition)
+    statuses: dict[str, Status] = {}
+    for _ in range(LOOKS_MAX):
+        statuses = ask_all(connection, sorted(agreed.leases), partition)
+        before, agreed = agreed, connection.state(partition)
+        if agreed.topology.revision_of(partition) == before.topology.revision_of(partition):
+            break
+    now = time.time()
+    return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
+
+
+# --- how it ended
+
+
+class Wanted(Struct, frozen=True):
+    """The move that is followed."""
+
+    trigger: int
+    source: str
+    to: str
+
+    @property
+    def transition(self) -> str:
+        return f"t{self.trigger}"
+
+    def is_goal(self, nodes: Iterable[str]) -> bool:
+        held = set(nodes)
+        return self.to in held and self.source not in held
+
+
+class Ended(Struct, frozen=True):
+    """How a change ended."""
+
+    state: str
+    """`done`, `reverted`, or `replaced`: by a later request, before it began."""
+    why: str = ""
+    report: Report | None = None
+
+
+def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> Ended | None:
+    """None: it goes on, or has not begun."""
+    if record.transition is not None and record.transition.id == wanted.transition:
+        return None
+    intent = agreed.intents.get(record.id)
+    for each in () if intent is None else (intent.pending, intent.planned):
+        if each is not None and each.trigger == wanted.trigger:
+            return None
+    report = agreed.reports.get(report_key(record.id, wanted.transition))
+    if report is not None:
+        return Ended(report.outcome, report.why, report)
+    if wanted.is_goal(each.node for each in record.replicas):
+        return Ended("done")
+    return Ended("replaced", "another request took its place, or cancelled it, before it began")
+
+
+# --- what a move leaves open
+
+
+def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str]:
+    """Which replica moves, and why this one."""
+    nodes = ", ".join(sorted(each.node for each in record.replicas))
+    if source is not None:
+        for replica in record.replicas:
+            if replica.node == source:
+                return replica, "as named"
+        raise IllegalRequest(f"{source} holds no replica of {record.id}", f"it is on {nodes}")
+    if len(record.replicas) == 1:
+        return record.replicas[0], "its only replica"
+    owner = None if record.owner is None else record.owner.replica
+    if owner in record.replicas and owner is not None:
+        return owner, "its owner"
+    if record.transition is not None:
+        raise IllegalRequest(
+            f"{record.id} is changing already ({record.transition.stage})",
+            f"see `limosa explain {record.id}`",
+        )
+    raise IllegalRequest(
+        f"{record.id} has no owner at the moment", f"name a replica with --from: it is on {nodes}"
+    )
+
+
+def volume_on(topology: Topology, node: str, volume: str | None) -> str:
+    """The named one; or that with the fewest replicas, the first one of equals."""
+    record = topology.nodes.get(node)
+    if volume is not None or record is None:
+        return volume or ""
+    held: Counter[str] = Counter(
+        each.volume
+        for partition in topology.partitions.values()
+        for each in partition.replicas
+        if each.node == node
+    )
+    return min(record.volumes, key=lambda name: held[name], default="")
+
+
+def wanted_of(agreed: Agreed, name: str, source: str, to: str) -> Wanted:
+    """What the coordinator made of a move; if it has ended already, the last that there was."""
+    intent = agreed.intents.get(name)
+    for each in () if intent is None else (intent.planned, intent.pending):
+        if each is not None:
+            wanted = Wanted(each.trigger, source, to)
+            if wanted.is_goal(place.node for place in each.placements):
+                return wanted
+    return Wanted(0 if intent is None else intent.change, source, to)

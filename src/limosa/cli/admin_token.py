@@ -1,0 +1,89 @@
+"""Who may use the admin service over HTTP? `limosa admin-token …`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from limosa.admin import tokens
+from limosa.cli.shared.admin_service import directory_of
+from limosa.cli.shared.options import AsJson
+from limosa.cli.shared.terminal import print_json, print_table
+
+admin_token = typer.Typer(help="Say who may use the admin service over HTTP.", no_args_is_help=True)
+
+Directory = Annotated[
+    str | None,
+    typer.Option(
+        "--directory",
+        help="Of the cluster, or of the admin service.",
+        show_default="./limosa-data, or the last local cluster's",
+    ),
+]
+Name = Annotated[str, typer.Argument(help="Whom the token is for.")]
+
+
+@admin_token.command()
+def add(
+    name: Name,
+    role: Annotated[str, typer.Option(help="viewer, operator or admin.")],
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token, and print it; it is told once, and good from now on.
+
+    A viewer looks; an operator also moves partitions and makes tables; an admin may do everything.
+
+    \b
+    Examples:
+      limosa admin-token add ann --role operator
+      limosa admin-token add pager --role viewer --directory /srv/limosa
+    """
+    token = tokens.add(file_in(directory), name, role)
+    if as_json:
+        print_json({"token": token, "name": name, "role": role})
+    else:
+        typer.echo(token)
+
+
+@admin_token.command("list")
+def list_tokens(directory: Directory = None, as_json: AsJson = False) -> None:
+    """List who has a token, and of which role.
+
+    \b
+    Examples:
+      limosa admin-token list
+    """
+    entries = sorted(tokens.read_entries(file_in(directory)), key=lambda each: each.name)
+    if as_json:
+        known = [{"name": e.name, "role": e.role, "created": e.created} for e in entries]
+        print_json({"tokens": known})
+        return
+    print_table(
+        ("name", "role", "made"),
+        [(each.name, each.role, _day(each.created)) for each in entries],
+    )
+
+
+@admin_token.command()
+def remove(name: Name, directory: Directory = None, as_json: AsJson = False) -> None:
+    """Take a token back, from now on.
+
+    \b
+    Examples:
+      limosa admin-token remove ann
+    """
+    tokens.remove(file_in(directory), name)
+    if as_json:
+        print_json({"removed": name})
+    else:
+        typer.echo(f"The token of {name} is good for nothing any more.")
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def file_in(directory: str | None) -> Path:
+    return Path(directory_of(directory)) / tokens.FILE

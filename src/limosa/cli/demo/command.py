@@ -1,0 +1,302 @@
+"""Does it really lose nothing? `limosa demo`: a cluster under load, runs, a kill -9, a verdict."""
+
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated
+
+import typer
+from msgspec import Struct
+
+from limosa.cli.demo.ledger import (
+    KEY,
+    SCHEMA,
+    Ledger,
+    ReaderThread,
+    Worker,
+    WriterThread,
+    await_equal_replicas,
+    fill,
+    final_values,
+)
+from limosa.cli.demo.screen import open_screen
+from limosa.cli.demo.script import Acts
+from limosa.cli.shared.options import AsJson
+from limosa.cli.shared.pipelines import Pipeline
+from limosa.cli.shared.terminal import print_json, tell
+from limosa.client.operator import Operator, operate
+from limosa.errors import BadInput, Refused
+from limosa.pipeline import java
+from limosa.runtime.local import LocalCluster
+
+WRITERS, READERS = 4, 2
+KEYS_PER_WRITER = 150_000
+ROWS_PER_FILL, ROWS_PER_WRITE, ROWS_PER_READ = 50_000, 5_000, 1_000
+PARTITIONS, REPLICAS = 12, 3
+JOIN_SECONDS, CATCH_UP_SECONDS = 45.0, 60.0
+SHOW_SECONDS = 0.5
+
+
+class Verdict(Struct):
+    """What `--json` prints."""
+
+    ok: bool = False
+    rows_acked: int = 0
+    keys: int = 0
+    lost: int = 0
+    wrong: int = 0
+    reads: int = 0
+    joined: str = ""
+    drained: str = ""
+    pipeline: str = ""
+    moves: int = 0
+    moved_megabytes: float = 0.0
+    megabytes_per_second: float = 0.0
+    longest_hand_over_seconds: float = 0.0
+    longest_pause_without_move_seconds: float = 0.0
+    longest_pause_with_move_seconds: float = 0.0
+    longest_pause_seconds: float = 0.0
+    replicas_equal: bool = False
+    killed: str = ""
+    seconds: float = 0.0
+    rows_written_per_second: int = 0
+    rows_read_per_second: int = 0
+    examples: list[str] = []
+
+
+def demo(
+    seconds: Annotated[
+        float, typer.Option(min=4.0, help="How long the load lasts, besides the moves.")
+    ] = 16.0,
+    nodes: Annotated[int, typer.Option(min=3, max=10, help="How many, at first.")] = 3,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
+    pipeline: Annotated[
+        Pipeline, typer.Option("--pipeline", help="What carries the rows of partitions that move.")
+    ] = Pipeline.AUTO,
+    as_json: AsJson = False,
+) -> None:
+    """Start a cluster, load it, add a node, drain another, kill a third: is anything lost?
+
+    Writers give their keys increasing numbers; readers check every value that they see. Meanwhile
+    another node joins and is given its share on Spark, and one of the first is drained; then the
+    node that owns most partitions is killed with kill -9, and started again. In the end every
+    acknowledged row must be there, no wrong value may have been read, all replicas must be equal,
+    and the drained node must be empty. Exit code: 0 so it was, 1 it was not.
+
+    \b
+    Examples:
+      limosa demo
+      limosa demo --seconds 60 --nodes 5 --json
+    """
+    missing = "" if pipeline is Pipeline.THREADS else java.missing()
+    if missing:
+        raise BadInput(
+            f"partitions move on Spark, and {missing}",
+            f"run {java.INSTALL} from the checkout, or add --pipeline threads",
+        )
+    directory = tempfile.mkdtemp(prefix="limosa-demo-")
+    lease_seconds = max(1.0, min(3.0, seconds / 7))
+    local = LocalCluster(
+        directory,
+        nodes,
+        "demo",
+        arguments=["--lease-seconds", f"{lease_seconds:.1f}"],
+        of_coordinators=["--pipeline", pipeline.value],
+    )
+    try:
+        with _terminated_as_interrupted(), _cleaned_up(local, keep):
+            tell(f"Starting {nodes} nodes in {directory} …")
+            local.start()
+            verdict = _run(local, seconds)
+            verdict.pipeline = "threads" if pipeline is Pipeline.THREADS else "Spark"
+    finally:
+        if keep:
+            tell(f"The directory is kept: limosa up --data {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    if as_json:
+        print_json(verdict)
+    else:
+        typer.echo(in_words(verdict))
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    def heard(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _cleaned_up(local: LocalCluster, keep: bool) -> Iterator[None]:
+    """What is thrown away need not be closed in order."""
+    try:
+        yield
+    finally:
+        if not keep:
+            for process in list(local.processes.values()):
+                with suppress(ProcessLookupError):
+                    process.kill()
+        local.stop()
+
+
+def _run(local: LocalCluster, seconds: float) -> Verdict:
+    with operate(
+        list(local.addresses.values()),
+        cluster_name=local.cluster,
+        secret=local.secret,
+        name="demo",
+    ) as connection:
+        table = connection.create_table(
+            "numbers", SCHEMA, KEY, partitions=PARTITIONS, replicas=REPLICAS
+        )
+        ledger = Ledger(WRITERS * KEYS_PER_WRITER)
+        fill(table, ledger, ROWS_PER_FILL)
+        writers: list[Worker] = [
+            WriterThread(
+                table,
+                ledger,
+                number,
+                range(number * KEYS_PER_WRITER, (number + 1) * KEYS_PER_WRITER),
+                ROWS_PER_WRITE,
+            )
+            for number in range(WRITERS)
+        ]
+        readers: list[Worker] = [
+            ReaderThread(table, ledger, 1000 + number, ROWS_PER_READ) for number in range(READERS)
+        ]
+        verdict = Verdict()
+        began = time.monotonic()
+        _load(local, connection, writers, readers, seconds, verdict)
+        verdict.seconds = round(time.monotonic() - began, 1)
+        tell("Checking every row and every replica …")
+        judge(verdict, writers, readers)
+        values = final_values(table, ledger)
+        lost, invented = ledger.lost_rows(values), ledger.invented_rows(values)
+        verdict.lost = len(lost)
+        verdict.wrong += len(invented)
+        verdict.keys = int((ledger.acked > 0).sum())
+        differ = await_equal_replicas(connection, REPLICAS, CATCH_UP_SECONDS)
+        verdict.replicas_equal = not differ
+        verdict.examples += (lost + invented + differ)[:10]
+        verdict.ok = not (verdict.lost or verdict.wrong or differ or verdict.examples)
+        return verdict
+
+
+def _load(
+    local: LocalCluster,
+    connection: Operator,
+    writers: list[Worker],
+    readers: list[Worker],
+    seconds: float,
+    verdict: Verdict,
+) -> None:
+    workers = [*writers, *readers]
+    for worker in workers:
+        worker.start()
+    began = time.monotonic()
+    with open_screen() as screen:
+        acts = Acts(
+            local,
+            connection,
+            seconds,
+            lambda what: screen.tell(f"{time.monotonic() - began:5.1f} s  {what}"),
+        )
+        acts.start()
+        before = (0.0, 0, 0)
+        while not acts.are_over:
+            time.sleep(SHOW_SECONDS)
+            passed = time.monotonic() - began
+            before, rates = _rates((writers, readers), passed, before)
+            screen.show(rates, acts.doing, acts.run)
+    for worker in workers:
+        worker.stop()
+    hanging = [worker for worker in workers if not worker.join(JOIN_SECONDS)]
+    if acts.failure is not None:
+        raise acts.failure
+    if hanging:
+        raise Refused("a worker hangs", "keep the logs with --keep")
+    _judge_acts(verdict, acts, writers)
+
+
+def _judge_acts(verdict: Verdict, acts: Acts, writers: list[Worker]) -> None:
+    """What happened to the cluster, and what the writers noticed of it."""
+
+    def longest(window: tuple[float, float]) -> float:
+        return round(max(worker.counts.longest_pause(*window) for worker in writers), 3)
+
+    moves = acts.moves
+    verdict.joined, verdict.drained, verdict.killed = acts.joined, acts.drained, acts.killed
+    verdict.moves = moves.count
+    verdict.moved_megabytes = round(moves.bytes / 1e6, 1)
+    verdict.megabytes_per_second = round(moves.bytes / 1e6 / max(0.001, moves.seconds), 1)
+    verdict.longest_hand_over_seconds = round(moves.longest_pause_seconds, 3)
+    verdict.longest_pause_without_move_seconds = longest(acts.quiet)
+    verdict.longest_pause_with_move_seconds = longest(acts.moving)
+    verdict.examples += moves.failed
+
+
+def _rates(
+    sides: tuple[list[Worker], list[Worker]], passed: float, before: tuple[float, int, int]
+) -> tuple[tuple[float, int, int], str]:
+    written, seen = (sum(worker.counts.rows for worker in side) for side in sides)
+    period = max(0.001, passed - before[0])
+    line = (
+        f"{passed:5.1f} s  {(written - before[1]) / period:>9,.0f} rows/s acknowledged  "
+        f"{(seen - before[2]) / period:>9,.0f} rows/s read"
+    )
+    return (passed, written, seen), line
+
+
+def judge(verdict: Verdict, writers: list[Worker], readers: list[Worker]) -> None:
+    """What the threads saw."""
+    verdict.rows_acked = sum(worker.counts.rows for worker in writers)
+    verdict.reads = sum(worker.counts.rows for worker in readers)
+    verdict.wrong = sum(worker.counts.wrong for worker in readers)
+    verdict.longest_pause_seconds = round(
+        max(worker.counts.longest_pause() for worker in writers), 2
+    )
+    for worker in (*writers, *readers):
+        verdict.examples += worker.counts.examples
+        if worker.counts.failure:
+            verdict.examples.append(worker.counts.failure)
+    seconds = max(0.001, verdict.seconds)
+    verdict.rows_written_per_second = round(verdict.rows_acked / seconds)
+    verdict.rows_read_per_second = round(verdict.reads / seconds)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms"
+
+
+def in_words(verdict: Verdict) -> str:
+    lines = [
+        f"acknowledged   {verdict.rows_acked:,} rows ({verdict.rows_written_per_second:,} a second)"
+        f" of {verdict.keys:,} keys",
+        f"read           {verdict.reads:,} rows ({verdict.rows_read_per_second:,} a second)",
+        f"joined         {verdict.joined}, and was filled; {verdict.drained} was drained",
+        f"moved          {verdict.moves} replicas on {verdict.pipeline}, verified: "
+        f"{verdict.moved_megabytes:,.0f} MB at {verdict.megabytes_per_second:,.0f} MB/s",
+        f"hand-over      {verdict.longest_hand_over_seconds * 1e3:,.0f} ms at most",
+        f"killed         {verdict.killed}, with kill -9; it came back",
+        f"longest pause  of any writer: {_ms(verdict.longest_pause_without_move_seconds)} before, "
+        f"{_ms(verdict.longest_pause_with_move_seconds)} during the moves, "
+        f"{_ms(verdict.longest_pause_seconds)} with the kill",
+        f"lost           {verdict.lost}",
+        f"wrong          {verdict.wrong}",
+        f"replicas       {'all equal' if verdict.replicas_equal else 'DIFFERENT'}",
+        *verdict.examples,
+        "Nothing was lost." if verdict.ok else "THIS WENT WRONG: see above.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What does `limosa doctor` consist of? The command, and its checks."""

@@ -1,0 +1,194 @@
+"""How do nodes get their share of the data, and how do they leave? `limosa node …`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.plans import (
+    Bandwidth,
+    Hold,
+    How,
+    MaxPause,
+    MovesIn,
+    MovesOut,
+    facts,
+    print_plan,
+)
+from limosa.cli.shared.runs import Wait, begin
+from limosa.cli.shared.terminal import print_json, tell
+from limosa.client.cluster_view import look
+from limosa.client.operator import Operator
+from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.model.runs import RunPlan
+from limosa.core.planning.plan import Plan
+from limosa.errors import IllegalRequest, Refused
+
+node = typer.Typer(help="Change who belongs to the cluster.", no_args_is_help=True)
+
+
+@node.command()
+@of_cluster
+def remove(target: Target, name: Annotated[str, typer.Argument(help="The node's name.")]) -> None:
+    """Take out a node that is gone for good; it must be stopped, and hold no replicas.
+
+    \b
+    Examples:
+      limosa node remove n4
+    """
+    with target.operate() as connection:
+        connection.remove_node(name)
+    if target.as_json:
+        print_json({"removed": name})
+    else:
+        typer.echo(f"{name} has left the cluster. Its name is not given again.")
+
+
+Names = Annotated[list[str], typer.Argument(metavar="NODE…", help="The nodes' names.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
+
+
+@node.command()
+@of_cluster
+def add(
+    target: Target,
+    names: Names,
+    moves_in: MovesIn = 2,
+    moves_out: MovesOut = 2,
+    bandwidth: Bandwidth = "0",
+    hold: Hold = "0s",
+    max_pause: MaxPause = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+) -> None:
+    """Give new nodes their share of the load; several at once if you like.
+
+    A node joins by itself when it is started (`limosa serve node`), and holds nothing at first.
+    This prints which replicas would go to it, asks, and starts the run.
+
+    \b
+    Examples:
+      limosa node add n4
+      limosa node add n4 n5 --dry-run
+      limosa node add n4 --yes --wait --max-pause 50ms
+    """
+    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
+    with target.operate() as connection:
+        like = how.plan(f"fill {', '.join(names)}")
+        found, run = filling(look(connection), names, like)
+        if not found.moves:
+            raise IllegalRequest(
+                f"nothing would be moved to {', '.join(names)}", "see `limosa rebalance plan`"
+            )
+        _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
+
+
+@node.command()
+@of_cluster
+def drain(
+    target: Target,
+    names: Names,
+    moves_in: MovesIn = 2,
+    moves_out: MovesOut = 2,
+    bandwidth: Bandwidth = "0",
+    hold: Hold = "0s",
+    max_pause: MaxPause = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+) -> None:
+    """Empty nodes, which stay members: nothing new is placed there. Several at once if you like.
+
+    They take part again after `limosa node undrain`; cancelling the run has the same effect.
+
+    \b
+    Examples:
+      limosa node drain n2
+      limosa node drain n2 n3 --yes --wait
+    """
+    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
+    like = how.plan(f"drain {', '.join(names)}", drains=tuple(names))
+    _drain(target, like, yes, dry_run, wait)
+
+
+@node.command()
+@of_cluster
+def decommission(
+    target: Target,
+    names: Names,
+    moves_in: MovesIn = 2,
+    moves_out: MovesOut = 2,
+    bandwidth: Bandwidth = "0",
+    hold: Hold = "0s",
+    max_pause: MaxPause = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    wait: Wait = None,
+) -> None:
+    """Empty nodes, and let them leave for good once nothing is left on them.
+
+    A node that has left can be stopped; its name is not given again.
+
+    \b
+    Examples:
+      limosa node decommission n2 --dry-run
+      limosa node decommission n2 --yes --wait
+    """
+    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
+    action = f"decommission {', '.join(names)}"
+    like = how.plan(action, drains=tuple(names), decommission=True)
+    _drain(target, like, yes, dry_run, wait)
+
+
+@node.command()
+@of_cluster
+def undrain(target: Target, names: Names) -> None:
+    """Let nodes that were drained, and did not leave, take part again.
+
+    \b
+    Examples:
+      limosa node undrain n2
+    """
+    with target.operate() as connection:
+        request = connection.undrain_nodes(names)
+    if target.as_json:
+        print_json({"operation": request.id, "answer": request.answer})
+    else:
+        typer.echo(f"{request.answer}. Give them their share: limosa node add {' '.join(names)}")
+
+
+def _drain(target: Target, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None) -> None:
+    with target.operate() as connection:
+        found, run = planned(look(connection), like)
+        _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
+
+
+def _ask_and_begin(
+    target: Target,
+    connection: Operator,
+    found: Plan,
+    run: RunPlan,
+    yes: bool,
+    dry_run: bool,
+    wait: bool | None,
+) -> None:
+    """A person sees the plan before anything happens."""
+    if dry_run and target.as_json:
+        print_json(facts(found, run))
+        return
+    if not target.as_json:
+        print_plan(found, run)
+    if dry_run:
+        return
+    if not yes:
+        if target.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise Refused(
+                f"nobody is here to say yes: {run.action}", "look at --dry-run, then add --yes"
+            )
+        if not typer.confirm(f"{run.action.capitalize()}?"):
+            tell("Nothing was changed.")
+            raise typer.Exit(1)
+    begin(target, connection, run, wait)

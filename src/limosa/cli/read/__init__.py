@@ -1,0 +1,1 @@
+"""What does `limosa read` consist of? The command, and its conditions."""

@@ -1,0 +1,63 @@
+"""Where are the admin service's files, is it installed, and how does it reach its cluster?"""
+
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from limosa.client.discovery import DEFAULT_DIRECTORY, VARIABLE, find_local
+from limosa.client.operator import Operator, operate
+from limosa.errors import BadInput, Refused
+
+INSTALL_ADMIN = "pip install '.[admin]'"
+
+
+def directory_of(given: str | None) -> str:
+    """The one that is named; that of the environment's cluster, of ./limosa-data, or the last."""
+    if given is not None:
+        if not Path(given).is_dir():
+            raise BadInput(f"there is no directory {given}", "name one with --directory")
+        return given
+    for place in (os.environ.get(VARIABLE, ""), DEFAULT_DIRECTORY):
+        if place and Path(place).is_dir():
+            return place
+    return find_local().directory
+
+
+def is_admin_installed() -> bool:
+    return find_spec("fastapi") is not None and find_spec("uvicorn") is not None
+
+
+def check_admin_installed() -> None:
+    if not is_admin_installed():
+        raise Refused(
+            "the admin service needs FastAPI and uvicorn", f"install them: {INSTALL_ADMIN}"
+        )
+
+
+def connector(
+    addresses: Sequence[str],
+    directory: str,
+    cluster: str,
+    token: str | None,
+    secret: str | None,
+    authority: str | None,
+    certificate: str | None,
+    key: str | None,
+) -> Callable[[], Operator]:
+    """How the service reaches the cluster; our certificate is shown to nodes that use TLS."""
+    calls_tls = authority is not None
+
+    def reach() -> Operator:
+        return operate(
+            list(addresses) or directory,
+            cluster_name=cluster,
+            token=token,
+            secret=secret,
+            authority=authority,
+            certificate=certificate if calls_tls else None,
+            key=key if calls_tls else None,
+            name="limosa-admin",
+        )
+
+    return reach

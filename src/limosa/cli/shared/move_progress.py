@@ -1,0 +1,173 @@
+"""How far is a change of a partition? Look after look until it has ended, and how that looks."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from limosa.admin.moves import Ended, Wanted, ending, look_at, record_of
+from limosa.cli.shared.durations import lasted
+from limosa.cli.shared.terminal import count, size, tell
+from limosa.client.operator import Operator
+from limosa.core.coordinator.explaining import Copying, Explanation
+from limosa.core.machines.catalogue import MACHINES
+from limosa.errors import OutcomeUnknown, Refused
+
+LOOK_SECONDS = 0.25
+PATIENCE_SECONDS = 60.0
+"""How long a cluster that does not answer is asked again."""
+RATE_SECONDS = 10.0
+BAR_WIDTH = 30
+
+
+# --- until it has ended
+
+
+def follow(
+    connection: Operator,
+    partition: str,
+    wanted: Wanted,
+    show: Callable[[Explanation], None],
+) -> Ended:
+    """Until the change has ended; a cluster that does not answer for a while is asked again."""
+    heard_at = time.monotonic()
+    while True:
+        try:
+            agreed = connection.state(partition)
+            ended = ending(agreed, record_of(agreed, partition), wanted)
+            if ended is not None:
+                return ended
+            show(look_at(connection, partition))
+            heard_at = time.monotonic()
+        except (OutcomeUnknown, Refused):
+            if time.monotonic() - heard_at > PATIENCE_SECONDS:
+                raise
+        time.sleep(LOOK_SECONDS)
+
+
+# --- how it looks
+
+
+class Rate:
+    """How fast bytes land, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def note(self, now: float, done: float) -> None:
+        if not done or (self._seen and done < self._seen[-1][1]):
+            self._seen.clear()  # it has not begun, or begins anew in another session
+        self._seen.append((now, done))
+        while now - self._seen[0][0] > RATE_SECONDS and len(self._seen) > 2:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float:
+        if not self._seen:
+            return 0.0
+        (began, first), (now, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (now - began) if now > began else 0.0
+
+
+def landed_bytes(copy: Copying) -> float:
+    """Slices are about equal, so they say how much of the whole is there."""
+    return copy.bytes_all * copy.landed / copy.slices if copy.slices else 0.0
+
+
+def copy_words(copy: Copying, bytes_per_second: float = 0.0) -> str:
+    """`12 of 64 slices, about 1,200 of 6,400 rows, 12.0 MB/s, 3.1 s left`."""
+    if not copy.slices:
+        return "nothing has landed yet"
+    words = [f"{copy.landed:,} of {count(copy.slices, 'slice')}"]
+    if copy.rows_all:
+        rows = copy.rows_all * copy.landed // copy.slices
+        words.append(f"about {rows:,} of {count(copy.rows_all, 'row')}")
+    if bytes_per_second > 0:
+        left = copy.bytes_all - landed_bytes(copy)
+        words.append(f"{size(bytes_per_second)}/s")
+        words += [f"{lasted(left / bytes_per_second)} left"] if left > 0 else []
+    return ", ".join(words)
+
+
+class Staged(Protocol):
+    """What is in a stage of a transition of some kind; or of none, then that is empty."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def stage(self) -> str: ...
+
+
+def stage_words(what: Staged) -> str:
+    """`streaming (3 of 6)`; on the way back it is not said how many there are."""
+    if not what.kind:
+        return what.stage
+    forward = []
+    machine, name = MACHINES[what.kind], MACHINES[what.kind].first.name
+    names = [stage.name for stage in machine.stages]
+    while name in names:
+        forward.append(name)
+        name = machine[name].next
+    if what.stage not in forward:
+        return f"{what.stage} (on the way back)"
+    return f"{what.stage} ({forward.index(what.stage) + 1} of {len(forward)})"
+
+
+def on_errors() -> Console:
+    """Beside the answer, which may be piped elsewhere."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+class Progress:
+    """What a person who waits sees: on a terminal a few lines that change, else a line a change."""
+
+    def __init__(self, what: str, quiet: bool, console: Console) -> None:
+        self._what = what
+        self._quiet = quiet
+        self._console = console
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+        self._rate = Rate()
+        self._began = time.monotonic()
+        self._said = ""
+
+    def open(self) -> AbstractContextManager[object]:
+        return self._live if self._is_live else nullcontext()
+
+    @property
+    def _is_live(self) -> bool:
+        return self._console.is_terminal and not self._quiet
+
+    def show(self, explanation: Explanation) -> None:
+        if explanation.copy is not None:
+            self._rate.note(time.monotonic(), landed_bytes(explanation.copy))
+        if self._is_live:
+            self._live.update(self.drawn(explanation), refresh=True)
+        elif not self._quiet:
+            self._say(f"{stage_words(explanation)}: {explanation.waits_for}")
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            tell(line)
+
+    def drawn(self, explanation: Explanation) -> Group:
+        passed = lasted(time.monotonic() - self._began)
+        lines: list[Text | Table] = [
+            Text(f"{self._what}  {stage_words(explanation)}  {passed}", style="bold")
+        ]
+        copy = explanation.copy
+        if copy is not None:
+            grid = Table.grid(padding=(0, 1))
+            bar = ProgressBar(max(copy.slices, 1), copy.landed, width=BAR_WIDTH)
+            grid.add_row(bar, copy_words(copy, self._rate.per_second))
+            lines.append(grid)
+        lines.append(Text(f"waits for: {explanation.waits_for}"))
+        return Group(*lines)

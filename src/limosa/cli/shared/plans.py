@@ -1,0 +1,132 @@
+"""How does a plan look? What moves where and why, what it costs, what is left out."""
+
+from typing import Annotated, Any
+
+import typer
+from msgspec import Struct, to_builtins
+
+from limosa.cli.shared.durations import lasted, seconds_of
+from limosa.cli.shared.sizes import bytes_of
+from limosa.cli.shared.terminal import count, print_table, size
+from limosa.core.model.intent import Placement
+from limosa.core.model.runs import Estimate, Limits, PlannedMove, RunPlan
+from limosa.core.planning.plan import Balance, Move, Plan
+from limosa.errors import BadInput
+
+SHOWN = 20
+_NONE = Limits()
+
+MovesIn = Annotated[int, typer.Option(min=1, help="How many moves to one node at once.")]
+MovesOut = Annotated[int, typer.Option(min=1, help="How many moves away from one node at once.")]
+Bandwidth = Annotated[
+    str,
+    typer.Option(
+        metavar="BYTES", help="What all copies may take in a second; 0: no limit of its own."
+    ),
+]
+Hold = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="How long both sides of a move are kept once switched."),
+]
+MaxPause = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="Hand over only while it would pause writes for no longer.",
+        show_default="no limit",
+    ),
+]
+
+
+class How(Struct, frozen=True):
+    """What a person says about a run besides what moves."""
+
+    moves_in: int = _NONE.moves_in
+    moves_out: int = _NONE.moves_out
+    bandwidth: str = "0"
+    hold: str = "0s"
+    max_pause: str | None = None
+
+    def plan(self, action: str, **more: Any) -> RunPlan:
+        pause = 0.0 if self.max_pause is None else seconds_of(self.max_pause, "--max-pause")
+        if self.max_pause is not None and not pause:
+            raise BadInput("--max-pause of 0: no hand-over is that quick", "allow some, like 50ms")
+        return RunPlan(
+            action,
+            limits=Limits(self.moves_in, self.moves_out, int(bytes_of(self.bandwidth))),
+            hold_seconds=seconds_of(self.hold, "--hold"),
+            max_pause_seconds=pause,
+            **more,
+        )
+
+
+def move_of(text: str) -> PlannedMove:
+    """`items-0003:n1:n4`, or `items-0003:n1:n4/ssd2` with a volume."""
+    parts = text.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise BadInput(f"--move {text!r}", "write PARTITION:FROM:TO, or PARTITION:FROM:TO/VOLUME")
+    node, _, volume = parts[2].partition("/")
+    return PlannedMove(parts[0], parts[1], Placement(node, volume))
+
+
+def facts(plan: Plan, run: RunPlan) -> dict[str, Any]:
+    described: dict[str, Any] = to_builtins(plan)
+    return {
+        "action": run.action,
+        **described,
+        "bytes": plan.bytes,
+        "estimate": None if run.estimate is None else to_builtins(run.estimate),
+        "limits": to_builtins(run.limits),
+    }
+
+
+def print_plan(plan: Plan, run: RunPlan) -> None:
+    if not plan.moves:
+        typer.echo("Nothing is to be moved.")
+    else:
+        print_table(
+            ("partition", "from", "to", "size", "why"),
+            [row_of(move) for move in plan.moves[:SHOWN]],
+        )
+        if len(plan.moves) > SHOWN:
+            typer.echo(f"… and {count(len(plan.moves) - SHOWN, 'more move')}")
+        typer.echo("")
+        typer.echo(cost_words(len(plan.moves), run.estimate))
+    typer.echo(balance_words(plan.before, plan.after))
+    for large in plan.too_large[:SHOWN]:
+        typer.echo(
+            f"{large.partition} alone has {large.amount:,.0f} {large.dimension}, a node's fair "
+            f"share is {large.fair_share:,.0f}: only a split can spread it."
+        )
+    for left in plan.skipped[:SHOWN]:
+        typer.echo(f"{left.partition} is left where it is: {left.why}.")
+    if len(plan.skipped) > SHOWN:
+        typer.echo(f"… and {count(len(plan.skipped) - SHOWN, 'more partition')} are left.")
+
+
+def row_of(move: Move) -> tuple[object, ...]:
+    return (move.partition, move.source, words(move.target), size(move.bytes), move.why)
+
+
+def words(place: Placement) -> str:
+    return f"{place.node}/{place.volume}" if place.volume else place.node
+
+
+def cost_words(moves: int, estimate: Estimate | None) -> str:
+    known = estimate or Estimate()
+    return (
+        f"{count(moves, 'move')}, {size(known.bytes)}, about {lasted(known.seconds)}; "
+        f"at most {size(known.peak_bytes)} besides on disks, "
+        f"writes pause for about {lasted(known.pause_seconds)} at each hand-over."
+    )
+
+
+def balance_words(before: Balance, after: Balance) -> str:
+    """`Most loaded node: 1.83 of the mean now, 1.02 then.`"""
+    if not before.load:
+        return "There is no load to balance."
+    return (
+        f"Most loaded node: {before.load:.2f} times the mean now, {after.load:.2f} then "
+        f"(bytes {before.bytes:.2f} → {after.bytes:.2f}, writes {before.writes:.2f} → "
+        f"{after.writes:.2f}, reads {before.reads:.2f} → {after.reads:.2f})."
+    )

@@ -1,0 +1,119 @@
+"""How far is a run? One look at it, or look after look until it has ended."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import to_builtins
+
+from limosa.cli.shared.durations import lasted
+from limosa.cli.shared.move_progress import PATIENCE_SECONDS
+from limosa.cli.shared.plans import words
+from limosa.cli.shared.terminal import count, size
+from limosa.client.cluster_view import watch
+from limosa.client.operator import Operator
+from limosa.core.coordinator.progress import Progress
+from limosa.core.coordinator.watching import Watched
+from limosa.core.model.runs import RunMove
+from limosa.errors import OutcomeUnknown, Refused
+
+LOOK_SECONDS = 0.5
+"""Each look asks every node for all it knows."""
+
+
+def follow(connection: Operator, run: str, show: Callable[[Watched], None]) -> Progress:
+    """Until the run has ended; a cluster that does not answer for a while is asked again."""
+    heard_at = time.monotonic()
+    while True:
+        try:
+            found = watch(connection, run)
+            if found.progress.run.outcome:
+                return found.progress
+            show(found)
+            heard_at = time.monotonic()
+        except (OutcomeUnknown, Refused):
+            if time.monotonic() - heard_at > PATIENCE_SECONDS:
+                raise
+        time.sleep(LOOK_SECONDS)
+
+
+def facts(progress: Progress) -> dict[str, Any]:
+    described: dict[str, Any] = to_builtins(progress)
+    return described
+
+
+def lines_of(progress: Progress) -> list[str]:
+    """What a person reads of a run, without its moves."""
+    run = progress.run
+    told = {
+        "run": f"{run.id}: {run.action}",
+        "asked for by": f"{run.by}{f' ({run.why})' if run.why else ''}",
+        "state": state_words(progress),
+        "moves": moves_words(progress),
+        "copied": copied_words(progress),
+        "time": time_words(progress),
+        "longest pause": lasted(progress.pause_seconds) if progress.pause_seconds else "",
+        "thought before": estimate_words(progress),
+        "limits": limits_words(progress),
+    }
+    lines = [f"{name:<14} {value}" for name, value in told.items() if value]
+    return lines + [f"{'waits for':<14} {why}" for why in progress.waits]
+
+
+def state_words(progress: Progress) -> str:
+    run = progress.run
+    if not run.outcome:
+        return progress.state
+    return f"{run.outcome}{f': {run.words}' if run.words else ''}"
+
+
+def moves_words(progress: Progress) -> str:
+    """`5 of 12 committed, 2 in flight, 5 to begin`."""
+    parts = [f"{progress.committed:,} of {progress.total:,} committed"]
+    parts += [f"{progress.in_flight:,} in flight"] if progress.in_flight else []
+    parts += [f"{progress.failed:,} failed"] if progress.failed else []
+    never = "never begun" if progress.run.outcome else "to begin"
+    parts += [f"{progress.pending:,} {never}"] if progress.pending else []
+    return ", ".join(parts)
+
+
+def copied_words(progress: Progress) -> str:
+    rate = f", {size(progress.bytes_per_second)}/s" if progress.bytes_per_second else ""
+    return f"{count(progress.rows, 'row')}, {size(progress.bytes)}{rate}"
+
+
+def time_words(progress: Progress) -> str:
+    left = progress.seconds_left
+    return lasted(progress.seconds) + ("" if left is None else f", about {lasted(left)} left")
+
+
+def estimate_words(progress: Progress) -> str:
+    estimate = progress.run.estimate
+    if estimate is None:
+        return ""
+    took, pause = lasted(estimate.seconds), lasted(estimate.pause_seconds)
+    return f"{size(estimate.bytes)} in {took}, pauses of {pause}"
+
+
+def limits_words(progress: Progress) -> str:
+    limits = progress.run.limits
+    rate = f", {size(limits.bytes_per_second)}/s" if limits.bytes_per_second else ""
+    return f"{limits.moves_in} to a node and {limits.moves_out} away from one at once{rate}"
+
+
+def row_of(move: RunMove) -> tuple[object, ...]:
+    return (
+        move.number,
+        move.partition,
+        move.source,
+        words(move.target),
+        move.state,
+        move.attempts,
+        f"{move.rows:,}",
+        size(move.bytes),
+        lasted(move.pause_seconds) if move.pause_seconds else None,
+        move.detail,
+    )
+
+
+COLUMNS = ("move", "partition", "from", "to", "state", "tries", "rows", "size", "pause", "detail")

@@ -1,0 +1,66 @@
+"""How does a command start a run and follow it? For `limosa rebalance` and `limosa node`."""
+
+from typing import Annotated
+
+import typer
+
+from limosa.cli.shared.move_progress import on_errors
+from limosa.cli.shared.options import Target
+from limosa.cli.shared.run_display import Watching
+from limosa.cli.shared.run_progress import facts, follow, lines_of
+from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.client.operator import Operator
+from limosa.core.coordinator.progress import Progress
+from limosa.core.model.runs import RunPlan
+
+INTERRUPTED = 130
+
+Wait = Annotated[
+    bool | None,
+    typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+]
+
+
+def begin(target: Target, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
+    """Start a run, say so, and follow it if somebody wants to."""
+    request = connection.start_run(plan)
+    name = request.answer.rsplit(" ", 1)[-1]
+    answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **next_of(name)}
+    if not (is_watched(target) if wait is None else wait):
+        if target.as_json:
+            print_json({**answer, "state": "running"})
+            return
+        typer.echo(f"{name}: {plan.action}, {count(len(plan.moves), 'move')}.")
+        typer.echo(f"How far it is: {answer['next']}")
+        return
+    tell_end(target, followed(target, connection, name))
+
+
+def next_of(run: str) -> dict[str, str]:
+    return {"next": f"limosa rebalance status {run}"}
+
+
+def is_watched(target: Target) -> bool:
+    return not target.as_json and on_errors().is_terminal
+
+
+def followed(target: Target, connection: Operator, run: str) -> Progress:
+    watching = Watching(target.as_json, on_errors())
+    try:
+        with watching.open():
+            return follow(connection, run, watching.show)
+    except KeyboardInterrupt:
+        pass
+    tell(f"The run goes on. See `limosa rebalance status`; end it: `limosa rebalance cancel {run}`")
+    if target.as_json:
+        print_json({"run": run, "state": "running", **next_of(run)})
+    raise typer.Exit(INTERRUPTED)
+
+
+def tell_end(target: Target, ended: Progress) -> None:
+    if target.as_json:
+        print_json(facts(ended))
+    else:
+        for line in lines_of(ended):
+            typer.echo(line)
+    raise typer.Exit(0 if ended.run.outcome == "done" else 1)

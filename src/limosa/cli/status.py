@@ -1,0 +1,49 @@
+"""Is the cluster well, in a few lines? `limosa status`."""
+
+import typer
+
+from limosa.admin.overview import look, status_of
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.terminal import print_json
+
+NAMED_AT_MOST = 5
+
+
+@of_cluster
+def status(target: Target) -> None:
+    """Is everything well? The cluster in a few lines.
+
+    \b
+    Examples:
+      limosa status
+      limosa status --cluster 127.0.0.1:4711 --json
+    """
+    with target.operate() as connection:
+        overview = look(connection, ask_nodes=False)
+    answer = status_of(overview)
+    if target.as_json:
+        print_json(answer)
+        return
+    partitions = answer.partitions
+    silent = [node for node in answer.nodes.members if node not in answer.nodes.live]
+    lines = {
+        "cluster": f"{answer.cluster} ({answer.id})",
+        "coordinator": answer.coordinator or "none in office",
+        "nodes": f"{len(overview.live)} of {len(overview.members)} live"
+        + (f"; silent: {', '.join(silent)}" if silent else ""),
+        "tables": ", ".join(answer.tables) or "none",
+        "partitions": f"{partitions.total:,}",
+        "without an owner": _some(partitions.without_owner),
+        "not fully in sync": _some(partitions.not_in_sync),
+        "changing": _some(partitions.changing),
+        "generation": str(answer.generation),
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:<18} {value}")
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "none"
+    more = ", …" if len(names) > NAMED_AT_MOST else ""
+    return f"{len(names):,} ({', '.join(names[:NAMED_AT_MOST])}{more})"

@@ -1,0 +1,164 @@
+"""How is a table made, described or dropped? `limosa table …`."""
+
+import sys
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from limosa.cli.shared.options import Partitions, Replicas, Target, of_cluster
+from limosa.cli.shared.terminal import count, print_json, print_table
+from limosa.client.connection import Description
+from limosa.client.requests import PARTITIONS
+from limosa.client.schema import schema_of
+from limosa.errors import BadInput
+
+table = typer.Typer(help="Make, describe or drop one table.", no_args_is_help=True)
+
+
+@table.command()
+@of_cluster
+def create(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    key: Annotated[list[str], typer.Option("--key", help="A key column; repeat for several.")],
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="NAME:TYPE", help="A column; repeat for each."),
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="FILE", help="Columns as this file has them.")
+    ] = None,
+    partitions: Partitions = None,
+    replicas: Replicas = None,
+    min_in_sync: Annotated[
+        int, typer.Option(min=0, help="Copies that must take a write; 0: a majority.")
+    ] = 0,
+    zone: Annotated[
+        str | None, typer.Option(help="Share the partitions of a zone.", show_default="its own")
+    ] = None,
+) -> None:
+    """Make a table; it can be written to when this returns.
+
+    Types: bool, int8 to int64, float32, float64, string, binary, date32, timestamp (microseconds,
+    UTC), timestamp[us] (without a zone).
+
+    \b
+    Examples:
+      limosa table create items --column id:int64 --column name:string --key id
+      limosa table create items --like items.parquet --key id --partitions 32 --replicas 3
+    """
+    schema = _columns(column or [], like, key)
+    with target.connect() as connection:
+        connection.create_table(
+            name,
+            schema,
+            key,
+            partitions=PARTITIONS if partitions is None else partitions,
+            replicas=replicas,
+            min_in_sync=min_in_sync,
+            zone=zone,
+        )
+        description = connection.describe(name)
+    if target.as_json:
+        print_json(description)
+    else:
+        copies = count(description.replicas, "replica")
+        of = count(description.partitions, "partition")
+        typer.echo(f"The table {name} is made: {of} of {copies} each.")
+
+
+def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
+    if bool(given) == (like is not None):
+        raise BadInput(
+            "a table's columns are given in one way", "use --column NAME:TYPE, or --like FILE"
+        )
+    if like is not None:
+        from limosa.cli.shared.row_files import open_source, plain_schema
+
+        with open_source(like, None, None) as source:
+            return plain_schema(source.schema, key, like)
+    types = {}
+    for each in given:
+        name, colon, wanted = each.partition(":")
+        if not colon or not name or not wanted:
+            raise BadInput(f"{each!r} is no column", "write NAME:TYPE, like id:int64")
+        if name in types:
+            raise BadInput(f"the column {name} is given twice", "give each its own name")
+        types[name] = wanted
+    return schema_of(types)
+
+
+@table.command()
+@of_cluster
+def describe(
+    target: Target, name: Annotated[str, typer.Argument(help="The table's name.")]
+) -> None:
+    """Show a table's columns and how it is spread.
+
+    \b
+    Examples:
+      limosa table describe items
+    """
+    with target.connect() as connection:
+        description = connection.describe(name)
+    if target.as_json:
+        print_json(description)
+    else:
+        _print(description)
+
+
+def _print(description: Description) -> None:
+    lines = {
+        "table": description.name,
+        "id": description.id,
+        "zone": description.zone,
+        "partitions": f"{description.partitions:,}",
+        "replicas": f"{description.replicas} ({description.min_in_sync} must be in sync)",
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:<12} {value}")
+    typer.echo("")
+    places = {name: str(place + 1) for place, name in enumerate(description.key)}
+    print_table(
+        ("column", "type", "key"),
+        [(name, of, places.get(name, "")) for name, of in description.columns.items()],
+    )
+
+
+@table.command()
+@of_cluster
+def drop(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Drop a table and all of its rows.
+
+    \b
+    Examples:
+      limosa table drop items
+      limosa table drop items --yes
+    """
+    with target.connect() as connection:
+        connection.describe(name)
+        if not yes and not _confirmed(name):
+            typer.echo("Nothing was dropped.")
+            raise typer.Exit(1)
+        connection.drop_table(name)
+    if target.as_json:
+        print_json({"dropped": name})
+    else:
+        typer.echo(f"The table {name} and its rows are gone.")
+
+
+def _confirmed(name: str) -> bool:
+    if not is_terminal():
+        raise BadInput(
+            f"dropping {name} deletes its rows, and nobody can be asked", "say --yes if you mean it"
+        )
+    return typer.confirm(f"Drop the table {name} and all of its rows?", err=True)
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty()

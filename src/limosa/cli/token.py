@@ -1,0 +1,56 @@
+"""How does an application prove who it is? By a token, which `limosa token` makes."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.terminal import print_json
+from limosa.client.discovery import LOCAL, find_local
+from limosa.errors import BadInput, Refused
+from limosa.transport.tokens import issue, read_secret
+
+DAY_SECONDS = 86_400.0
+
+
+@of_cluster
+def token(
+    target: Target,
+    subject: Annotated[str, typer.Option(help="Whom the token is for.")],
+    role: Annotated[str, typer.Option(help="client, admin, node or coordinator.")] = "client",
+    days: Annotated[float, typer.Option(help="How long it is good for.")] = 30.0,
+) -> None:
+    """Print a token, made from the cluster's secret.
+
+    A client reads and writes rows; an admin also makes and drops tables. The cluster need not
+    run: its secret is enough.
+
+    \b
+    Examples:
+      limosa token --subject reports --role client --days 90
+      limosa token --subject ann --role admin --secret /srv/limosa/secret --cluster-name shop
+    """
+    cluster, path = _secret(target)
+    expires_at = time.time() + days * DAY_SECONDS
+    made = issue(read_secret(path), cluster, subject, role, days * DAY_SECONDS, time.time())
+    if target.as_json:
+        print_json(
+            {"token": made, "subject": subject, "role": role, "expires_at": round(expires_at)}
+        )
+    else:
+        typer.echo(made)
+
+
+def _secret(target: Target) -> tuple[str, str]:
+    """The cluster's name, and where its secret is."""
+    if target.secret is not None:
+        return target.cluster_name or LOCAL, target.secret
+    if target.cluster is not None and not os.path.isdir(target.cluster):
+        raise BadInput("a token is made from the cluster's secret", "name its file with --secret")
+    local = find_local(target.cluster)
+    if local.secret is None or not Path(local.secret).exists():
+        raise Refused("this cluster has no secret", "name its file with --secret")
+    return local.cluster, local.secret

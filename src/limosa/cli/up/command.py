@@ -1,0 +1,197 @@
+"""How does a whole cluster run in one terminal? `limosa up`, until Ctrl-C."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from limosa.cli.shared.admin_service import INSTALL_ADMIN, is_admin_installed
+from limosa.cli.shared.options import AsJson
+from limosa.cli.shared.terminal import count, place_of, print_json, print_table, tell
+from limosa.cli.up.supervisor import Supervisor
+from limosa.client.discovery import DEFAULT_DIRECTORY, LOCAL, Local, forget_local, write_local
+from limosa.errors import BadInput, Refused
+from limosa.runtime.local import LocalCluster
+
+LOOK_SECONDS = 0.2
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def up(
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=50, help="How many.", show_default="3, or as many as there were"),
+    ] = None,
+    data: Annotated[str, typer.Option(help="The directory of the cluster.")] = DEFAULT_DIRECTORY,
+    cluster: Annotated[
+        str | None, typer.Option(help="The cluster's name, if it is new.", show_default=LOCAL)
+    ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(min=0.5, help="How long a silent node counts as alive.")
+    ] = 3.0,
+    no_restart: Annotated[
+        bool, typer.Option("--no-restart", help="Leave a node that died alone.")
+    ] = False,
+    no_admin: Annotated[
+        bool, typer.Option("--no-admin", help="Run no admin service over HTTP.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a cluster on this machine, in this terminal.
+
+    A coordinator, some nodes and an admin service run as processes of their own. One that dies is
+    started again. Ctrl-C stops all of them; a second Ctrl-C kills them. The rows stay in the
+    directory, and the next `limosa up` goes on with them; a larger --nodes adds nodes.
+
+    \b
+    Examples:
+      limosa up
+      limosa up --nodes 5 --data /srv/limosa
+    """
+    local = LocalCluster(
+        data,
+        nodes,
+        cluster or LOCAL,
+        arguments=["--lease-seconds", str(lease_seconds)],
+        admin=not no_admin and _can_serve_admin(),
+    )
+    if cluster is not None and local.cluster != cluster:
+        raise BadInput(
+            f"{local.directory} holds the cluster {local.cluster}", "leave --cluster out"
+        )
+    with _stopped_by_signals(local) as run:
+        tell(f"Starting {count(len(local.nodes), 'node')} in {local.directory} …")
+        local.start()
+        try:
+            _announce(local)
+            run.was_ready = True
+            _welcome(local, data, as_json)
+            _watch(local, not no_restart)
+        finally:
+            forget_local(local.directory)
+            tell("Stopping …")
+            local.stop()
+
+
+def _can_serve_admin() -> bool:
+    """A cluster does without."""
+    if is_admin_installed():
+        return True
+    tell(f"There is no admin service: it needs FastAPI and uvicorn ({INSTALL_ADMIN}).")
+    return False
+
+
+class Run:
+    """How far it got, and how it ends."""
+
+    def __init__(self) -> None:
+        self.was_ready = False
+        self.stopping_since: float | None = None
+        self.killed = False
+
+
+@contextmanager
+def _stopped_by_signals(local: LocalCluster) -> Iterator[Run]:
+    """The first signal ends what runs here; those that follow kill who has not stopped yet."""
+    run = Run()
+
+    def heard(number: int, frame: object) -> None:
+        if run.stopping_since is None:
+            run.stopping_since = time.monotonic()
+            raise KeyboardInterrupt
+        run.killed = True
+        for process in list(local.processes.values()):
+            process.kill()
+
+    # Under nohup the cluster survives the end of its terminal.
+    hears = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, heard) for number in hears}
+    try:
+        yield run
+    except KeyboardInterrupt:
+        _say_goodbye(run)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_goodbye(run: Run) -> None:
+    if run.killed:
+        tell("Killed. The next `limosa up` recovers what was acknowledged.")
+    elif not run.was_ready:
+        tell("Stopped before it was ready.")
+    else:
+        seconds = time.monotonic() - (run.stopping_since or 0.0)
+        tell(f"Stopped cleanly after {seconds:.1f} s. All rows are kept.")
+        return
+    raise typer.Exit(130)
+
+
+def _announce(local: LocalCluster) -> None:
+    write_local(
+        local.directory,
+        Local(
+            local.cluster,
+            dict(local.addresses),
+            local.secret,
+            os.getpid(),
+            local.metastore,
+            str(local.directory),
+            local.admin_url,
+        ),
+    )
+
+
+def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
+    if local.admin_trouble:
+        tell(f"There is no admin service: {local.admin_trouble}")
+    if as_json:
+        print_json(
+            {
+                "cluster": local.cluster,
+                "directory": str(local.directory),
+                "pid": os.getpid(),
+                "nodes": local.addresses,
+                "secret": local.secret,
+                "admin": local.admin_url or None,
+            }
+        )
+        return
+    print_table(
+        ("node", "address", "process", "log"),
+        [
+            (name, place_of(local.addresses[name]), local.processes[name].pid, f"logs/{name}.log")
+            for name in local.nodes
+        ],
+    )
+    elsewhere = Path(data) != Path(DEFAULT_DIRECTORY)
+    lines = [
+        f"The cluster {local.cluster} is ready. In another terminal:",
+        "",
+        *([f"  export LIMOSA_CLUSTER={local.directory}"] if elsewhere else []),
+        "  limosa generate 1000000 items.parquet",
+        "  limosa write items items.parquet --create --key id",
+        "  limosa read items --where 'price > 99' --limit 5",
+        "  limosa status",
+        *(["  limosa admin-token add me --role admin"] if local.admin_url else []),
+        "",
+        *([f"Over HTTP, with such a token: {local.admin_url}"] if local.admin_url else []),
+        "In Python: limosa.connect(). Ctrl-C stops it; the rows stay.",
+    ]
+    typer.echo("\n".join(lines))
+
+
+def _watch(local: LocalCluster, restarts: bool) -> None:
+    def report(what: str) -> None:
+        tell(f"{time.strftime('%H:%M:%S')} {what}")
+
+    supervisor = Supervisor(local, report, lambda: _announce(local), restarts)
+    while not supervisor.all_gone:
+        supervisor.look()
+        time.sleep(LOOK_SECONDS)
+    raise Refused("every process has ended", f"look at {local.directory}/logs")

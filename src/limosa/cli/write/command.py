@@ -1,0 +1,259 @@
+"""How do the rows of a file get into a table? `limosa write`, a batch at a time."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from limosa.cli.shared.options import Partitions, Replicas, Target, of_cluster
+from limosa.cli.shared.row_files import Format, Source, errors_of, open_source, plain_schema
+from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.cli.write.columns import check_columns, fitted
+from limosa.client.requests import PARTITIONS
+from limosa.client.rows import in_pieces
+from limosa.client.session import settle
+from limosa.client.table import TableHandle
+from limosa.core.client import Finished
+from limosa.errors import (
+    BadInput,
+    Forbidden,
+    InvalidKey,
+    LimosaError,
+    OutcomeUnknown,
+    Refused,
+    Unauthenticated,
+)
+from limosa.storage.rows import Batch
+from limosa.storage.schema import Table
+
+BATCHES_UNDER_WAY = 16
+PAUSE_SECONDS = 0.2
+PATIENCE_SECONDS = 60.0
+"""How long a cluster that takes nothing is tried again."""
+
+
+@of_cluster
+def write(
+    target: Target,
+    table: Annotated[str, typer.Argument(help="The table's name.")],
+    file: Annotated[str, typer.Argument(help="Its rows; - for standard input.")],
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", help="What the file is.", show_default="by its suffix"),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the table, with the file's columns.")
+    ] = False,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="With --create: a key column; repeat for several."),
+    ] = None,
+    partitions: Partitions = None,
+    replicas: Replicas = None,
+) -> None:
+    """Write the rows of a file; a row with the same key is replaced.
+
+    The file is read and sent in batches. What is wrong with its columns, its first rows or its
+    types is said before anything is written; of a later error it is said how many rows were
+    acknowledged before. Writing the file again is safe.
+
+    In CSV an empty field without quotes is null. In NDJSON times and decimals are text, and binary
+    is base64.
+
+    \b
+    Examples:
+      limosa write items items.parquet
+      limosa write items items.csv --create --key id --partitions 32
+      generate-rows | limosa write items - --format ndjson
+    """
+    if not create and (key or partitions is not None or replicas is not None):
+        raise BadInput("the table is not made here", "add --create, or leave the options out")
+    if create and not key:
+        raise BadInput("a new table needs a key", "name its columns with --key")
+    with target.connect() as connection:
+        # Columns and types are checked with the table at hand; a new one is made after that.
+        known = None if create else connection.table(table)
+        types = None if known is None else _types(known.definition)
+        with open_source(file, format, types) as source:
+            if known is None:
+                definition = Table(
+                    "new", plain_schema(source.schema, key or (), source.name), tuple(key or ())
+                )
+            else:
+                definition = known.definition
+            check_columns(definition, source.schema.names, source.name)
+            _check_nulls(definition, source)
+            batches = _fitted(source, definition)
+            first = next(batches, None)
+            if known is None:
+                known = connection.create_table(
+                    table,
+                    definition.columns,
+                    definition.key,
+                    partitions=partitions or PARTITIONS,
+                    replicas=replicas,
+                )
+            summary = _send(known, source, first, batches)
+    if target.as_json:
+        print_json({"table": table, "created": create, **summary})
+    else:
+        typer.echo(
+            f"{count(summary['rows'], 'row')} written to {table} in {summary['seconds']:.1f} s "
+            f"({summary['rows_per_second']:,.0f} rows/s)."
+        )
+
+
+def _types(table: Table) -> dict[str, pa.DataType]:
+    return {name: table.physical.field(name).type for name in table.names}
+
+
+def _check_nulls(table: Table, source: Source) -> None:
+    """As far as the file says how many there are, without a look at its rows."""
+    for name in table.key:
+        nulls = source.nulls.get(name, 0)
+        if nulls:
+            raise InvalidKey(
+                f"{source.name}: the key column {name} is null in {count(nulls, 'row')}",
+                "every row needs its key",
+            )
+
+
+def _fitted(source: Source, table: Table) -> Iterator[pa.RecordBatch]:
+    done = 0
+    with errors_of(source.name):
+        for batch in source.batches:
+            yield fitted(table, batch, source.name, done)
+            done += batch.num_rows
+
+
+def _send(
+    table: TableHandle,
+    source: Source,
+    first: pa.RecordBatch | None,
+    rest: Iterator[pa.RecordBatch],
+) -> dict[str, Any]:
+    began = time.monotonic()
+    with _progress(source.rows) as advance:
+        sender = Sender(table, advance)
+        try:
+            if first is not None:
+                sender.send(first)
+            for batch in rest:
+                sender.send(batch)
+            sender.finish()
+        except KeyboardInterrupt:
+            tell(f"Interrupted: {_so_far(sender)}.")
+            raise
+        except LimosaError as error:
+            if isinstance(error, BadInput):  # of the file: what came before it still goes its way
+                with suppress(LimosaError):
+                    sender.finish()
+            error.message += f"; {_so_far(sender)}"
+            error.args = (f"{error.message} ({error.advice})",)
+            raise
+    seconds = time.monotonic() - began
+    return {
+        "rows": sender.acked,
+        "seconds": round(seconds, 3),
+        "rows_per_second": round(sender.acked / seconds) if seconds else 0,
+    }
+
+
+def _so_far(sender: "Sender") -> str:
+    return f"{count(sender.count_acked(), 'row')} were acknowledged; others may be written, too"
+
+
+class Sender:
+    """Keeps some batches under way, and counts what is durable.
+
+    While the cluster can't take one (a node died, too few replicas are in sync) it is sent again,
+    and all that came after it, so that of two rows with the same key the later one stays.
+    """
+
+    def __init__(self, table: TableHandle, advance: Callable[[int], None]) -> None:
+        self._table = table
+        self._advance = advance
+        self._under_way: deque[tuple[Batch, Future[Finished]]] = deque()
+        self._failing_since: float | None = None
+        self.acked = 0
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        for piece in in_pieces(pa.Table.from_batches([batch])):
+            self._submit(Batch.of(self._table.definition, piece))
+            while len(self._under_way) > BATCHES_UNDER_WAY:
+                self._settle()
+            while self._under_way and self._under_way[0][1].done():
+                self._settle()
+
+    def finish(self) -> None:
+        while self._under_way:
+            self._settle()
+
+    def count_acked(self) -> int:
+        """Also of those that nobody has waited for."""
+        for batch, future in self._under_way:
+            if future.done() and future.exception() is None and future.result().outcome == "done":
+                self.acked += len(batch)
+        self._under_way.clear()
+        return self.acked
+
+    def _submit(self, batch: Batch) -> None:
+        self._under_way.append((batch, self._table.submit(batch)))
+
+    def _settle(self) -> None:
+        batch, future = self._under_way[0]
+        try:
+            settle(future)
+        except (Unauthenticated, Forbidden):
+            raise
+        except (Refused, OutcomeUnknown) as error:
+            self._send_again(error)
+            return
+        self._failing_since = None
+        self._under_way.popleft()
+        self.acked += len(batch)
+        self._advance(len(batch))
+
+    def _send_again(self, error: LimosaError) -> None:
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since > PATIENCE_SECONDS:
+            raise error
+        wait([future for _, future in self._under_way])
+        time.sleep(PAUSE_SECONDS)
+        batches = [batch for batch, _ in self._under_way]
+        self._under_way.clear()
+        for batch in batches:
+            self._submit(batch)
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} rows"),
+        TextColumn("{task.fields[rate]:,.0f} rows/s"),
+        TimeElapsedColumn(),
+    )
+    began = time.monotonic()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        shown = bar.add_task("rows", total=total, rate=0.0)
+        done = 0
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            rate = done / max(0.001, time.monotonic() - began)
+            bar.update(shown, advance=rows, rate=rate)
+
+        yield advance

@@ -1,0 +1,71 @@
+"""How is a change asked for? As a request, which the coordinator answers."""
+
+import time
+import uuid
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from limosa.client.session import Session
+from limosa.core.model.changes import Topology
+from limosa.core.model.codec import decode, encode
+from limosa.core.model.intent import Request
+from limosa.core.model.topology import NamedTable
+from limosa.storage.schema import Table
+
+REQUEST_SECONDS = 30.0
+ASK_SECONDS = 8.0
+PARTITIONS = 16
+
+
+def request_id(what: str) -> str:
+    return f"{what}-{uuid.uuid4().hex[:16]}"
+
+
+def asked(session: Session, request: Request) -> Request:
+    """Store the request and return at once, with the row that now has its id: an older one if the
+    id was used before."""
+    return as_request(session.call("ask", encode(dated(request)), ASK_SECONDS))
+
+
+def answered(session: Session, request: Request) -> Request:
+    """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
+    return as_request(session.call("request", encode(dated(request)), REQUEST_SECONDS))
+
+
+def dated(request: Request) -> Request:
+    """People see since when it waits."""
+    return replace(request, asked=time.time())
+
+
+def as_request(body: bytes) -> Request:
+    answer = decode(body)
+    assert isinstance(answer, Request)
+    return answer
+
+
+def creation(
+    id: str,
+    topology: Topology,
+    name: str,
+    columns: pa.Schema,
+    key: tuple[str, ...],
+    partitions: int = PARTITIONS,
+    replicas: int | None = None,
+    min_in_sync: int = 0,
+    zone: str | None = None,
+) -> Request:
+    """The request for a new table; a zone that is there decides about its numbers."""
+    definition = Table(f"t{uuid.uuid4().hex[:16]}", columns, key)
+    if replicas is None:
+        holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]
+        replicas = min(3, len(holders))
+    joins = zone is not None and zone in topology.zones
+    return Request(
+        id,
+        "create_table",
+        table=NamedTable(name, zone or name, definition.id, definition.encode()),
+        partitions=0 if joins else partitions,
+        count=0 if joins else replicas,
+        min_in_sync=0 if joins else min_in_sync,
+    )

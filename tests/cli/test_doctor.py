@@ -1,0 +1,125 @@
+"""Does the doctor see each illness, and only that one?"""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.admin.overview import Overview
+from limosa.cli.doctor.checks import CHECKS, examine
+from limosa.core.model.changes import Topology
+from limosa.core.model.keys import WHOLE
+from limosa.core.model.topology import Grant, Node, Partition, Replica, Zone
+
+REPLICAS = tuple(Replica(node, "i1") for node in ("n1", "n2", "n3"))
+PARTITION = Partition("p0", "z", WHOLE, REPLICAS, REPLICAS, 1, Grant(REPLICAS[0], 1))
+
+
+def status(**changed: Any) -> dict[str, Any]:
+    well = {
+        "surprises": {},
+        "troubles": [],
+        "refused": [],
+        "free_bytes": {"": 1 << 40},
+        "time": 1000.0,
+        "version": "1.0",
+        "replicas": [],
+    }
+    return {**well, **changed}
+
+
+def healthy() -> Overview:
+    nodes = {name: Node(name) for name in ("n1", "n2", "n3")}
+    topology = Topology(nodes=nodes, zones={"z": Zone("z")}, partitions={"p0": PARTITION})
+    agreed = {"live": ["n1", "n2", "n3"], "coordinator": "c"}
+    return Overview(topology, agreed, {name: status() for name in nodes}, {})
+
+
+def ill(name: str) -> Overview:
+    well = healthy()
+
+    def with_status(**changed: Any) -> Overview:
+        return replace(well, statuses={**well.statuses, "n2": status(**changed)})
+
+    def with_partition(**changed: Any) -> Overview:
+        partitions = {"p0": replace(PARTITION, **changed)}
+        return replace(well, topology=replace(well.topology, partitions=partitions))
+
+    match name:
+        case "reachable":
+            return replace(well, failures={"n2": "no answer in time"})
+        case "coordinator":
+            return replace(well, agreed={**well.agreed, "coordinator": None})
+        case "nodes":
+            return replace(well, agreed={**well.agreed, "live": ["n1", "n2"]})
+        case "owners":
+            return with_partition(owner=None)
+        case "in sync":
+            return with_partition(in_sync=REPLICAS[:2])
+        case "surprises":
+            return with_status(surprises={"an odd message": 3})
+        case "disks":
+            return with_status(troubles=["no space left"])
+        case "replicas":
+            return with_status(refused=["p0/i1: damaged"])
+        case "free space":
+            return with_status(free_bytes={"": 1 << 40, "slow": 5 << 20})
+        case "clocks":
+            return with_status(time=1005.0)
+        case _:
+            return with_status(version="0.9")
+
+
+# fmt: off
+ILLNESSES = {
+    "reachable":   ("problem", "no answer from n2: no answer in time"),
+    "coordinator": ("problem", "no coordinator is in office"),
+    "nodes":       ("problem", "silent: n3"),
+    "owners":      ("problem", "1 partition without an owner: p0"),
+    "in sync":     ("warning", "1 partition with fewer replicas in sync: p0"),
+    "surprises":   ("warning", "n2: an odd message (3 times)"),
+    "disks":       ("problem", "n2: no space left"),
+    "replicas":    ("problem", "n2: p0/i1: damaged"),
+    "free space":  ("problem", "5.2 MB left on n2:slow"),
+    "clocks":      ("warning", "5.0 s apart"),
+    "versions":    ("warning", "nodes run 0.9, 1.0"),
+}
+# fmt: on
+
+
+def test_the_healthy_are_healthy() -> None:
+    assert {finding.verdict for finding in examine(healthy())} == {"ok"}
+    assert len(ILLNESSES) == len(CHECKS)
+
+
+@pytest.mark.parametrize("name", list(ILLNESSES))
+def test_each_illness_is_found_by_its_check_alone(name: str) -> None:
+    found = [finding for finding in examine(ill(name)) if finding.verdict != "ok"]
+    verdict, what = ILLNESSES[name]
+    assert [(finding.check, finding.verdict) for finding in found] == [(name, verdict)]
+    assert what in found[0].what
+    assert found[0].advice
+
+
+def test_too_few_in_sync_is_a_problem() -> None:
+    well = healthy()
+    partition = replace(PARTITION, in_sync=REPLICAS[:1])
+    sick = replace(well, topology=replace(well.topology, partitions={"p0": partition}))
+    found = [finding for finding in examine(sick) if finding.verdict != "ok"]
+    assert [(finding.check, finding.verdict) for finding in found] == [("in sync", "problem")]
+    assert "can't be written to" in found[0].what
+
+
+def test_a_dead_owner_owns_nothing() -> None:
+    well = healthy()
+    sick = replace(well, agreed={**well.agreed, "live": ["n2", "n3"]})
+    bad = {finding.check for finding in examine(sick) if finding.verdict == "problem"}
+    assert bad == {"nodes", "owners"}
+
+
+def test_a_node_that_has_left_is_not_missed() -> None:
+    well = healthy()
+    nodes = {**well.topology.nodes, "n4": Node("n4", state="left")}
+    assert well.members == ["n1", "n2", "n3"]
+    after = replace(well, topology=replace(well.topology, nodes=nodes))
+    assert {finding.verdict for finding in examine(after)} == {"ok"}

@@ -1,0 +1,124 @@
+"""Is a process that died started again, later each time it does not help?"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from limosa.cli.up import supervisor
+from limosa.cli.up.supervisor import Supervisor, ending
+from limosa.errors import Refused
+
+
+class Process:
+    """A process that says nothing and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self.readable = False
+        self.stdout = self
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+class Processes:
+    """Processes that start at once, and may be unable to."""
+
+    def __init__(self, *names: str) -> None:
+        self.processes: dict[str, Any] = {name: Process() for name in names}
+        self.started: list[str] = []
+        self.broken = False
+
+    def start_one(self, name: str, wait: bool = True, port: int | None = None) -> None:
+        assert not wait
+        self.started.append(name)
+        self.processes[name] = Process()
+
+    def wait_until_ready(self, names: Sequence[str]) -> None:
+        if self.broken:
+            raise Refused(f"{names[0]} did not start: no disk", "look at the log")
+
+
+class Watched:
+    """A supervisor, its clock and what it said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, restarts: bool = True) -> None:
+        self.cluster = Processes("n1", "n2")
+        self.said: list[str] = []
+        self.came_back = 0
+        self.now = 100.0
+        monkeypatch.setattr(supervisor, "is_readable", lambda process: process.readable)
+        self.supervisor = Supervisor(
+            self.cluster, self.said.append, self._count, restarts, lambda: self.now
+        )
+
+    def _count(self) -> None:
+        self.came_back += 1
+
+    def look(self, later: float = 0.0) -> None:
+        self.now += later
+        self.supervisor.look()
+
+
+def test_nothing_is_said_while_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.look()
+    assert watched.said == []
+    assert not watched.supervisor.all_gone
+
+
+def test_who_died_is_started_again_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.cluster.processes["n1"].returncode = -9
+    watched.look()
+    assert watched.said == ["n1 was killed by SIGKILL. It is started again in 1 s."]
+    watched.look(0.9)
+    assert watched.cluster.started == []
+    watched.look(0.2)
+    assert watched.cluster.started == ["n1"]
+    watched.look(0.2)
+    assert watched.came_back == 0, "it has not said that it is ready"
+    watched.cluster.processes["n1"].readable = True
+    watched.look()
+    assert watched.said[-1] == "n1 runs again."
+    assert watched.came_back == 1
+
+
+def test_the_pause_grows_until_it_has_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.cluster.broken = True
+    watched.cluster.processes["n1"].returncode = 1
+    pauses = []
+    for _ in range(7):
+        watched.look()
+        pauses.append(watched.said[-1].rpartition(" in ")[2])
+        watched.look(supervisor.PAUSE_SECONDS_MAX)
+        watched.cluster.processes["n1"].readable = True
+    assert pauses == ["1 s.", "2 s.", "4 s.", "8 s.", "16 s.", "30 s.", "30 s."]
+    watched.cluster.broken = False
+    watched.look()
+    watched.cluster.processes["n1"].returncode = 0
+    watched.look(supervisor.CALM_SECONDS)
+    assert watched.said[-2:] == [
+        "n1 runs again.",
+        "n1 ended with code 0. It is started again in 1 s.",
+    ]
+
+
+def test_nobody_is_started_again_if_so_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, restarts=False)
+    watched.cluster.processes["n1"].returncode = 3
+    watched.look()
+    watched.look(100)
+    assert watched.said == ["n1 ended with code 3. It is not started again (--no-restart)."]
+    gone = [watched.supervisor.all_gone]
+    watched.cluster.processes["n2"].returncode = 0
+    watched.look()
+    gone.append(watched.supervisor.all_gone)
+    assert gone == [False, True]
+    assert watched.cluster.started == []
+
+
+def test_an_unknown_signal_has_a_number() -> None:
+    assert ending(-200) == "was killed by signal 200"
