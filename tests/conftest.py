@@ -15,7 +15,7 @@ settings.register_profile("limosa", deadline=None, derandomize=True, print_blob=
 settings.register_profile("quick", parent=settings.get_profile("limosa"), max_examples=20)
 settings.load_profile("limosa")
 
-QUICK_CPU_SECONDS = 6.0
+QUICK_CPU_SECONDS = 5.0
 """Of one test. Processor time hardly depends on what else the machine does."""
 
 
@@ -36,15 +36,29 @@ restore_signals_in_children()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--quick", action="store_true", help="leave out the tests marked slow or processes"
+        "--quick",
+        action="store_true",
+        help="leave out the tests marked slow, thorough or processes",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
-        config.option.markexpr = "not slow and not processes"
+        config.option.markexpr = "not slow and not thorough and not processes"
         config.pluginmanager.register(Quick())
         settings.load_profile("quick")
+
+
+@pytest.fixture(scope="session")
+def processes() -> None:
+    """Used by fixtures that start processes: it marks all tests that use them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and "processes" in item.fixturenames:
+            item.add_marker("processes")
 
 
 class Quick:
@@ -80,9 +94,10 @@ class Quick:
         began = time.process_time()
         result = yield
         seconds = time.process_time() - began
-        open("/tmp/rowss_cpu.txt","a").write(f"{seconds:.3f} {item.nodeid}\n")
         if self._started:
             pytest.fail(f"mark this test `processes`: it started {self._started[0]}")
         if seconds > QUICK_CPU_SECONDS:
-            pytest.fail(f"mark this test `slow`, or make it faster: it took {seconds:.1f} s of CPU")
+            pytest.fail(
+                f"mark this test `thorough`, or make it faster: it took {seconds:.1f} s of CPU"
+            )
         return result

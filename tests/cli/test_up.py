@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.processes
 def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) -> None:
     """One story, since every start takes seconds: rows written before a stop are there after it."""
     directory = tmp_path / "data"
@@ -79,6 +80,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         assert cluster.process.returncode == 0
 
 
+@pytest.mark.processes
 def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1")
     cluster.start()
@@ -91,6 +93,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> N
     cluster.process.communicate()
 
 
+@pytest.mark.processes
 def test_a_second_interrupt_kills(tmp_path: Path) -> None:
     with Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1") as cluster:
         paused = cluster.child("coordinator")
@@ -103,6 +106,7 @@ def test_a_second_interrupt_kills(tmp_path: Path) -> None:
         assert ("Killed" in cluster.errors()) == (cluster.process.returncode == 130)
 
 
+@pytest.mark.processes
 def test_a_job_in_the_background_of_a_script_outlives_its_terminal_and_stops_on_sigterm(
     tmp_path: Path,
 ) -> None:

@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 IGNORED = 'trap "" INT QUIT HUP; exec "$@"'
 SIGNALS = "[signal.getsignal(n).name for n in (signal.SIGQUIT, signal.SIGHUP)]"
 SHOW = f"import signal; print(signal.getsignal(signal.SIGINT).__name__, *{SIGNALS})"
