@@ -29,7 +29,7 @@ test: check  ## Check everything, run all tests but the slow ones, demand full b
 	    --cov=limosa.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
 
 quick: $(STAMP)  ## Run the tests that start no processes, in about a minute
-	@$(BIN)/python -m pytest -q -n $(JOBS) --quick
+	@PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=.venv/pycache $(BIN)/python -m pytest -q -n $(JOBS) --quick
 
 check: $(STAMP)  ## Format, lint, types, architecture, docs
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
