@@ -1,4 +1,4 @@
-"""What do we need of the world?
+"""What does Limosa need from its environment?
 
 Each port is a `Protocol`: what the core's drivers ask for, and what every implementation promises.
 One suite of tests per port runs against all of its implementations.

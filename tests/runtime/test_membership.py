@@ -180,7 +180,7 @@ def test_a_node_on_another_machine_than_the_file_is_refused(
 ) -> None:
     membership.found(store, "birds", "m1", "c1")
     office = Office(store, clock)
-    with pytest.raises(IllegalRequest, match="use etcd for several"):
+    with pytest.raises(IllegalRequest, match="start all nodes on the machine"):
         join(office, tmp_path / "n1", replace(NEWCOMER, machine="m2"))
 
 

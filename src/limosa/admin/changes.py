@@ -1,4 +1,4 @@
-"""What may be changed? Routes that move partitions, make and drop tables, and remove nodes.
+"""What can be changed over HTTP? Routes that move partitions, change tables, and remove nodes.
 
 Each asks for an operation and answers at once; what the coordinator would refuse is refused here.
 """

@@ -1,4 +1,4 @@
-"""What else may an operator do? Lock the cluster, and take back what was asked for."""
+"""How is the cluster locked, and an operation aborted? Routes for both."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Who gets in? Before anything is routed: a token, and a body that is not too large.
+"""Who gets in? Before routing, a request needs a valid token and a body that is not too large.
 
 Everything is refused without a token but the paths that are open by name, also what does not exist.
 """

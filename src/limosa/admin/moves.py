@@ -1,4 +1,4 @@
-"""What about one partition? Its explanation, how a change of it ended, and what a move leaves open.
+"""What happens to one partition? Its explanation, how its change ended, what may still be done.
 
 What is worked out here is worked out by whoever asks, from the agreed state and from what nodes
 say; a coordinator is not needed.

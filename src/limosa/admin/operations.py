@@ -1,4 +1,4 @@
-"""What became of what was asked for? An operation is a request's row, and the change it led to."""
+"""What became of a change? An operation is a request's row, and the change that it led to."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What is the cluster like now? Its topology, who lives, and what each live node says."""
+"""What is the state of the cluster? Its topology, its live nodes, and each live node's status."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Is the service of use now? It reaches the cluster, and somebody coordinates there."""
+"""Is the service ready? It reaches the cluster, and a coordinator is in office."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""How is a change asked for? As a request row, whose id is the operation's.
+"""How does the service ask for a change? By a request row, whose id is the operation's.
 
 An `Idempotency-Key` decides the id, together with who asks and for which path. So the same call
 again finds the row of the first, whoever serves it; with another body it is refused.

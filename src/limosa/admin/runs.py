@@ -1,4 +1,4 @@
-"""How are rebalance runs planned, started and steered? What the routes about runs need.
+"""How are rebalance runs planned, started and controlled? What the routes about runs need.
 
 `start`, `pause`, `resume` and `cancel` build a request of that id, or refuse with `IllegalRequest`;
 it is put, written down and followed as every other change.

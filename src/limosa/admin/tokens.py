@@ -1,4 +1,4 @@
-"""Who asks over HTTP? Tokens of the admin service: made, listed and taken back in one file.
+"""Who is calling over HTTP? One file holds the tokens: created, listed and revoked.
 
 A token is 256 random bits, and only their SHA-256 is kept. A slow or salted hash would add nothing:
 those are against guessing words that people choose, and nobody guesses 256 bits.

@@ -1,4 +1,4 @@
-"""What is there? Routes that look at the cluster, its nodes, tables and partitions."""
+"""What does the cluster contain? Routes that show the cluster, its nodes, tables and partitions."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar

@@ -1,4 +1,4 @@
-"""What does a client do now? It routes by its cached topology, and by a fresh one when told.
+"""What does a client do next? It routes by its cached topology, and refreshes it when told.
 
 A write keeps its (producer, sequence) over every attempt, so that trying again is safe. Its outcome
 is definite only if no attempt is left that may still take effect.

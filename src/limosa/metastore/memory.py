@@ -1,4 +1,4 @@
-"""Where does the agreed state live in the simulator and in tests?
+"""Where does the agreed state live in the simulator and in tests? In memory.
 
 In this process: the `Metastore` port without a file. It is deterministic, its leases end by the
 given clock alone, and it is quick: reading a prefix again before the next commit copies one dict.

@@ -1,4 +1,4 @@
-"""Where does the agreed state of one machine live?
+"""Where does the agreed state of one machine's cluster live? In a SQLite file.
 
 In one SQLite file that all its processes open: the `Metastore` port without a server. Every change
 is one transaction (write-ahead log, `synchronous=FULL`), so a process that is killed leaves all of
@@ -415,7 +415,7 @@ def _use_log(db: sqlite3.Connection, path: Path, deadline: float) -> None:
             continue
         if mode != "wal":
             raise UnusableFile(
-                f"{path} is on a file system without shared memory", "use a local disk, or etcd"
+                f"{path} is on a file system without shared memory", "use a local disk"
             )
         return
 

@@ -1,4 +1,4 @@
-"""What runs on Spark? An application of its own process, which its parent tells what to do.
+"""What runs on Spark? A process of its own, which its parent gives jobs to.
 
     python -m limosa.pipeline.application        orders on standard input, news on standard output,
                                                  both a JSON object a line

@@ -1,4 +1,4 @@
-"""Which rows differ between two replicas that are written to? A rule for one key, then for many.
+"""Which rows differ between replicas that are being written to? A rule for one key, then for many.
 
 Replicas are read one after the other, each as it was at its own watermark. One that is behind is
 not different, only late. So the *lead*, which is the owner if there is one, is read first, at its

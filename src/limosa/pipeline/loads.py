@@ -1,4 +1,4 @@
-"""What is to be carried, and in which tasks? A wave of copies becomes a few tasks of like weight.
+"""What is copied, and in which tasks? A wave of copies becomes a few tasks of similar size.
 
 Starting a task costs tens of milliseconds and a row next to nothing, so many small partitions share
 one, and a large partition is shared out by slices of its token range.

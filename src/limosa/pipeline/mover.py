@@ -1,4 +1,4 @@
-"""Which copies run now? Those that the coordinator asks for: gathered into waves, each one job.
+"""Which copies run now? Those the coordinator asks for, gathered into waves; a wave is one job.
 
 The coordinator asks again and again for a copy that it still wants, and knows from the targets what
 has landed. So nothing is kept here that a successor would need: what failed is carried again when

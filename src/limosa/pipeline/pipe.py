@@ -1,4 +1,4 @@
-"""How does one worker carry rows? It asks the source for a slice, passes it on, and ends it.
+"""How does one worker copy rows? It fetches a slice from the source and sends it to the targets.
 
 A slice counts when its target has said that it landed: durable, whole and under an open session.
 Whatever gets lost on the way is asked for again, and a slice that arrives twice changes nothing. A

@@ -1,4 +1,4 @@
-"""Which replicas are compared with which, and in which tasks? All that hold every committed row."""
+"""Which replicas are compared, and in which tasks? All that hold every committed row."""
 
 from collections.abc import Iterable
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""How is one replica asked for what it holds? For whoever compares it with another replica.
+"""How is one replica read on its own? By a scan of its keys, versions and hashes.
 
 Rows come as their key, their version, whether they are deleted, and a hash of the whole row: all
 that a comparison needs, in a fraction of the bytes.

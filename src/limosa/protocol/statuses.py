@@ -1,4 +1,4 @@
-"""How does a status travel? As what changed since the one before it on the same link.
+"""How does a status travel? As the difference from the status before it on the same link.
 
 A node of a thousand replicas tells of its status at every step of a move, and next to nothing in it
 is new. A link loses nothing as long as it lasts, and the first status on it is whole: so what is

@@ -1,4 +1,4 @@
-"""How do the core's messages travel? As frames: msgpack for what is said, Arrow for rows.
+"""How are the core's messages encoded? As frames: msgpack for messages, Arrow for rows.
 
 Rows travel as they are kept in the log, so that a node stores and passes on the very bytes that it
 was sent. A table is named by its fingerprint; between nodes its definition goes before its first

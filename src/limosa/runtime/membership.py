@@ -1,4 +1,4 @@
-"""How does a process become a node, and stay one? By a handshake that leaves its trace on disk.
+"""How does a process become a node, and stay one? By a handshake, recorded on its disk.
 
 `JOINING` is in the directory before the request is in the metastore, and `NODE` after its answer,
 so a process that comes back knows whether it is a member, is none, or must not guess. Only the

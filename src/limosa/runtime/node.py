@@ -1,4 +1,4 @@
-"""Who runs a node? A driver that hands events to the brain and carries its effects out.
+"""How does a node run? Its driver passes events to the core and carries out the effects.
 
 One lock stands around the brain and the order of writes to the storage. Nothing slow happens under
 it: rows are checked before, syncs, the metastore and the network have threads of their own, and

@@ -1,4 +1,4 @@
-"""What does one replica hold? Its rows as they are here, for whoever compares it with another.
+"""What does one replica hold? Its own rows, for those who compare it with another replica.
 
 Unlike a scan this asks no brain: any replica answers, an owner, a follower or one that is being
 made, with what was committed up to its own watermark. A view is taken and the node's lock is not,

@@ -1,4 +1,4 @@
-"""What does a node do for those who call it? It takes messages in, answers calls, serves scans.
+"""What does a node do for its callers? It receives messages, answers calls and serves scans.
 
 This is the boundary of trust: what a client says is checked here, completely, before the brain or
 the storage sees it.

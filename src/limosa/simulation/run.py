@@ -1,5 +1,4 @@
-"""What does one seed do? It draws a world, lets applications, operators and faults loose on it,
-heals it, and looks at what is left.
+"""What does one seed do? It builds a world, runs workloads and faults, heals it, and checks it.
 
 Every run has three acts: trouble, healing (in which everything must end), and the reckoning.
 """

@@ -1,4 +1,4 @@
-"""Which bugs could a run have? Each of these is one that the simulator finds; see `mutants`."""
+"""Which bugs could a rebalance run have? Each mutant is found by the simulator; see `mutants`."""
 
 from typing import Any
 

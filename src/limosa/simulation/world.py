@@ -1,4 +1,4 @@
-"""What happens? A world of processes, one queue of events and one die, all drawn from a seed."""
+"""What happens in a simulated world? It holds processes, a queue of events and the dice."""
 
 import heapq
 from bisect import bisect_right

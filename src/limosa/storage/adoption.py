@@ -1,4 +1,4 @@
-"""How does a replica get rows that were somewhere else before? As segments, past the log.
+"""How does a replica take over rows from elsewhere? As segments, without the log.
 
 Segments never change, so the same file may serve several replicas: by another name in each
 directory, and by the range of tokens that counts there. What comes from another node is written to

@@ -1,4 +1,4 @@
-"""Which segments should become one, and which rows need not be kept?
+"""Which segments should be merged, and which rows can be dropped?
 
 Segments of a table are *new* (what a flush or a copy left: they overlap), *settled* (they do not),
 or *going*: on their way from new to settled. A sweep takes new segments through the token space

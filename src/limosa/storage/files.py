@@ -1,4 +1,4 @@
-"""What do we need of a file system?
+"""What does the storage need from a file system?
 
 Few things, so that each can fail on purpose: every kill, torn write and full disk of the tests
 comes in through this port. Nothing is durable before it was synced: a file's bytes by its own

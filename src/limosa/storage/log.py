@@ -1,4 +1,4 @@
-"""What happened on this volume, in what order, and how much of it is durable?
+"""What happened on this volume, in which order, and how much of it is durable?
 
 One write-ahead log for all replicas of a volume, so that one sync serves them all. It is a row of
 files, numbered without gaps; each is a header and then frames:

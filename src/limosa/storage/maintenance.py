@@ -1,4 +1,4 @@
-"""What is to be done when nobody waits? Rows go to segments, segments are merged, space is freed.
+"""What happens in the background? Rows are flushed to segments, segments merged, space freed.
 
 Every step ends with one atomic replacement of a manifest. What it made before is nothing until
 then, and what became useless by it is removed only after that; so it can be killed anywhere, and a

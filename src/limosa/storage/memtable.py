@@ -1,4 +1,4 @@
-"""Which rows are newer than any segment, and where is one of them?
+"""Which rows are newer than any segment, and where is the row of a key?
 
 Rows come in batches and stay as they came. Neighbouring batches form a run, few runs so that a
 look-up has few places to look at; a run is sorted when somebody first looks for a row in it. Only

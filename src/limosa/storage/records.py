@@ -1,4 +1,4 @@
-"""How is a change of a volume written down, and read back?
+"""How is a change of a volume encoded in the log, and decoded?
 
 A record is the head of a log frame: what the core asked for, with rows left out; those are the
 frame's bodies, as Arrow messages that can be used where they lie in the file.

@@ -1,4 +1,4 @@
-"""What does a volume hold of one replica? Its log, and the rows that are committed.
+"""What does a volume hold of one replica? Its log, and its committed rows.
 
 `apply` carries out what the core asks for, in memory; the volume has written it to its log before.
 The same function replays the log after a crash, so there is one account of what a change means.

@@ -1,4 +1,4 @@
-"""How do rows rest? In immutable files of Arrow blocks, each with its checksum.
+"""How are rows stored? In immutable files of Arrow blocks, each with a checksum.
 
     front     64 bytes that never differ
     blocks    Arrow record batches, padded to 64 bytes; tables sorted by token, streams by offset

@@ -1,4 +1,4 @@
-"""How do segments and manifests get onto a disk, and off it again?
+"""How are segments and manifests written to a disk, and deleted?
 
 A file is nothing until a manifest names it. What no manifest names is removed: after the step that
 made it useless, or when the next process starts.

@@ -1,4 +1,4 @@
-"""How does one process use a replica that is nobody else's?
+"""How does one process use a replica that it shares with nobody?
 
 The owner's part of the protocol without any peers: positions in order, compare-and-set, retries
 that change nothing, and commits as soon as the disk has the rows. For tests, benchmarks and tools.

@@ -1,4 +1,4 @@
-"""Where does a node keep what it holds? On its volumes; each is a disk with a log of its own.
+"""Where does a node keep its replicas? On its volumes; each is a disk with a log of its own.
 
 A disk that is damaged takes its own replicas with it and no others. Tickets count for the whole
 node: durable up to a ticket means on every volume.

@@ -1,4 +1,4 @@
-"""What does a reader see? One moment of a replica, for as long as it likes.
+"""What does a reader see? A snapshot of a replica, for as long as the reader keeps it.
 
 A view is immutable, and so is all that it points to; writes and compaction make other views. Files
 that are removed meanwhile stay readable for those who have them open.

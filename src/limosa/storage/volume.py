@@ -1,4 +1,4 @@
-"""What does one disk hold, and how does it survive whatever happens?
+"""What does one disk hold, and how does it survive crashes and errors?
 
     VOLUME                      which log files and replicas there are
     LOCK                        held by the process that uses the volume

@@ -1,4 +1,4 @@
-"""How do rows travel and rest? As bodies: Arrow messages that are used where they lie.
+"""How are rows encoded? As bodies: Arrow messages that are used in place.
 
 A log frame and a message on the wire have the same form: a small head that names its bodies, and
 the bodies. So a node logs and forwards the very bytes that it received.

@@ -1,4 +1,4 @@
-"""Which rows does a filter let through? Conditions as values, checked and turned into Arrow's."""
+"""Which rows does a filter accept? Conditions are values, checked and turned into Arrow's."""
 
 from collections.abc import Callable
 from typing import Any

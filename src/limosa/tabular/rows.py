@@ -1,4 +1,4 @@
-"""What are rows on a node? Arrow columns of one table, with each row's token and what became of it.
+"""How does a node hold rows? As Arrow columns of one table, with tokens, versions and tombstones.
 
 A `Batch` is what the log, the memtable, segments and copies hand to each other. `Bundle` is the
 core's `Rows`: batches of several tables that belong together.

@@ -1,4 +1,4 @@
-"""How does one process talk to another without waiting for it?
+"""How does one process send to another without waiting for it?
 
 A `StreamSender` is the sending side of one stream. Any thread puts messages into its outbox and
 never blocks; the sender's own thread packs the outbox into frames and sends them. If the peer does

@@ -98,7 +98,7 @@ class AnswerFuture(Future[T]):
     """The thread that reads there."""
 
     def cancel(self) -> bool:
-        """Never: a request that is under way can't be taken back."""
+        """A request that was sent can't be cancelled."""
         return False
 
     def result(self, timeout: float | None = None) -> T:
@@ -117,11 +117,11 @@ class AnswerFuture(Future[T]):
         self.set_result(result)
         reader = self.reader
         if reader is not None and reader != threading.get_ident() and self.turns is not None:
-            self.turns.release(reader)  # the answer came another way, or will not come
+            self.turns.release(reader)  # the answer arrived otherwise, or will not arrive
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """On a thread of its own: `fn` may wait for another answer, and must not hold up the
-        thread that brings it."""
+        """Call back on a new thread: `fn` may wait for another answer, and must not block the
+        thread that receives answers."""
 
         def observe(future: Future[T]) -> None:
             threading.Thread(target=fn, args=(future,), name="limosa-callback", daemon=True).start()

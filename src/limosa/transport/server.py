@@ -1,4 +1,4 @@
-"""Who listens? One Flight server a process: streams of messages, control calls, and scans.
+"""How does a process listen? One Flight server: message streams, control calls and scans.
 
 What is said is the service's business; here it is made sure that every caller is known, that no
 handler leaks a traceback, that there are not too many streams, and that a slow reader is not read

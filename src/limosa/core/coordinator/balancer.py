@@ -1,4 +1,4 @@
-"""Does the cluster spread its load by itself? If it is told to, and then seldom.
+"""Should the cluster start a run by itself now? Only if automatic runs are on and one is due.
 
 The balancer asks as an operator does, by a request, which is refused if a run is under way. It
 moves from the most loaded node and to the least loaded one, and never empties a node that stays.

@@ -1,4 +1,4 @@
-"""What should happen next? For every partition: one commit, or a wait with its reason in words.
+"""What should happen next? Each partition gets one commit, or a reason in words why it waits.
 
 The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing
 else. Its successor computes the same. Every commit is guarded by its lease key and by the revisions

@@ -1,4 +1,4 @@
-"""May the cluster change by itself, and may it change at all? Switches that an operator has.
+"""May the cluster change by itself, or at all? The switches that an operator has.
 
 Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
 While locked, nothing that changes the topology begins; what has begun goes on.

@@ -1,4 +1,4 @@
-"""May these nodes be emptied, are they empty, and what are they then?
+"""May these nodes be drained, are they empty, and which state do they get then?
 
 A node that is being emptied gets no new replicas from the commit on that begins its run. What is
 left on it is looked up in the end, whatever the plan was.

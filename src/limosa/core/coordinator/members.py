@@ -1,4 +1,4 @@
-"""May this node come in or go out? Members are rows, and a row that has `left` stays.
+"""May this node join or leave? A node that has left keeps its row for ever.
 
 A join is checked here, by one coordinator, and not by whoever hears of it first, so that two nodes
 can't come in under one name. What every member can do is enabled by the commit that makes it so.
@@ -93,7 +93,7 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
         raise IllegalRequest(
             f"{node.id} is on another machine, and this cluster keeps its agreed state in a file, "
             "so all nodes must be on one machine",
-            "use etcd for several",
+            "start all nodes on the machine of the metastore's file",
         )
 
 

@@ -1,4 +1,4 @@
-"""Who should own a partition, and who is in sync? Failover, election, taking out and putting back.
+"""Who should own a partition, and which replicas are in sync? Failover, election, removal, return.
 
 A replica that does not answer is first taken out by a commit; only then may the owner go on without
 it. Taking out a replica that a transition makes is giving the transition up, in that same commit.

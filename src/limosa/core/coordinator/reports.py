@@ -1,4 +1,4 @@
-"""How did it end? A report of every transition, kept for a while for those who look back."""
+"""How did a transition end? Every transition leaves a report, which is kept for a while."""
 
 from collections import Counter
 from typing import Literal

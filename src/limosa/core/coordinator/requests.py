@@ -1,4 +1,4 @@
-"""What does somebody ask for, and may it be? Requests become intent, and intent transitions.
+"""What does a request ask for, and is it allowed? Requests become intent, intent transitions.
 
 A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
 """

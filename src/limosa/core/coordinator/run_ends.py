@@ -1,6 +1,4 @@
-"""How does a run end? What is cancelled goes back, what is over is summed up, what is old is
-forgotten.
-"""
+"""How does a run end? It rolls back what is cancelled, records its totals, and forgets old runs."""
 
 from msgspec.structs import replace
 

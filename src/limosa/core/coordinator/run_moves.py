@@ -1,4 +1,4 @@
-"""How far is a move of a run? Its partition's transition goes its way, and the record follows.
+"""How far is a move of a run? The move's record follows its partition's transition.
 
 A move is written down step by step, whatever was missed meanwhile. One that went back is tried
 again after a while, unless somebody did not want it any more.

@@ -1,5 +1,4 @@
-"""May a run begin, pause, go on or be cancelled? Each is one commit, or a refusal that writes
-nothing.
+"""May a run start, pause, resume or be cancelled? Each answer is one commit.
 
 A plan is accepted as a whole. Two moves of one partition are possible if they are about two
 replicas of it: the second begins when the first has ended.

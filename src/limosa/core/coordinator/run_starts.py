@@ -1,4 +1,4 @@
-"""Which moves of a run begin now? As many as the limits allow, in their order.
+"""Which moves of a run start now? As many as the limits allow, in the order of the plan.
 
 A move begins as any other does: by the intent of its partition, with the revision of the move's own
 record as the trigger. If another change of the partition came first, the move waits for its end; if

@@ -1,4 +1,4 @@
-"""May this table be made or dropped, and what is agreed then? All of it is one commit."""
+"""May this table be created or dropped, and which records result? One commit writes them all."""
 
 from limosa.core.coordinator.answers import RequestAnswer, check_name
 from limosa.core.coordinator.view import ClusterView

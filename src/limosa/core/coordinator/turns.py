@@ -1,4 +1,4 @@
-"""Whose turn is it? Some requests wait: for an operator's lock, or for moves that are in flight.
+"""Must a request wait? Some wait for the operator's lock, or for moves that are in flight.
 
 While a request that changes the topology waits, a run begins no more moves, and holds end. So what
 is in flight ends, the request is served, and the run goes on: neither starves the other.

@@ -1,4 +1,4 @@
-"""What does the coordinator know? The agreed state, and what live nodes last said of themselves.
+"""What does the coordinator know? The agreed state, and the last status of each live node.
 
 Nothing here is needed by a successor: the agreed state is read again, and nodes are asked again.
 """

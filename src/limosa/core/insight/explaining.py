@@ -1,4 +1,4 @@
-"""Why is a partition where it is, what comes next, and what may a person do about it?
+"""What is a partition doing, why, what comes next, and what may an operator do about it?
 
 What it waits for is what a coordinator would say now: the same function, of the agreed state and of
 what nodes report. So whoever has these can explain, and a coordinator need not be asked.

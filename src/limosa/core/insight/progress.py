@@ -1,6 +1,4 @@
-"""How far is a run, and what does it wait for? For people: of the agreed state and of what nodes
-say, by whoever has these.
-"""
+"""How far is a run, and what does it wait for? Computed from the agreed state and statuses."""
 
 from collections import Counter
 

@@ -1,6 +1,4 @@
-"""How far is each move of a run that is in flight? For those who watch it: the stage, how much of
-the copy has landed, and what it waits for, by the rules that `explaining` has for one partition.
-"""
+"""How far is each move of a run that is in flight? Its stage, its copy, and what it waits for."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""Could one register per key, touched by one operation at a time, have given these answers?
+"""Is each key's history linearizable? Could one register have given these answers?
 
 The search is Wing and Gong's with Lowe's two improvements: an operation takes effect only *just in
 time*, when some operation returns and cannot be explained otherwise, and a configuration is never
