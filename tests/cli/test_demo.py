@@ -170,7 +170,7 @@ def test_a_bad_end_is_not_called_good() -> None:
     assert "lost           2" in bad
     assert "DIFFERENT" in bad
     assert "key 3 holds 1" in bad
-    assert bad.endswith("THIS WENT WRONG: see above.")
+    assert bad.endswith("FAILED: see above.")
 
 
 # --- the real thing

@@ -68,7 +68,7 @@ def test_a_table_without_other_replicas_has_nothing_to_compare(limosa: Limosa) -
     limosa(*create, "--partitions", "1", "--replicas", "1")
     ran = limosa.well("verify", "single", *THREADS)
     assert "there was nothing to compare" in ran.text
-    assert ": the only one." in ran.err
+    assert ": the partition's only replica." in ran.err
 
 
 def test_an_unknown_table_is_refused(limosa: Limosa) -> None:

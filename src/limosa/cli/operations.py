@@ -1,4 +1,4 @@
-"""What was asked of the cluster, and what came of it? `limosa operations`."""
+"""Which changes were requested, and what is their state? `limosa operations …`."""
 
 import time
 from typing import Annotated, Any
@@ -18,10 +18,12 @@ from limosa.errors import IllegalRequest
 
 SHOWN = 50
 operations = typer.Typer(
-    help="See what was asked of the cluster; take it back.", no_args_is_help=True
+    help="List, await or abort requested changes; lock the cluster.", no_args_is_help=True
 )
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations list` shows it.")]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The id, as `limosa operations list` shows it.")
+]
 
 
 @operations.command("list")
@@ -29,10 +31,10 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations lis
 def list_(
     target: ClusterOptions,
     every: Annotated[
-        bool, typer.Option("--all", help="Not only the last ones that are kept.")
+        bool, typer.Option("--all", help=f"List all that are kept, not only {SHOWN}.")
     ] = False,
 ) -> None:
-    """List what was asked for: what waits first, then the last that was answered.
+    """List requested changes, waiting ones first, then the latest.
 
     \b
     Examples:
@@ -48,10 +50,10 @@ def list_(
         print_json({"operations": [facts(each) for each in shown]})
         return
     if not shown:
-        typer.echo("Nothing was asked for.")
+        typer.echo("There are no operations.")
         return
     print_table(
-        ("id", "kind", "about", "state", "asked", "answered", "answer"),
+        ("id", "kind", "about", "state", "requested", "answered", "answer"),
         [row_of(each) for each in shown],
     )
 
@@ -59,7 +61,7 @@ def list_(
 @operations.command()
 @of_cluster
 def show(target: ClusterOptions, id: Id) -> None:
-    """Show one: what was asked for, what was answered, and what comes of it.
+    """Show one operation: its request, its answer, and what to do next.
 
     \b
     Examples:
@@ -80,9 +82,10 @@ def show(target: ClusterOptions, id: Id) -> None:
 @operations.command()
 @of_cluster
 def wait(target: ClusterOptions, id: Id) -> None:
-    """Wait until one is answered. The exit code is 0 if it was done, 1 if it was refused.
+    """Wait until an operation is answered.
 
-    A move or a run goes on after that: see `limosa rebalance status --wait`.
+    The exit code is 0 if it was accepted, and 1 if it was refused. A move or a run continues after
+    the answer: see `limosa rebalance status --wait`.
 
     \b
     Examples:
@@ -101,9 +104,9 @@ def wait(target: ClusterOptions, id: Id) -> None:
 @operations.command()
 @of_cluster
 def abort(target: ClusterOptions, id: Id) -> None:
-    """Take one back: withdraw it while it waits, or give up the move or the run that came of it.
+    """Withdraw a waiting operation, or cancel its move or run.
 
-    What has switched already, or was committed, stays.
+    Moves that are committed or whose reads have switched stay.
 
     \b
     Examples:
@@ -122,9 +125,12 @@ def abort(target: ClusterOptions, id: Id) -> None:
 @operations.command()
 @of_cluster
 def lock(
-    target: ClusterOptions, why: Annotated[str, typer.Argument(help="Why, for others who come by.")]
+    target: ClusterOptions,
+    why: Annotated[str, typer.Argument(help="The reason, for other operators.")],
 ) -> None:
-    """Let nothing begin that changes the topology, until `unlock`; what runs goes on.
+    """Let no change of the topology start, until `unlock`.
+
+    Changes that have started continue.
 
     \b
     Examples:
@@ -137,7 +143,7 @@ def lock(
 @operations.command()
 @of_cluster
 def unlock(target: ClusterOptions) -> None:
-    """Let changes of the topology begin again.
+    """Let changes of the topology start again.
 
     \b
     Examples:
@@ -172,7 +178,7 @@ def row_of(request: Request) -> tuple[object, ...]:
 
 
 def asked_words(request: Request) -> str:
-    """Also for how long it has waited so far."""
+    """When it was requested, and how long ago if it still waits."""
     when = moment(request.asked)
     if request.state != "waiting" or not when:
         return when
@@ -183,7 +189,8 @@ def find(agreed: Agreed, id: str) -> Request:
     request = agreed.requests.get(id)
     if request is None:
         raise IllegalRequest(
-            f"there is no operation {id}", "list them; old answers are forgotten after a while"
+            f"there is no operation {id}",
+            "see `limosa operations list`; old operations are deleted after a while",
         )
     return request
 
@@ -195,4 +202,4 @@ def next_of(request: Request) -> str:
         return f"limosa rebalance status {run_of(request)}"
     if request.state == "done" and request.partition:
         return f"limosa explain {request.partition}"
-    return "nothing: it has ended"
+    return "nothing: the operation has ended"

@@ -1,7 +1,7 @@
-"""How does a client reach the cluster? One stream to each node, shared by any number of threads.
+"""How does a client talk to the cluster? One state machine, one stream to each node, any threads.
 
-What the application asks goes to the brain under a lock; what the brain wants sent is put into
-outboxes in that order, and written to the network after the lock is let go of.
+Operations are handed to the state machine (`core.client`) under a lock. The messages that it emits
+are put into the links' outboxes in that order, and sent after the lock is released.
 """
 
 import secrets
@@ -44,7 +44,7 @@ _topologies = msgspec.msgpack.Decoder(Topology)
 
 
 class Session:
-    """Everything that an application's operations share."""
+    """What all operations of a client share: links, topology, and operations in flight."""
 
     def __init__(
         self, addresses: Mapping[str, str], dialer: Dialer, settings: ClientSettings, name: str = ""
@@ -84,7 +84,7 @@ class Session:
         return self._brain.topology
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
-        """Hand an operation to the brain; waits while too much is under way."""
+        """Start an operation; blocks while too many operations are in flight."""
         future = OperationFuture()
         with self._lock:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
@@ -95,7 +95,7 @@ class Session:
             self._futures[id] = future
             self._sizes[id] = size
             self._bytes += size
-            # Alone and small it fits into the connection's window, and this thread can't block.
+            # A single small operation fits into the stream's window: sending it can't block.
             at_once = len(self._futures) == 1 and size <= SMALL_BYTES
             links = self._handle(Asked(id, zone, **what))
             if not self._busy.is_set():
@@ -105,7 +105,7 @@ class Session:
         return future
 
     def _is_idle(self) -> bool:
-        """No link has anything to bring, but to a caller who reads it."""
+        """Whether every operation in flight has a caller that reads its link itself."""
         return all(answer.reader is not None for answer in list(self._futures.values()))
 
     def _check_open(self) -> None:
@@ -118,7 +118,7 @@ class Session:
         self._settle(links)
 
     def _settle(self, links: set[Outbound], at_once: bool = False) -> None:
-        """Without the lock: send what is to be sent, and tell who waits for an operation."""
+        """Without the lock: flush the links, and complete the futures of ended operations."""
         for link in links:
             if at_once:
                 link.pump()
@@ -129,7 +129,7 @@ class Session:
             future.end(finished)
 
     def _handle(self, event: ClientEvent) -> set[Outbound]:
-        """Under the lock. Which links have something to send now."""
+        """Under the lock; returns the links that have something to send."""
         links: set[Outbound] = set()
         for effect in self._brain.handle(time.monotonic(), event):
             self._carry_out(effect, links)
@@ -192,7 +192,7 @@ class Session:
     # --- the topology
 
     def refresh(self) -> Topology:
-        """Ask somebody for the newest topology; raises if nobody answers."""
+        """Ask the nodes, one after another, for the newest topology; raises if none answers."""
         with self._refreshing:
             known = self._brain.topology.generation
             failure: LimosaError | None = None
@@ -210,7 +210,7 @@ class Session:
                     self.tables.follow(topology)
                     self._deliver(TopologyRead(topology, topology.generation))
                 return self._brain.topology
-            raise failure or Refused("there is no node to ask", "name a node's address")
+            raise failure or Refused("no node is known", "connect with a node's address")
 
     def _known_nodes(self) -> list[tuple[str, str]]:
         members = [each for each in self._brain.topology.nodes.values() if each.state != "left"]
@@ -227,7 +227,7 @@ class Session:
             self._wanted.clear()
             try:
                 self.refresh()
-            except Exception:  # whatever it is, the next one is asked
+            except Exception:  # retried with another node
                 self._good = None
             self._closed.wait(0.005)
 
@@ -257,7 +257,7 @@ class Session:
                 return self._call(node, address, name, body, left)
             except OutcomeUnknown as error:
                 failure = error
-        raise failure or Refused("there is no node to ask", "name a node's address")
+        raise failure or Refused("no node is known", "connect with a node's address")
 
     def call_node(self, node: str, name: str, body: bytes = b"", seconds: float = 60.0) -> bytes:
         address = self._brain.topology.nodes[node].address
@@ -280,10 +280,10 @@ class Session:
         return client
 
     def scan(self, node: str, ticket: bytes) -> pa.Table:
-        """All of one scan, or an error."""
+        """Read a whole scan."""
         record = self._brain.topology.nodes.get(node)
         if record is None or not record.address:
-            raise Refused(f"{node} is not known", "refresh the topology")
+            raise Refused(f"the address of {node} is not known", "refresh the topology")
         self._check_open()
         try:
             client = self._caller(node, record.address)
@@ -314,20 +314,22 @@ class Session:
             waiting, self._futures = self._futures, {}
             self._room.notify_all()
         for future in waiting.values():
-            future.set_exception(OutcomeUnknown("the connection was closed", "look what is there"))
+            future.set_exception(
+                OutcomeUnknown("the connection was closed", "read to find out what was written")
+            )
         self._calls.clear()
 
 
 class OperationFuture(Future[Finished]):
-    """What an operation comes to."""
+    """The future of an operation."""
 
     link: Outbound | None = None
-    """What brings it, if it is the only one: whoever waits for it reads there."""
+    """The link of the only operation in flight: its waiting caller reads the link itself."""
     reader: int | None = None
-    """The thread that does."""
+    """The thread that reads the link."""
 
     def cancel(self) -> bool:
-        """What is under way can't be taken back."""
+        """An operation that was sent can't be cancelled."""
         return False
 
     def result(self, timeout: float | None = None) -> Finished:
@@ -346,11 +348,11 @@ class OperationFuture(Future[Finished]):
         self.set_result(finished)
         reader = self.reader
         if reader is not None and reader != threading.get_ident() and self.link is not None:
-            self.link.release(reader)  # it came another way, or will not come
+            self.link.release(reader)  # the answer arrived otherwise, or will not arrive
 
     def add_done_callback(self, fn: Callable[[Future[Finished]], object]) -> None:
-        """On a thread of its own: it may wait for another answer, and the thread which brings
-        those must not wait for it."""
+        """Call back on a new thread: `fn` may wait for another answer, and must not block the
+        thread that receives answers."""
 
         def observe(future: Future[Finished]) -> None:
             threading.Thread(target=fn, args=(future,), name="limosa-callback", daemon=True).start()
@@ -359,10 +361,10 @@ class OperationFuture(Future[Finished]):
 
 
 class TimedScan:
-    """A scan that ends: when nothing came for too long, or when the connection is closed.
+    """A scan with a timeout, which also ends when the connection is closed.
 
-    A thread reads, so that whoever waits can leave it alone: a call can't be taken back before it
-    has brought its first answer.
+    A separate thread reads, so that the caller can abandon it: a Flight call can't be cancelled
+    before its first answer.
     """
 
     def __init__(
@@ -386,7 +388,7 @@ class TimedScan:
         self._given_up = True
         if self._reader is not None:
             self._reader.cancel()
-        raise Refused("a scan got no answer", "try again")
+        raise Refused("the scan timed out", "retry")
 
     def _read(self) -> None:
         try:
@@ -408,37 +410,37 @@ class TimedScan:
 
 
 def outcome_error(finished: Finished) -> LimosaError:
-    """What the application is told of an operation that did not succeed."""
+    """The error that the application gets for an operation that did not succeed."""
     answer = finished.value
     if isinstance(answer, Refuse):
         message, code, advice = answer.why, answer.code, answer.advice
     else:
         message, code, advice = str(answer), "Refused", ""
     if finished.outcome == "unknown":
-        return OutcomeUnknown(message, advice or "it may have happened: read to find out")
+        return OutcomeUnknown(message, advice or "the write may have happened: read to find out")
     return error_named(code, message, advice)
 
 
 class Mismatch(Refused):
-    """Another version is there than the one that was expected; nothing was written."""
+    """The row has another version than expected; nothing was written."""
 
     def __init__(self, found: int) -> None:
         self.found = found
         what = f"version {found}" if found else "no such row"
-        super().__init__(f"found {what}", "read the row again, and decide anew")
+        super().__init__(f"found {what}", "read the row again, and retry")
 
 
 def settle_read(future: "Future[Finished]") -> object:
-    """What was read; a read that is not answered has changed nothing."""
+    """The result of a read; a read without an answer is `Refused`, as it changed nothing."""
     finished = future.result()
     if finished.outcome == "done":
         return finished.value
     error = outcome_error(finished)
-    raise Refused(error.message, "try again") if isinstance(error, OutcomeUnknown) else error
+    raise Refused(error.message, "retry") if isinstance(error, OutcomeUnknown) else error
 
 
 def settle(future: "Future[Finished]") -> Finished:
-    """Wait for the end of an operation; raises unless it was done."""
+    """Wait for the end of an operation; raises if it did not succeed."""
     finished = future.result()
     if finished.outcome == "done":
         return finished
@@ -452,5 +454,5 @@ def _bytes(number: int) -> bytes:
 
 
 def _node_id(node: str) -> str:
-    """Seeds are known by their address only."""
+    """Empty for a seed, of which only the address is known."""
     return "" if "://" in node else node
