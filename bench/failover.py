@@ -29,10 +29,10 @@ from limosa.client.table import TableHandle
 from limosa.core.client import Finished
 from limosa.core.lookup import Lookup
 from limosa.core.model.topology import Partition
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.tokens import tokens
 from limosa.errors import LimosaError
-from limosa.storage.rows import Batch
+from limosa.tabular.rows import Batch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster, cpu_seconds, resident_megabytes
@@ -49,7 +49,7 @@ AIMS: dict[str, tuple[str, float]] = {
 
 KILLS = {16: 3, 1_000: 2}
 SAMPLE_MAX = 64
-LEASE_SECONDS = Settings().lease_seconds
+LEASE_SECONDS = ParticipantSettings().lease_seconds
 PAUSE_SECONDS = 0.01
 BACK_SECONDS_MAX = 30.0
 HEALTHY_SECONDS_MAX = 60.0

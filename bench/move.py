@@ -35,7 +35,7 @@ from limosa.client.operator import Operator
 from limosa.client.table import TableHandle
 from limosa.core.client import Finished
 from limosa.core.model.intent import Placement
-from limosa.storage.rows import Batch
+from limosa.tabular.rows import Batch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster

@@ -21,8 +21,8 @@ from time import perf_counter
 
 from limosa.client.cluster_view import look, progress_of
 from limosa.client.operator import Operator
-from limosa.core.coordinator.progress import Progress
-from limosa.core.coordinator.proposing import filling
+from limosa.core.insight.progress import Progress
+from limosa.core.insight.proposing import filling
 from limosa.core.model.intent import Placement
 from limosa.core.model.runs import RunPlan
 

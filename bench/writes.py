@@ -28,8 +28,8 @@ from limosa.client.table import TableHandle
 from limosa.core.client import Finished
 from limosa.core.messages import Write
 from limosa.core.model.keys import WHOLE
-from limosa.runtime.wire import Encoder
-from limosa.storage.rows import Batch, Bundle
+from limosa.protocol.wire import Encoder
+from limosa.tabular.rows import Batch, Bundle
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster

@@ -1,4 +1,4 @@
-"""What do we need of the world?
+"""What does Limosa need from its environment?
 
 Each port is a `Protocol`: what the core's drivers ask for, and what every implementation promises.
 One suite of tests per port runs against all of its implementations.
@@ -44,7 +44,7 @@ class Clock(Protocol):
         ...
 
 
-class Entry(msgspec.Struct, frozen=True):
+class KeyEntry(msgspec.Struct, frozen=True):
     """A key's value, and when it got it."""
 
     value: bytes
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True):
     """The lease that the key ends with, if the last put named one."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class KeyChange(msgspec.Struct, frozen=True):
     """What one commit did to one key: the new value, or None for a delete."""
 
     key: str
@@ -72,7 +72,7 @@ class Watch(Protocol):
         """All changes up to here have been handed out, also while other prefixes change."""
         ...
 
-    def poll(self, timeout: float = 0.0) -> list[Change]:
+    def poll(self, timeout: float = 0.0) -> list[KeyChange]:
         """All changes since the last poll, by revision and then by key; never a part of a commit.
 
         Waits up to `timeout` seconds of real time for the first one, then returns an empty list.
@@ -97,11 +97,11 @@ class Metastore(Protocol):
     something `OutcomeUnknown` (the caller reads to find out).
     """
 
-    def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
+    def read(self, prefix: str) -> tuple[int, dict[str, KeyEntry]]:
         """The store's revision and, in key order, the entries with the prefix at that revision."""
         ...
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeyEntry | None:
         """One entry, or None if there is no such key."""
         ...
 

@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from limosa.admin import app, tokens
 from limosa.admin.audit import AuditLog
-from limosa.admin.runs import MoveFacts, Plan, RunFacts, Runs, RunStatus, RunWanted
-from limosa.admin.service import Service, Settings
+from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, Runs, RunStatus, RunWanted
+from limosa.admin.service import AdminService, AdminSettings
 from limosa.admin.tokens import Tokens
 from limosa.client.connection import Description
 from limosa.client.requests import creation
 from limosa.client.schema import schema_of
-from limosa.core.coordinator.explaining import about as state_about
 from limosa.core.coordinator.requests import about, answer
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight.explaining import about as state_about
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Put, Topology, apply, request_key
 from limosa.core.model.intent import Request
@@ -33,7 +33,7 @@ from limosa.core.model.topology import (
     Zone,
 )
 from limosa.errors import IllegalRequest, UnknownTable
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 NODES = ("n1", "n2", "n3", "n4")
 ITEMS = "items"
@@ -156,7 +156,7 @@ class FakeCluster:
         return self.now.requests[request.id]
 
     def answer(self, id: str) -> None:
-        commit = answer(View(self.now, {}, 0, 0.0, ANSWERED), self.now.requests[id])
+        commit = answer(ClusterView(self.now, {}, 0, 0.0, ANSWERED), self.now.requests[id])
         self.now = apply(self.now, commit.changes, self.now.revision + 1)
 
     def request_state(self, id: str) -> Request | None:
@@ -177,11 +177,11 @@ class FakeRuns:
         self.state = "IDLE"
         self.wanted: list[RunWanted] = []
 
-    def plan(self, wanted: RunWanted) -> Plan:
+    def plan(self, wanted: RunWanted) -> RunPreview:
         moves = (
             MoveFacts(each.partition, each.source, each.target, "PENDING") for each in wanted.moves
         )
-        return Plan(tuple(moves))
+        return RunPreview(tuple(moves))
 
     def start(self, id: str, wanted: RunWanted) -> Request:
         if self.state != "IDLE":
@@ -215,7 +215,7 @@ class Stand:
     """A service before a fake cluster, and a token for each role."""
 
     def __init__(
-        self, directory: Path, runs: Runs | None = None, settings: Settings | None = None
+        self, directory: Path, runs: Runs | None = None, settings: AdminSettings | None = None
     ) -> None:
         self.directory = directory
         self.cluster = FakeCluster()
@@ -227,8 +227,8 @@ class Stand:
             "admin": tokens.add(path, "anna", "admin"),
         }
         self.audit = AuditLog(directory / "audit.ndjson")
-        self.service = Service(
-            self.cluster, Tokens(path), self.audit, self.log, runs, settings or Settings()
+        self.service = AdminService(
+            self.cluster, Tokens(path), self.audit, self.log, runs, settings or AdminSettings()
         )
         self.app = app.build(self.service)
 

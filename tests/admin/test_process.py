@@ -16,7 +16,7 @@ import pytest
 import limosa
 from limosa.admin import tokens
 from limosa.admin.process import AdminConfig, AdminProcess
-from limosa.admin.service import Settings
+from limosa.admin.service import AdminSettings
 from limosa.client.operator import Operator
 from limosa.core.model.intent import Request
 from limosa.errors import BadInput, Refused
@@ -52,7 +52,7 @@ def serving(directory: Path, connect: Any, **more: Any) -> Iterator[AdminProcess
         bind="127.0.0.1:0",
         directory=str(directory),
         connect=connect,
-        settings=Settings(follow_seconds=0.2),
+        settings=AdminSettings(follow_seconds=0.2),
         **more,
     )
     process = AdminProcess(config, lambda what, **details: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from limosa.admin import tokens
-from limosa.admin.tokens import Identity, Tokens
+from limosa.admin.tokens import AdminIdentity, Tokens
 from limosa.errors import BadInput, UnusableFile
 
 
@@ -18,7 +18,7 @@ def test_a_token_is_told_once_and_only_its_hash_is_kept(tmp_path: Path) -> None:
     assert len(token) >= 40
     assert token.removeprefix("limosa_") not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Tokens(path).identify(token) == Identity("ann", "operator")
+    assert Tokens(path).identify(token) == AdminIdentity("ann", "operator")
     assert tokens.add(path, "bob", "viewer") != token
 
 
@@ -27,14 +27,14 @@ def test_a_token_counts_from_its_making_to_its_removal(tmp_path: Path) -> None:
     known = Tokens(path)
     assert known.identify("limosa_x") is None
     token = tokens.add(path, "ann", "admin")
-    assert known.identify(token) == Identity("ann", "admin")
+    assert known.identify(token) == AdminIdentity("ann", "admin")
     assert known.identify(token + "x") is None
     assert known.identify("") is None
     assert known.identify("\ud800") is None
     other = tokens.add(path, "bob", "viewer")
     tokens.remove(path, "ann")
     assert known.identify(token) is None
-    assert known.identify(other) == Identity("bob", "viewer")
+    assert known.identify(other) == AdminIdentity("bob", "viewer")
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "../x", "-x", "x" * 65, "a\nb", "ä"])

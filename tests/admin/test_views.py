@@ -10,7 +10,7 @@ import pytest
 
 from limosa.admin import app, tokens
 from limosa.admin.problems import of_error
-from limosa.admin.service import Settings
+from limosa.admin.service import AdminSettings
 from limosa.core.model.changes import COORDINATOR_KEY, Remove, apply
 from limosa.errors import (
     BadInput,
@@ -205,7 +205,7 @@ def test_every_error_has_a_status() -> None:
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    stand = Stand(tmp_path, settings=Settings(deadline_seconds=0.2))
+    stand = Stand(tmp_path, settings=AdminSettings(deadline_seconds=0.2))
     stand.cluster.delay_seconds = 1.0
     began = time.monotonic()
     seen(stand, "/v1/topology", 504)

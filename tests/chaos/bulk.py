@@ -9,8 +9,8 @@ from limosa.client import TableHandle
 from limosa.client.rows import to_arrow
 from limosa.client.session import settle
 from limosa.core.client import Finished
-from limosa.simulation.checkers.linearizability import Operation
-from limosa.storage.rows import Batch
+from limosa.simulation.checkers.linearizability import ObservedOperation
+from limosa.tabular.rows import Batch
 from tests.chaos.client import Client, Connect
 from tests.chaos.history import Ended, History
 from tests.chaos.season import Season
@@ -98,8 +98,8 @@ class BulkWriter(Client):
         return Ended(ended.outcome, invoked, ended.returned, ended.value, ended.error)
 
 
-def _cursor_write(client: str, key: str, value: int, ended: Ended) -> Operation:
-    return Operation(
+def _cursor_write(client: str, key: str, value: int, ended: Ended) -> ObservedOperation:
+    return ObservedOperation(
         client=client,
         key=key,
         kind="write",

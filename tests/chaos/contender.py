@@ -4,7 +4,7 @@ import threading
 import time
 
 from limosa.client import Row, TableHandle
-from limosa.simulation.checkers.linearizability import Operation
+from limosa.simulation.checkers.linearizability import ObservedOperation
 from tests.chaos.client import Client, Connect
 from tests.chaos.history import Ended, History
 
@@ -46,7 +46,7 @@ class Contender(Client):
         if ended.outcome == "failed" or (kind == "read" and ended.outcome != "ok"):
             return
         operations = [
-            Operation(
+            ObservedOperation(
                 client=self.name,
                 key=key,
                 kind=kind,  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from limosa.client import Mismatch
 from limosa.errors import LimosaError
-from limosa.simulation.checkers.linearizability import Operation
+from limosa.simulation.checkers.linearizability import ObservedOperation
 
 Outcome: TypeAlias = Literal["ok", "mismatch", "failed", "unknown"]
 
@@ -50,7 +50,7 @@ class History:
         self._limits = dict(limits or {})
         """Of operations that may take longer."""
         self._lock = threading.Lock()
-        self.operations: list[Operation] = []
+        self.operations: list[ObservedOperation] = []
         """Of single keys, since the last judgement."""
         self.outcomes: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
@@ -85,12 +85,12 @@ class History:
             if seconds > self._limits.get(what, self._seconds_max):
                 self.slow.append(Slow(client, what, seconds))
 
-    def add(self, operations: Sequence[Operation], acked_rows: int = 0) -> None:
+    def add(self, operations: Sequence[ObservedOperation], acked_rows: int = 0) -> None:
         with self._lock:
             self.operations += operations
             self.acked_rows += acked_rows
 
-    def take(self) -> list[Operation]:
+    def take(self) -> list[ObservedOperation]:
         """All of them; the next ones are of other keys."""
         with self._lock:
             taken, self.operations = self.operations, []

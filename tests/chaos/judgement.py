@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from limosa.client import TableHandle
-from limosa.simulation.checkers.linearizability import Operation, check
+from limosa.simulation.checkers.linearizability import ObservedOperation, check
 from tests.chaos.bulk import scan_season
 from tests.chaos.season import Season
 
@@ -28,9 +28,9 @@ class Finding(Struct, frozen=True):
     what: str
 
 
-def judge_keys(operations: Iterable[Operation]) -> list[Finding]:
+def judge_keys(operations: Iterable[ObservedOperation]) -> list[Finding]:
     """Each key by itself, so that one violation does not hide another."""
-    by_key: dict[str, list[Operation]] = {}
+    by_key: dict[str, list[ObservedOperation]] = {}
     for operation in operations:
         by_key.setdefault(operation.key, []).append(operation)
     found = []
@@ -42,7 +42,7 @@ def judge_keys(operations: Iterable[Operation]) -> list[Finding]:
     return found
 
 
-def judge_last(key: str, operations: list[Operation]) -> list[Finding]:
+def judge_last(key: str, operations: list[ObservedOperation]) -> list[Finding]:
     """Says nothing where outcomes are unknown, or the last changes overlap."""
     changes = [each for each in operations if each.kind != "read" and _may_change(each)]
     reads = [each for each in operations if each.kind == "read" and each.returned is not None]
@@ -61,7 +61,7 @@ def judge_last(key: str, operations: list[Operation]) -> list[Finding]:
     return [Finding(kind, f"{key} holds {read.result!r}, the last change made it {wanted!r}")]
 
 
-def _may_change(operation: Operation) -> bool:
+def _may_change(operation: ObservedOperation) -> bool:
     refused = operation.kind == "compare" and operation.returned is not None
     return not refused or bool(operation.result)
 
@@ -99,7 +99,7 @@ def judge_order(season: Season, cursor: str | None) -> list[Finding]:
 def judge_season(
     table: TableHandle,
     season: Season,
-    operations: list[Operation],
+    operations: list[ObservedOperation],
     values: Mapping[str, str | None],
 ) -> list[Finding]:
     """`values` were read after all of it, and are part of the history."""

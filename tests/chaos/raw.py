@@ -8,9 +8,9 @@ from limosa.client import TableHandle
 from limosa.client.rows import to_arrow
 from limosa.core.messages import Answer, Message, Write
 from limosa.core.model.changes import Topology
-from limosa.runtime.peers import Dialer
-from limosa.runtime.wire import Decoder
-from limosa.storage.rows import Batch, Bundle
+from limosa.protocol.peers import Dialer
+from limosa.protocol.wire import Decoder
+from limosa.tabular.rows import Batch, Bundle
 from limosa.transport.security import Security
 from limosa.transport.tokens import issue, read_secret
 from tests.chaos.cluster import Cluster

@@ -19,15 +19,15 @@ from limosa.client import Operator, TableHandle
 from limosa.core.effects import ApplySlice, VolumeEffect
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
-from limosa.pipeline.assembly import PipelineConfig, mover_for
 from limosa.runtime.journal import Journal
+from limosa.runtime.pipelines import PipelineConfig, mover_for
 from limosa.runtime.processes import (
     CoordinatorConfig,
     CoordinatorProcess,
     NodeConfig,
     NodeProcess,
 )
-from limosa.storage.rows import Batch, Bundle
+from limosa.tabular.rows import Batch, Bundle
 from limosa.transport.security import Security
 
 CLUSTER = "birds"

@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 
 from limosa.errors import OutcomeUnknown, Refused
-from limosa.simulation.checkers.linearizability import Operation
+from limosa.simulation.checkers.linearizability import ObservedOperation
 from tests.chaos.history import History
 from tests.chaos.judgement import Finding, judge_bulk, judge_keys, judge_order
 from tests.chaos.season import Season
 
 
-def operation(kind: Any, invoked: float, returned: float | None, **what: Any) -> Operation:
-    return Operation(client="c", key="k", kind=kind, invoked=invoked, returned=returned, **what)
+def operation(kind: Any, invoked: float, returned: float | None, **what: Any) -> ObservedOperation:
+    return ObservedOperation(
+        client="c", key="k", kind=kind, invoked=invoked, returned=returned, **what
+    )
 
 
 def kinds(found: list[Finding]) -> list[str]:

@@ -14,7 +14,7 @@ from limosa.client import Mismatch, Operator, TableHandle
 from limosa.core.messages import Redirect, Wait, Write, Written
 from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError
-from limosa.runtime.wire import Decoder, Encoder
+from limosa.protocol.wire import Decoder, Encoder
 from tests.chaos.cluster import Cluster, digests, wait_until_equal
 from tests.chaos.raw import Raw, partition_of, write_of
 from tests.metastore.pausing import pause_between_commits

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from limosa.client import Operator, TableHandle
 from limosa.errors import LimosaError
-from limosa.simulation.checkers.linearizability import Operation
+from limosa.simulation.checkers.linearizability import ObservedOperation
 from tests.chaos.cluster import TABLE, Cluster, bad_lines, stray_threads, wait_until_equal
 from tests.chaos.history import History
 from tests.chaos.judgement import Finding, Kind, judge_season
@@ -238,7 +238,7 @@ class Torment(ABC, Generic[R]):
             invoked = time.monotonic()
             row = table.get(key)
             values[key] = None if row is None else row["v"]
-            read = Operation(
+            read = ObservedOperation(
                 client="judge",
                 key=key,
                 kind="read",

@@ -51,7 +51,7 @@ def test_tokens_are_made_listed_and_taken_back(
         ("b", "viewer"),
     ]
     assert "sha256" not in answer["tokens"][0]
-    assert "good for nothing" in run(capsys, "admin-token", "remove", "ann", *there)[1]
+    assert "Revoked the token of ann" in run(capsys, "admin-token", "remove", "ann", *there)[1]
     assert run(capsys, "admin-token", "remove", "b", "--json", *there)[1] == '{"removed":"b"}\n'
     assert known.entries() == []
 
@@ -75,7 +75,7 @@ def test_the_directory_is_found_as_the_cluster_is(
 ) -> None:
     code, _, error = run(capsys, "admin-token", "list")
     assert code == 1
-    assert "no cluster runs" in error
+    assert "no cluster is running" in error
     (tmp_path / "limosa-data").mkdir()
     assert admin_service.directory_of(None) == "limosa-data"
     (tmp_path / "other").mkdir()
@@ -99,7 +99,7 @@ def test_without_the_extra_the_service_is_refused_and_a_cluster_does_without(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--connect", "127.0.0.1:1"), "name their directory with --directory"),
+        (("--connect", "127.0.0.1:1"), "name it with --directory"),
         (("--bind", "0.0.0.0:0", "--directory", "."), "without TLS"),
         (("--bind", "nowhere", "--directory", "."), "is no address to listen on"),
         (("--bind", "127.0.0.1:0", "--directory", "missing"), "there is no directory"),

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from limosa.cli.demo.command import Verdict, in_words
+from limosa.cli.demo.command import DemoVerdict, in_words
 from limosa.cli.demo.ledger import (
     Counts,
     Ledger,
@@ -165,12 +165,12 @@ def test_unequal_and_missing_replicas_are_seen() -> None:
 
 
 def test_a_bad_end_is_not_called_good() -> None:
-    assert in_words(Verdict(ok=True, replicas_equal=True)).endswith("Nothing was lost.")
-    bad = in_words(Verdict(lost=2, examples=["key 3 holds 1, acknowledged 2"]))
+    assert in_words(DemoVerdict(ok=True, replicas_equal=True)).endswith("Nothing was lost.")
+    bad = in_words(DemoVerdict(lost=2, examples=["key 3 holds 1, acknowledged 2"]))
     assert "lost           2" in bad
     assert "DIFFERENT" in bad
     assert "key 3 holds 1" in bad
-    assert bad.endswith("THIS WENT WRONG: see above.")
+    assert bad.endswith("FAILED: see above.")
 
 
 # --- the real thing

@@ -160,7 +160,7 @@ def test_without_waiting_the_next_command_is_named(limosa: Limosa, partition: st
     ran = limosa.well("partition", "move", partition, "--to", to)
     assert ran.text.splitlines() == [
         f"{partition} moves from {owner} (its owner) to {to}.",
-        f"How far it is: limosa explain {partition}",
+        f"See its progress: limosa explain {partition}",
     ]
     wait_until(lambda: to in holders(limosa) and explained(limosa)["kind"] == "", SECONDS)
     assert explained(limosa)["reports"][0]["outcome"] == "done"
@@ -238,7 +238,7 @@ def test_a_move_that_waits_for_a_better_moment_is_cancelled(
     assert (latest["outcome"], latest["why"]) == ("reverted", "cancelled")
     late = limosa("partition", "cancel", partition)
     assert late.code == 1
-    assert "has no change that could be cancelled" in late.error
+    assert "has no move that can be cancelled" in late.error
 
 
 def test_ctrl_c_leaves_the_move_running(limosa: Limosa, cluster: Cluster, partition: str) -> None:
@@ -250,7 +250,7 @@ def test_ctrl_c_leaves_the_move_running(limosa: Limosa, cluster: Cluster, partit
         out, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, errors
     assert '"state":"running"' in out
-    assert "The move goes on." in errors
+    assert "The move continues." in errors
     assert explained(limosa)["stage"] == "write_both_read_new"
     limosa.well("partition", "reverse", partition)
     wait_for_stage(limosa, "stable")
@@ -306,10 +306,10 @@ def nothing_changed(limosa: Limosa, before: dict[str, Any], ran: Ran) -> bool:
         (["move", P, "--from", "FREE", "--to", "OWNER"], 1, f"holds no replica of {P}"),
         (["move", P, "--to", "FREE", "--volume", "x"], 1, "has no volume 'x'"),
         (["move", P, "--to", "FREE", "--hold", "10"], 2, "--hold '10' has no unit"),
-        (["move", P, "--to", "FREE", "--hold", "soon"], 2, "--hold 'soon' is no duration"),
+        (["move", P, "--to", "FREE", "--hold", "soon"], 2, "--hold 'soon' is not a duration"),
         (["move", P, "--to", "FREE", "--max-pause", "5y"], 2, "--max-pause '5y' has the unit"),
-        (["move", P, "--to", "FREE", "--max-pause", "0"], 2, "no hand-over is that quick"),
-        (["cancel", P], 1, "has no change that could be cancelled"),
+        (["move", P, "--to", "FREE", "--max-pause", "0"], 2, "must be more than 0"),
+        (["cancel", P], 1, "has no move that can be cancelled"),
         (["cancel", "nothing-0000"], 1, "there is no partition nothing-0000"),
         (["complete", P], 1, "is not held"),
         (["complete", "nothing-0000"], 1, "there is no partition nothing-0000"),

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 
 from limosa.cli.demo.screen import open_screen
 from limosa.cli.shared.run_display import SAY_SECONDS, Drawing, Watching, figures
-from limosa.core.coordinator.progress import Progress
-from limosa.core.coordinator.watching import Moving, Watched
+from limosa.core.insight.progress import Progress
+from limosa.core.insight.watching import Moving, WatchedRun
 from limosa.core.model.runs import Estimate, Run, RunMove
 from limosa.core.model.topology import Placement
 
@@ -45,7 +45,7 @@ def test_a_line_for_the_run_and_one_for_each_move() -> None:
         moving(4, stage="", kind="", slices=0, share=0.0, waits_for="its intent"),
         Moving(held, "move", "write_both_read_new", share=1.0, waits_for="the hold"),
     )
-    seen = Watched(progress(waits=("n4 is at its limit",)), some)
+    seen = WatchedRun(progress(waits=("n4 is at its limit",)), some)
     lines = text_of(Drawing().of(seen))
     assert lines[0] == "r7  fill n4  running  20 s"
     assert lines[1].endswith("5 of 12 moves 1,204 rows, 100.0 MB, 5.0 MB/s, about 20 s left")
@@ -58,7 +58,7 @@ def test_a_line_for_the_run_and_one_for_each_move() -> None:
     ]
     first, second, third = (" ".join(line.split()) for line in lines[4:7])
     assert first == "items-0003 n1 → n4 streaming (3 of 6) 19 % (12 of 64) copy: n4"
-    assert second == "items-0004 n1 → n4 not begun – its intent"
+    assert second == "items-0004 n1 → n4 not started – its intent"
     assert third == "items-0009 n1 → n4 write_both_read_new (4 of 6) 100 % held; the hold"
     assert lines[-1] == "waits for: n4 is at its limit"
 
@@ -66,7 +66,7 @@ def test_a_line_for_the_run_and_one_for_each_move() -> None:
 @pytest.mark.parametrize("width", [40, 80])
 def test_on_a_narrow_terminal_a_move_still_takes_one_line(width: int) -> None:
     some = tuple(moving(each, waits_for="a long story " * 20) for each in range(11))
-    lines = text_of(Drawing().of(Watched(progress(waits=("why " * 50,)), some)), width)
+    lines = text_of(Drawing().of(WatchedRun(progress(waits=("why " * 50,)), some)), width)
     assert len(lines) == 2 + 2 + 8 + 1 + 1
     assert lines[-2] == "… and 3 more in flight"
 
@@ -77,7 +77,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_the_time_left_goes_by_it() -> 
     lines: list[str] = []
     for second in range(20):
         now[0] = float(second)
-        seen = Watched(progress(bytes=100_000_000 + 1_000_000 * second))
+        seen = WatchedRun(progress(bytes=100_000_000 + 1_000_000 * second))
         lines = text_of(drawing.of(seen))
     assert lines[1].endswith("119.0 MB, 1.0 MB/s, about 1 min 21 s left")
 
@@ -97,15 +97,15 @@ def test_without_a_terminal_a_line_is_said_for_each_change_and_now_and_then(
     for quiet in (False, True):
         watching = Watching(quiet, nowhere, lambda: now[0])
         with watching.open():
-            watching.show(Watched(progress()))
-            watching.show(Watched(progress(rows=2_000)))
-            watching.show(Watched(progress(committed=6)))
+            watching.show(WatchedRun(progress()))
+            watching.show(WatchedRun(progress(rows=2_000)))
+            watching.show(WatchedRun(progress(committed=6)))
             now[0] += SAY_SECONDS
-            watching.show(Watched(progress(committed=6)))
+            watching.show(WatchedRun(progress(committed=6)))
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == (0 if quiet else 3)
         assert quiet or lines[0] == (
-            "r7 running: 5 of 12 committed, 3 in flight, 4 to begin; "
+            "r7 running: 5 of 12 committed, 3 in flight, 4 pending; "
             "1,204 rows, 100.0 MB, 5.0 MB/s, about 20 s left"
         )
 
@@ -114,7 +114,7 @@ def test_on_a_terminal_the_table_is_drawn_and_the_cursor_comes_back() -> None:
     out = io.StringIO()
     watching = Watching(False, Console(file=out, force_terminal=True, width=120))
     with watching.open():
-        watching.show(Watched(progress(), (moving(),)))
+        watching.show(WatchedRun(progress(), (moving(),)))
     shown = out.getvalue()
     assert "streaming (3 of 6)" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
@@ -128,7 +128,7 @@ def test_the_demo_shows_the_same_table_below_its_rates() -> None:
     with open_screen(Console(file=out, force_terminal=True, width=120)) as screen:
         screen.tell("n4 has joined")
         screen.show("9 rows/s", "a node joins", None)
-        screen.show("10 rows/s", "fill n4", Watched(progress(), (moving(),)))
+        screen.show("10 rows/s", "fill n4", WatchedRun(progress(), (moving(),)))
     shown = out.getvalue()
     assert "n4 has joined" in shown
     assert "10 rows/s" in shown
@@ -141,7 +141,7 @@ def test_without_a_terminal_the_demo_says_a_line_now_and_then(
     with open_screen(Console(file=io.StringIO())) as screen:
         screen.tell("n4 has joined")
         for number in range(8):
-            screen.show(f"{number} rows/s", "fill n4", Watched(progress(), (moving(),)))
+            screen.show(f"{number} rows/s", "fill n4", WatchedRun(progress(), (moving(),)))
     assert capsys.readouterr().err.splitlines() == [
         "n4 has joined",
         "3 rows/s   fill n4",

@@ -42,15 +42,15 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         # Who dies is reported, and comes back.
         killed = cluster.child("n1")
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: "n1 runs again" in cluster.errors())
-        assert "n1 was killed by SIGKILL. It is started again in 1 s." in cluster.errors()
+        wait_until(lambda: "n1 has restarted" in cluster.errors())
+        assert "n1 was killed by SIGKILL. It is restarted in 1 s." in cluster.errors()
         assert cluster.child("n1") != killed
         with limosa.operate(str(directory)) as connection:
             assert connection.table("items").count() == 1000
 
         # So does the admin service, at the same place.
         os.kill(cluster.child("admin"), signal.SIGKILL)
-        wait_until(lambda: "admin runs again" in cluster.errors())
+        wait_until(lambda: "admin has restarted" in cluster.errors())
         answer = httpx.get(f"{cluster.ready['admin']}/v1/nodes", trust_env=False)
         assert "limosa admin-token add" in answer.json()["advice"]
 
@@ -87,7 +87,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> N
     wait_until(lambda: len(cluster.children()) > 0)
     cluster.interrupt()
     assert cluster.process.returncode == 130
-    assert "Stopped before it was ready." in cluster.errors()
+    assert "Stopped before the cluster was ready." in cluster.errors()
     assert cluster.children() == []
     assert not (tmp_path / "data" / "cluster.json").exists()
     cluster.process.communicate()

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 
 import limosa as limosa_client
-from limosa.cli.shared.options import Target
+from limosa.cli.shared.options import ClusterOptions
 from limosa.client.operator import Operator
 from limosa.core.effects import ApplySlice, Compare
 from limosa.core.model.intent import Placement
@@ -24,14 +24,14 @@ from limosa.errors import LimosaError
 from limosa.pipeline import java
 from limosa.pipeline.carriers import ThreadCarrier
 from limosa.pipeline.examining import FlightSource
-from limosa.pipeline.loads import Target as ReplicaTarget
-from limosa.pipeline.mover import Mover
+from limosa.pipeline.loads import CopyTarget as ReplicaTarget
+from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
+from limosa.protocol.replica_scan import ReplicaScan
 from limosa.runtime.local import LocalCluster
-from limosa.runtime.replicas import ReplicaScan
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
 from limosa.storage.store import Store
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 from limosa.transport.failures import from_flight_error
 from limosa.transport.tokens import issue, read_secret
 from tests.cli.running import Limosa, Ran, wait_until
@@ -68,7 +68,7 @@ def test_a_table_without_other_replicas_has_nothing_to_compare(limosa: Limosa) -
     limosa(*create, "--partitions", "1", "--replicas", "1")
     ran = limosa.well("verify", "single", *THREADS)
     assert "there was nothing to compare" in ran.text
-    assert ": the only one." in ran.err
+    assert ": the partition's only replica." in ran.err
 
 
 def test_an_unknown_table_is_refused(limosa: Limosa) -> None:
@@ -82,7 +82,7 @@ def test_without_spark_it_is_refused_before_anything_begins(
 ) -> None:
     """With the words that install it."""
     monkeypatch.setattr(java, "missing", lambda: "PySpark is not installed")
-    monkeypatch.setattr(Target, "connect", lambda self: pytest.fail("it connects"))
+    monkeypatch.setattr(ClusterOptions, "connect", lambda self: pytest.fail("it connects"))
     ran = limosa("verify", "checked")
     assert ran.code == 2
     assert java.INSTALL in ran.error
@@ -238,7 +238,7 @@ def test_the_mover_tells_which_rows_of_a_move_differ(wrong: Damaged) -> None:
         others = {replica.node: replica for replica in record.replicas}
         nodes = connection.topology.nodes.values()
         addresses = {node.id: node.address for node in nodes}
-        mover = Mover(
+        mover = PipelineMover(
             ThreadCarrier(), lambda: Access("", connection.token()), 0.0, lambda *_, **__: None
         )
         mover.follow(addresses)

@@ -21,8 +21,8 @@ from limosa.client.schema import schema_of
 from limosa.core.client import Finished
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, OutcomeUnknown, Refused
 from limosa.runtime.local import LocalCluster
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 SECONDS = 10.0
 NEVER = 3_600.0
@@ -419,15 +419,15 @@ VARIED = Table("t2", pa.schema(COLUMNS), ("k",))
         ({"k": 1.0, "colour": "red"}, InvalidSchema, "colour"),
         ({"n": 1}, InvalidKey, "column k"),
         ({"k": None}, InvalidKey, "column k"),
-        ({"k": float("nan")}, InvalidKey, "NaN as key column k"),
-        ({"k": np.float64("nan")}, InvalidKey, "NaN as key column k"),
-        ({"k": 1.0, "n": "text"}, InvalidSchema, "column n can't be made int64"),
+        ({"k": float("nan")}, InvalidKey, "key column k is NaN"),
+        ({"k": np.float64("nan")}, InvalidKey, "key column k is NaN"),
+        ({"k": 1.0, "n": "text"}, InvalidSchema, "column n can't be converted to int64"),
         ({"k": 1.0, "n": 1.5}, InvalidSchema, "fraction"),
         ({"k": 1.0, "name": 5}, InvalidSchema, "column name"),
         ({"k": 1.0, "tags": 5}, InvalidSchema, "column tags"),
         ({"k": 1.0, "flag": 1}, InvalidSchema, "column flag"),
         ({"k": 1.0, "price": 0.5}, InvalidSchema, "column price"),
-        ([1.0], BadInput, "a row that is a list"),
+        ([1.0], BadInput, "a row is a list"),
     ],
 )
 def test_a_wrong_row_is_refused_at_once_and_no_other(
@@ -477,7 +477,7 @@ def test_a_value_that_does_not_fit_costs_its_own_row_only(table: FakeTable) -> N
     with pytest.raises(BadRows) as caught:
         producer.flush()
     assert caught.value.places == [(18, "n"), (901, "name")]
-    assert "row 18 (key 17): column n can't be made int64" in str(caught.value)
+    assert "row 18 (key 17): column n can't be converted to int64" in str(caught.value)
     assert "row 901 (key 900): column name" in str(caught.value)
     assert [failure.rows for failure in producer.failures] == [2]
     assert table.written() == [-1, *(key for key in range(1_000) if key not in bad), 5_000]
@@ -549,7 +549,7 @@ def test_whoever_is_told_of_an_acknowledgement_may_not_wait_for_it(table: FakeTa
 
     def wait(count: int) -> None:
         for what in (producer.flush, producer.close):
-            with pytest.raises(Refused, match="wait for itself") as caught:
+            with pytest.raises(Refused, match="on_ack must not flush") as caught:
                 what()
             refused.append(caught.value.advice)
 

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from msgspec.structs import replace
 
 import limosa
 from limosa.client import Connection
@@ -26,16 +27,21 @@ from limosa.client import table as table_module
 from limosa.client.rows import to_arrow
 from limosa.client.session import Session, settle
 from limosa.client.table import TableHandle
-from limosa.core.client import Finished, Settings
-from limosa.core.model.changes import Agreed, Put, Topology, apply
+from limosa.core import invariants
+from limosa.core.client import ClientSettings, Finished
+from limosa.core.model.changes import Agreed, Put, Remove, Topology, apply, node_key
+from limosa.core.model.intent import Request
+from limosa.core.model.runs import RunPlan
+from limosa.core.model.topology import Cluster as ClusterRecord
 from limosa.core.model.topology import NamedTable, Node
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
+from limosa.protocol.peers import Dialer
 from limosa.runtime.local import LocalCluster
-from limosa.runtime.peers import Dialer
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 from limosa.transport.links import Outbound
 from limosa.transport.security import Security
+from tests.core.asking import answered, refused, world
 from tests.metastore.pausing import pause_between_commits
 
 TIMEOUT_SECONDS = 1.0
@@ -303,7 +309,7 @@ class Switchboard(Dialer):
 
 @contextmanager
 def session_with(switchboard: Switchboard) -> Iterator[Session]:
-    session = Session({GOOD: GOOD}, switchboard, Settings())
+    session = Session({GOOD: GOOD}, switchboard, ClientSettings())
     try:
         yield session
     finally:
@@ -312,6 +318,53 @@ def session_with(switchboard: Switchboard) -> Iterator[Session]:
 
 def follows(session: Session, wanted: Topology) -> bool:
     return session.topology.generation == wanted.generation
+
+
+class Outage(Switchboard):
+    """Nobody answers; whom a session turns to is written down."""
+
+    def __init__(self, answer: Topology) -> None:
+        super().__init__(answer)
+        self.dialled: set[str] = set()
+        self.is_down = False
+
+    def client(self, node: str, address: str) -> Any:
+        self.dialled.add(address)
+        return self
+
+    def do_action(self, action: object, options: object) -> list[flight.Result]:
+        if self.is_down:
+            raise flight.FlightUnavailableError("down")
+        return super().do_action(action, options)
+
+
+def test_a_node_that_has_left_stays_on_record_and_is_not_called() -> None:
+    """F76: it is named by its id: nothing removes its row, nobody joins under its name, and the
+    topology still has it. But a session that tries every address that it knows leaves it out."""
+    nodes = [Node(name, f"grpc://{name}:1", host=f"h{name}") for name in ("a", "b", "c")]
+    agreed = world(ClusterRecord("birds", "id"), nodes=tuple(nodes), live=("a", "b"))
+    row, _, agreed = answered(agreed, Request("r", "remove_node", name="c"))
+    assert row.state == "done"
+    left = agreed.topology.nodes["c"]
+    assert left == replace(nodes[2], state="left")
+    for request in (
+        Request("r2", "remove_node", name="c"),
+        Request("r3", "join", node=nodes[2], cluster="birds"),
+        Request("r4", "join", node=replace(nodes[2], host="another"), cluster="birds"),
+        Request("r5", "undrain_nodes", names=("c",)),
+        Request("r6", "drain_nodes", run=RunPlan("drain", drains=("c",))),
+    ):
+        refused(agreed, request)
+    forgotten = apply(agreed, (Remove(node_key("c")),), agreed.revision + 1)
+    assert invariants.broken(agreed, forgotten) == ["c was forgotten"]
+    switchboard = Outage(agreed.topology)
+    with session_with(switchboard) as session:
+        eventually(lambda: follows(session, agreed.topology), "it knows the topology")
+        assert session.topology.nodes["c"] == left
+        switchboard.is_down = True
+        with pytest.raises(OutcomeUnknown):
+            session.call("topology")
+    assert switchboard.dialled == {GOOD, "grpc://a:1", "grpc://b:1"}
 
 
 def test_a_node_that_is_behind_does_not_take_tables_back() -> None:

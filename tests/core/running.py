@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from limosa.core import invariants, routing
 from limosa.core.coordinator import requests, runs
 from limosa.core.coordinator.flights import Flights
-from limosa.core.coordinator.settings import Settings
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import MACHINES
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.changes import Agreed, Change, Commit, Put, Remove, apply, lease_key
@@ -51,9 +51,9 @@ class Cluster:
         partitions: int = 3,
         homes: tuple[tuple[str, ...], ...] = (),
         nodes: tuple[str, ...] = NODES,
-        settings: Settings | None = None,
+        settings: CoordinatorSettings | None = None,
     ) -> None:
-        self.settings = settings or Settings()
+        self.settings = settings or CoordinatorSettings()
         self.agreed = Agreed()
         self.now = 100.0
         self.statuses: dict[str, Status] = {}
@@ -87,9 +87,9 @@ class Cluster:
         self.agreed = apply(self.agreed, changes, revision)
         return revision
 
-    def view(self) -> View:
+    def view(self) -> ClusterView:
         seen = (self.agreed, self.statuses, OFFICE, self.now, self.now)
-        return View(*seen, self.settings)
+        return ClusterView(*seen, self.settings)
 
     def commit(self, commit: Commit) -> None:
         """As a metastore would, with everything that is always true."""

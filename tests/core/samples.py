@@ -1,8 +1,8 @@
 """A small cluster to try things on: one zone of one partition, three replicas, four nodes."""
 
 from limosa.core.coordinator.memory import Memory
-from limosa.core.coordinator.settings import Settings
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import MACHINES
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.changes import Agreed, Change, Put, apply
@@ -184,12 +184,12 @@ def seen(
     agreed: Agreed,
     *statuses: Status,
     now: float = 100.0,
-    settings: Settings | None = None,
+    settings: CoordinatorSettings | None = None,
     memory: Memory | None = None,
     wall: float = 0.0,
-) -> View:
+) -> ClusterView:
     said = {status.node: status for status in statuses}
-    return View(agreed, said, OFFICE, now, wall, settings, memory)
+    return ClusterView(agreed, said, OFFICE, now, wall, settings, memory)
 
 
 def put(changes: tuple[Change, ...], kind: type[Record]) -> list[Record]:

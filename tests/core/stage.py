@@ -20,18 +20,20 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Partition, Record, Replica
 from limosa.core.participant.node import Participant
 from limosa.core.participant.owner import Owner
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.producers import Producers
-from limosa.simulation.rows import Row, SimulatedRows
+from limosa.simulation.rows import SimulatedRow, SimulatedRows
 from tests.core.samples import LEASES, A, B, P, cluster, intends, stable
 
 Sort = TypeVar("Sort")
-ORDINARY = Settings()
+ORDINARY = ParticipantSettings()
 EMPTY = Started()
 
 
 def rows(*keys: str, token: int = 0, version: int = 0) -> SimulatedRows:
-    return SimulatedRows(tuple(Row(key, token, f"value of {key}", version) for key in keys))
+    return SimulatedRows(
+        tuple(SimulatedRow(key, token, f"value of {key}", version) for key in keys)
+    )
 
 
 def write(
@@ -51,7 +53,7 @@ def write(
 class Stage:
     """A node, and the world as it is told about it."""
 
-    def __init__(self, node: str, settings: Settings = ORDINARY) -> None:
+    def __init__(self, node: str, settings: ParticipantSettings = ORDINARY) -> None:
         self.brain = Participant(node, settings)
         self.node = node
         self.now = 100.0
@@ -169,7 +171,7 @@ def stored(replica: Replica, epoch: int = 3, entries: tuple[Entry, ...] = ()) ->
 
 
 def owner_on_stage(
-    record: Partition | None = None, replica: Replica = A, settings: Settings = ORDINARY
+    record: Partition | None = None, replica: Replica = A, settings: ParticipantSettings = ORDINARY
 ) -> Stage:
     """The owner of a partition, open: every replica of the write set is equal to it."""
     record = stable() if record is None else record
@@ -184,7 +186,7 @@ def follower_on_stage(
     record: Partition | None = None,
     replica: Replica = B,
     entries: tuple[Entry, ...] = (),
-    settings: Settings = ORDINARY,
+    settings: ParticipantSettings = ORDINARY,
 ) -> Stage:
     stage = Stage(replica.node, settings)
     stage.register(stable() if record is None else record, stored(replica, entries=entries))

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from limosa.core.coordinator import requests
 from limosa.core.coordinator.attention import Attention, differ
-from limosa.core.coordinator.brain import Coordinator, Settings
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.transitions import Waiting
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import Effect, MakeCommit
 from limosa.core.events import AgreedRead, Elected, Received, Ticked
 from limosa.core.machines.catalogue import ALLOW, STREAMING
@@ -46,19 +47,19 @@ from tests.core.samples import (
     stable,
 )
 
-RARELY = Settings(look_seconds=1e9)
+RARELY = CoordinatorSettings(look_seconds=1e9)
 """All are looked at only when it begins: the rest is attention."""
 
 
 class Counting(Coordinator):
     """Counts what is looked at."""
 
-    def __init__(self, settings: Settings = RARELY) -> None:
+    def __init__(self, settings: CoordinatorSettings = RARELY) -> None:
         super().__init__("one", settings)
         self.looked: list[str] = []
 
     def next_step(
-        self, view: View, record: Partition, held_since: float | None = None
+        self, view: ClusterView, record: Partition, held_since: float | None = None
     ) -> Commit | Waiting | None:
         self.looked.append(record.id)
         return super().next_step(view, record, held_since)
@@ -87,7 +88,7 @@ def status(node: str, sequence: int, generation: int = 70, **of_p: object) -> St
     return Status(node, LEASES[node], sequence, generation, {}, held)
 
 
-def settled(*records: Record, settings: Settings = RARELY) -> Counting:
+def settled(*records: Record, settings: CoordinatorSettings = RARELY) -> Counting:
     coordinator = Counting(settings)
     coordinator.handle(100.0, AgreedRead(many(*records)))
     coordinator.handle(100.0, Elected(OFFICE))
@@ -163,7 +164,7 @@ def test_when_a_node_comes_or_goes_all_are_looked_at() -> None:
 
 def test_all_are_looked_at_now_and_then() -> None:
     """Whatever was forgotten costs that long, and not more."""
-    coordinator = settled(settings=Settings(look_seconds=1.0))
+    coordinator = settled(settings=CoordinatorSettings(look_seconds=1.0))
     assert coordinator.tell(100.9, Ticked()) == []
     assert coordinator.tell(101.0, Ticked()) == ["p", "q", "r", "s"]
     assert coordinator.tell(101.1, Ticked()) == []
@@ -245,7 +246,7 @@ def test_an_answer_is_computed_once_for_each_state_and_again_after_a_while(
 
     real = requests.answer
 
-    def answer(view: View, request: Request) -> Commit:
+    def answer(view: ClusterView, request: Request) -> Commit:
         asked.append(view.now)
         return real(view, request)
 
@@ -306,7 +307,7 @@ def test_what_is_not_looked_at_has_nothing_to_do(events: list[object]) -> None:
         else:
             agreed = apply(agreed, (event,), 100 + number)  # type: ignore[arg-type]
             coordinator.tell(now, AgreedRead(agreed))
-        view = View(agreed, coordinator.statuses, OFFICE, now)
+        view = ClusterView(agreed, coordinator.statuses, OFFICE, now)
         for name, record in agreed.topology.partitions.items():
             if name not in coordinator._attention._unsettled:
                 assert Coordinator("other", RARELY).next_step(view, record) is None

@@ -7,7 +7,7 @@ from limosa.core.coordinator import balancer
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.requests import answer
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.situating import (
     BYTES_PER_SECOND,
     PAUSE_SECONDS,
@@ -16,7 +16,7 @@ from limosa.core.coordinator.situating import (
     loads,
     situation,
 )
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import MakeCommit
 from limosa.core.events import AgreedRead, Elected, Ticked
 from limosa.core.model.changes import Commit, Put
@@ -49,9 +49,9 @@ class Watched(Cluster):
             ]
             self.say(node, dict.fromkeys(here, (1000, 1 << 20)), 1 << 40)
 
-    def view(self) -> View:
+    def view(self) -> ClusterView:
         seen = (self.agreed, self.statuses, OFFICE, self.now, self.now)
-        return View(*seen, self.settings, self.memory)
+        return ClusterView(*seen, self.settings, self.memory)
 
     def looks(self, after: float = 11.0) -> Commit | None:
         self.now += after
@@ -150,7 +150,7 @@ def test_a_node_that_can_not_be_emptied_does_not_stop_the_coordinator() -> None:
 def test_the_coordinator_asks_by_itself() -> None:
     """With the whole brain around it."""
     cluster = Watched()
-    brain = Coordinator("one", Settings())
+    brain = Coordinator("one", CoordinatorSettings())
     brain.statuses.update(cluster.statuses)
     brain.handle(100.0, AgreedRead(cluster.agreed), 100.0)
     brain.handle(100.0, Elected(OFFICE), 100.0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from limosa.core.client import Asked, Client, Finished, Settings
+from limosa.core.client import Asked, Client, ClientSettings, Finished
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import (
@@ -23,12 +23,12 @@ from limosa.core.messages import (
 from limosa.core.model.changes import Put, Remove, Topology, apply, layout_key
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.topology import Layout
-from limosa.simulation.rows import Row, SimulatedRows
+from limosa.simulation.rows import SimulatedRow, SimulatedRows
 from tests.core.samples import OLD, cluster, stable
 from tests.core.stage import done, rows, sent
 
 LEFT, RIGHT = TokenRange(TOKEN_MIN, 0), TokenRange(0, TOKEN_END)
-SETTINGS = Settings(attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0)
+SETTINGS = ClientSettings(attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0)
 ASKED = Asked("o", "z", rows("k"))
 
 
@@ -46,7 +46,7 @@ WHOLE_TOPOLOGY = cluster(stable()).topology
 LAYOUT = WHOLE_TOPOLOGY.layouts["z"]
 
 
-def knowing(topology: Topology = WHOLE_TOPOLOGY, settings: Settings = SETTINGS) -> Client:
+def knowing(topology: Topology = WHOLE_TOPOLOGY, settings: ClientSettings = SETTINGS) -> Client:
     client = Client("x", settings)
     client.handle(0.0, TopologyRead(topology, topology.generation))
     return client
@@ -57,7 +57,7 @@ def answer(client: Client, message: Answer, now: float = 0.1) -> list[Effect]:
 
 
 def two_rows(left: str, right: str) -> SimulatedRows:
-    return SimulatedRows((Row(left, -5, left), Row(right, 5, right)))
+    return SimulatedRows((SimulatedRow(left, -5, left), SimulatedRow(right, 5, right)))
 
 
 def outcome(effects: list[Effect]) -> tuple[str, object] | None:
@@ -138,7 +138,7 @@ def test_a_refusal_is_definite_unless_an_attempt_may_still_take_effect(
 
 
 def test_a_write_waits_a_while_for_missing_replicas_and_then_says_why() -> None:
-    client = knowing(settings=Settings(patience_seconds=1.0))
+    client = knowing(settings=ClientSettings(patience_seconds=1.0))
     client.handle(0.0, ASKED)
     missing = "1 replicas in sync, 2 needed"
     assert outcome(answer(client, Refuse("o.1", missing, "NotEnoughReplicas"), 0.1)) is None
@@ -502,7 +502,9 @@ def test_each_write_names_the_last_one_before_it_that_is_not_acknowledged(
     version = 2
     for number in range(1, data.draw(st.integers(1, 25)) + 1):
         batch = tuple(data.draw(st.lists(st.sampled_from((-9, -5, 5, 9)), min_size=1, max_size=3)))
-        asked = Asked(f"o{number}", "z", SimulatedRows(tuple(Row("k", t, 1) for t in batch)))
+        asked = Asked(
+            f"o{number}", "z", SimulatedRows(tuple(SimulatedRow("k", t, 1) for t in batch))
+        )
         for write in sent(client.handle(0.0, asked), Write):
             missing = {w.sequence for w in waiting if w.sequence < number}
             assert isinstance(write.rows, SimulatedRows)

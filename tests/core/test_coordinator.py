@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.brain import Coordinator, Settings
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
     AgreedRead,
@@ -45,7 +46,7 @@ from tests.core.samples import (
     stable,
 )
 
-ORDINARY = Settings()
+ORDINARY = CoordinatorSettings()
 
 
 def commits(effects: list[Effect]) -> list[Commit]:
@@ -53,7 +54,7 @@ def commits(effects: list[Effect]) -> list[Commit]:
 
 
 def in_office(
-    agreed: Agreed, *statuses: Status, settings: Settings = ORDINARY
+    agreed: Agreed, *statuses: Status, settings: CoordinatorSettings = ORDINARY
 ) -> tuple[Coordinator, list[Effect]]:
     coordinator = Coordinator("one", settings)
     coordinator.handle(100.0, AgreedRead(agreed))
@@ -78,7 +79,7 @@ BROKEN = cluster(stable(), live=("b", "c", "d"))
 
 
 def test_a_coordinator_out_of_office_does_nothing() -> None:
-    coordinator = Coordinator("one", Settings())
+    coordinator = Coordinator("one", CoordinatorSettings())
     assert coordinator.handle(100.0, AgreedRead(BROKEN)) == []
     assert coordinator.handle(100.0, Ticked()) == []
     assert coordinator.handle(100.0, Received("b", says("b", of(B)))) == []
@@ -102,7 +103,7 @@ def test_a_deposed_coordinator_does_nothing_more() -> None:
 
 
 def test_a_coordinator_whose_office_it_has_not_read_yet_waits_for_it() -> None:
-    coordinator = Coordinator("one", Settings())
+    coordinator = Coordinator("one", CoordinatorSettings())
     assert coordinator.handle(100.0, Elected(OFFICE)) == []
     assert commits(coordinator.handle(100.0, AgreedRead(BROKEN)))
 
@@ -117,7 +118,9 @@ def test_an_older_state_than_the_known_one_is_ignored() -> None:
 
 
 def test_nodes_are_asked_to_look_now_and_then() -> None:
-    coordinator, effects = in_office(cluster(stable()), settings=Settings(look_seconds=1.0))
+    coordinator, effects = in_office(
+        cluster(stable()), settings=CoordinatorSettings(look_seconds=1.0)
+    )
     asked = [Send(node, Look(50)) for node in NODES]
     assert [effect for effect in effects if isinstance(effect, Send)] == asked
     assert coordinator.handle(100.5, Ticked()) == []
@@ -152,7 +155,7 @@ def test_another_message_only_makes_it_think_again() -> None:
 
 
 def test_a_commit_is_proposed_once_for_each_state_and_again_after_a_while() -> None:
-    coordinator, effects = in_office(BROKEN, settings=Settings(ask_again_seconds=0.4))
+    coordinator, effects = in_office(BROKEN, settings=CoordinatorSettings(ask_again_seconds=0.4))
     assert len(commits(effects)) == 1
     assert commits(coordinator.handle(100.3, Ticked())) == []
     assert len(commits(coordinator.handle(100.4, Ticked()))) == 1
@@ -193,7 +196,7 @@ def test_a_wait_is_explained_once_and_its_calls_are_repeated() -> None:
         )
         for replica in (*OLD, D)
     ]
-    settings = Settings(look_seconds=1e9, ask_again_seconds=0.4)
+    settings = CoordinatorSettings(look_seconds=1e9, ask_again_seconds=0.4)
     coordinator, effects = in_office(
         cluster(moving(STREAMING), intends()), *copied, settings=settings
     )
@@ -265,7 +268,9 @@ def test_the_hold_of_the_next_transition_is_counted_anew() -> None:
 
 
 def missing(
-    c_says: Status | None, settings: Settings = ORDINARY, unreachable: tuple[Replica, ...] = ()
+    c_says: Status | None,
+    settings: CoordinatorSettings = ORDINARY,
+    unreachable: tuple[Replica, ...] = (),
 ) -> tuple[Coordinator, list[Commit]]:
     """The replica on c is not in sync."""
     record = stable(in_sync=(A, B))
@@ -325,7 +330,7 @@ def test_a_rebuild_is_asked_for_again_when_it_was_of_another_run_or_intent(earli
 
 
 def test_without_rebuilds_the_wait_says_who_is_missing() -> None:
-    coordinator, proposed = missing(says("c"), Settings(rebuilds=False))
+    coordinator, proposed = missing(says("c"), CoordinatorSettings(rebuilds=False))
     assert proposed == []
     assert coordinator.waits[P] == "c is not in sync"
 
@@ -335,9 +340,9 @@ def test_only_the_last_answers_are_kept() -> None:
     asked = [Request(f"r{n}", "repair", P, state="done", answer="accepted") for n in range(4)]
     waiting = Request("r9", "repair", P)
     agreed = cluster(stable(), more=(*asked, waiting))
-    _, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=3))
+    _, effects = in_office(agreed, *well(stable()), settings=CoordinatorSettings(requests_kept=3))
     forgotten = [each for each in commits(effects) if "forgotten" in each.why]
     assert [change_key(change) for change in forgotten[0].changes] == ["request/r0"]
     assert forgotten[0].guards == {"request/r0": 51, COORDINATOR_KEY: OFFICE}
-    _, effects = in_office(agreed, *well(stable()), settings=Settings(requests_kept=4))
+    _, effects = in_office(agreed, *well(stable()), settings=CoordinatorSettings(requests_kept=4))
     assert not [each for each in commits(effects) if "forgotten" in each.why]

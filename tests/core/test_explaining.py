@@ -5,9 +5,11 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator import explaining
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.explaining import (
+from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.events import AgreedRead, CoordinatorEvent, Elected, Received
+from limosa.core.insight import explaining
+from limosa.core.insight.explaining import (
     NOTHING,
     STABLE,
     Copying,
@@ -16,9 +18,7 @@ from limosa.core.coordinator.explaining import (
     explain,
     status_about,
 )
-from limosa.core.coordinator.progress import NO_COORDINATOR
-from limosa.core.coordinator.settings import Settings
-from limosa.core.events import AgreedRead, CoordinatorEvent, Elected, Received
+from limosa.core.insight.progress import NO_COORDINATOR
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -135,7 +135,7 @@ def test_what_is_waited_for_is_what_the_coordinator_says(
     record = in_stage(machine.name, stage.name)
     statuses = everyone(record, copied=False) if heard else []
     agreed = cluster(record, intends())
-    coordinator = Coordinator("one", Settings())
+    coordinator = Coordinator("one", CoordinatorSettings())
     heard_of: list[CoordinatorEvent] = [Received(status.node, status) for status in statuses]
     for event in [AgreedRead(agreed), Elected(OFFICE), *heard_of]:
         coordinator.handle(100.0, event)

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from limosa.core.coordinator.explaining import about_run, status_about
-from limosa.core.coordinator.explaining_nodes import NodeExplanation, explain_node
-from limosa.core.coordinator.progress import NO_COORDINATOR
+from limosa.core.insight.explaining import about_run, status_about
+from limosa.core.insight.explaining_nodes import NodeExplanation, explain_node
+from limosa.core.insight.progress import NO_COORDINATOR
 from limosa.core.machines.catalogue import STREAMING
 from limosa.core.model.changes import COORDINATOR_KEY, Remove
 from limosa.core.model.intent import Assignment, Placement

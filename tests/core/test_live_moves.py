@@ -6,7 +6,7 @@ from limosa.core.coordinator import transitions
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.reports import forget_old
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.transitions import Waiting
 from limosa.core.effects import Compare, Effect, MakeCommit, Send, StartCopy
 from limosa.core.events import AgreedRead, Compared, Elected, Received
@@ -50,7 +50,7 @@ from tests.core.samples import (
 
 SESSION = "t9@3"
 WHY = "verification: d differs from the owner"
-SETTINGS = Settings(copy_silence_seconds=10.0, compare_seconds=5.0)
+SETTINGS = CoordinatorSettings(copy_silence_seconds=10.0, compare_seconds=5.0)
 
 
 def told(
@@ -213,7 +213,7 @@ def test_the_last_reports_of_each_partition_are_kept_and_so_many_of_all() -> Non
     reports = [Report("q", f"t{n}", "move", "done") for n in range(4)]
     others = [Report(P, f"t{n}", "move", "done") for n in range(2)]
     agreed = cluster(stable(), more=(*reports, *others))
-    few = Settings(reports_kept=3, reports_kept_each=2)
+    few = CoordinatorSettings(reports_kept=3, reports_kept_each=2)
     commit = forget_old(seen(agreed, settings=few))
     assert commit is not None
     gone = ["report/q/t2", "report/q/t1", "report/q/t0"]
@@ -339,7 +339,7 @@ def test_a_rebuild_waits_for_room_before_it_is_asked_for() -> None:
     agreed = cluster(record)
     owner = says("a", of(A, open_epoch=3, bytes=1 << 30))
     statuses = {"a": owner, "b": says("b", of(B)), "c": says("c", free_bytes={"": 1 << 20})}
-    coordinator = Coordinator("one", Settings())
+    coordinator = Coordinator("one", CoordinatorSettings())
     coordinator.handle(100.0, AgreedRead(agreed))
     coordinator.handle(100.0, Elected(OFFICE))
     for node, status in statuses.items():

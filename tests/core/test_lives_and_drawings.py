@@ -48,7 +48,6 @@ def every_pair(life: Life, drawn: dict[tuple[str, str], str]) -> list[tuple[Life
     ("life", "state", "event"), every_pair(NODE, NODE_EDGES) + every_pair(SESSION, SESSION_EDGES)
 )
 def test_only_what_is_drawn_can_happen(life: Life, state: str, event: str) -> None:
-    """F75."""
     drawn = NODE_EDGES if life is NODE else SESSION_EDGES
     if (state, event) in drawn:
         assert life.after(state, event) == drawn[state, event]
@@ -61,7 +60,6 @@ def test_only_what_is_drawn_can_happen(life: Life, state: str, event: str) -> No
 
 
 def test_the_states_are_those_that_are_asked_for() -> None:
-    """F75."""
     assert set(NODE.edges) == NODE_STATES
     assert set(SESSION.edges) == {"unknown", "open", "closing", "closed"}
     for life in LIVES.values():

@@ -109,7 +109,7 @@ def test_a_node_joins_the_cluster_that_it_means() -> None:
 def test_a_cluster_in_a_file_stays_on_its_machine() -> None:
     answer = refused(founded(machine="m1"), replace(JOIN, node=replace(NEWCOMER, machine="m2")))
     assert "so all nodes must be on one machine" in answer
-    assert "use etcd for several" in answer
+    assert "start all nodes on the machine of the metastore" in answer
     row, _, _ = answered(founded(machine="m1"), replace(JOIN, node=replace(NEWCOMER, machine="m1")))
     assert row.state == "done"
 

@@ -27,9 +27,9 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner, Peer
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
-from limosa.simulation.rows import Row, SimulatedRows
+from limosa.simulation.rows import SimulatedRow, SimulatedRows
 from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
 from tests.core.stage import (
     ORDINARY,
@@ -90,7 +90,7 @@ def test_a_peer_is_matched_where_both_logs_agree() -> None:
     stage = Stage("a")
     stage.register(stable(), stored(A, entries=(entry(1, 0), entry(4, 1))))
     (reading,) = done(stage.say(probed(B, 3), "b"), ReadTail)
-    assert (reading.after, reading.bytes_max) == (1, Settings().replicate_bytes)
+    assert (reading.after, reading.bytes_max) == (1, ParticipantSettings().replicate_bytes)
     (message,) = sent(stage.tell(TailRead(reading.ticket, (entry(4, 1),))), Replicate)
     assert (message.how, message.previous, message.probed) == ("match", 1, LEASES["b"])
     assert [e.at for e in message.entries] == [4]
@@ -137,7 +137,7 @@ def test_a_new_replica_begins_where_everything_is_committed_and_gets_the_rest_fr
 # --- the part of the log that is on the disk only
 
 
-def behind(settings: Settings = ORDINARY) -> tuple[Stage, tuple[Entry, ...]]:
+def behind(settings: ParticipantSettings = ORDINARY) -> tuple[Stage, tuple[Entry, ...]]:
     """An owner whose log is on the disk, alone in sync: both peers are to catch up."""
     stage = Stage("a", settings)
     log = (entry(1, 0), entry(2, 1), entry(3, 2))
@@ -161,7 +161,7 @@ def test_what_is_not_in_memory_is_read_once_at_a_time_for_each_peer() -> None:
 
 
 def test_a_long_log_goes_in_pieces_each_when_the_one_before_is_acknowledged() -> None:
-    stage, log = behind(Settings(replicate_bytes=1))
+    stage, log = behind(ParticipantSettings(replicate_bytes=1))
     stage.owner.needed = 1
     stage.say(write(sequence=9), "client")
     (reading,) = done(stage.say(probed(B, 2), "b"), ReadTail)
@@ -198,7 +198,7 @@ def test_what_was_read_for_a_peer_that_needs_it_no_more_is_not_sent(case: str) -
 
 
 def test_a_peer_that_the_log_does_not_reach_back_to_is_reported() -> None:
-    stage = Stage("a", Settings(entries_kept=1))
+    stage = Stage("a", ParticipantSettings(entries_kept=1))
     log = (entry(1, 0), entry(2, 1), entry(3, 2))
     stage.register(stable(in_sync=(A,)), stored(A, entries=log))
     held = stage.owner.held
@@ -281,7 +281,7 @@ def test_a_repeated_write_is_answered_and_not_written_again() -> None:
 
 def test_only_the_rows_that_are_missing_of_a_repeated_batch_are_written() -> None:
     stage = owner_on_stage()
-    both = SimulatedRows((Row("l", -5, 1), Row("r", 5, 2)))
+    both = SimulatedRows((SimulatedRow("l", -5, 1), SimulatedRow("r", 5, 2)))
     first = replace(write(batch=rows("l", token=-5)), range=replace(write().range, end=0))
     stage.say(first, "client")
     (appended,) = done(stage.say(write("w.2", batch=both), "client"), AppendEntries)
@@ -337,7 +337,7 @@ def test_a_peer_that_still_waits_for_earlier_entries_is_not_sent_later_ones() ->
 # --- who does not answer, and who comes back
 
 
-SETTINGS = Settings(
+SETTINGS = ParticipantSettings(
     resend_seconds=0.1,
     silence_seconds_max=1.0,
     idle_seconds_max=0.5,
@@ -470,7 +470,7 @@ def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: str) 
 
 def closed() -> Owner:
     lease = Lease(LEASES["a"], 11)
-    return Owner(Held(P, A), stable(), lease, Tickets(), Settings())
+    return Owner(Held(P, A), stable(), lease, Tickets(), ParticipantSettings())
 
 
 def test_an_owner_that_is_not_open_does_not_seal() -> None:

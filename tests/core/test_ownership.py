@@ -3,7 +3,7 @@
 import pytest
 
 from limosa.core.coordinator import ownership
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.invariants import broken
 from limosa.core.machines.catalogue import (
     ALLOW,
@@ -200,7 +200,7 @@ def all_hold(record: Partition, **owner: tuple[object, ...]) -> list[Status]:
 
 def changed(
     record: Partition, *statuses: Status, live: tuple[str, ...] = NODES
-) -> tuple[View, Commit | None]:
+) -> tuple[ClusterView, Commit | None]:
     agreed = cluster(record, intends(), live)
     view = seen(agreed, *statuses)
     return view, ownership.change_in_sync(view, record)

@@ -37,7 +37,7 @@ from limosa.core.messages import (
 )
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.topology import Partition, Replica
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.producers import Applied
 from tests.core.samples import A, B, C, D, P, moving, stable
 from tests.core.stage import (
@@ -64,7 +64,9 @@ def end(slice: int = 0, slices: int = 1, attempt: str = "one", through: int = 5)
     return End(P, "t9", SESSION, 3, slice, slices, attempt, len(ROWS), ROWS.digest(), through, ())
 
 
-def target(record: Partition | None = None, base: int = 0, settings: Settings = ORDINARY) -> Stage:
+def target(
+    record: Partition | None = None, base: int = 0, settings: ParticipantSettings = ORDINARY
+) -> Stage:
     """The replica that is being filled, begun in this epoch."""
     record = moving(STREAMING) if record is None else record
     stage = follower_on_stage(record, D, settings=settings)
@@ -312,7 +314,7 @@ def test_chunks_for_a_replica_that_is_not_here_are_denied() -> None:
 # --- large slices
 
 
-LARGE = Settings(shelved_bytes=1)
+LARGE = ParticipantSettings(shelved_bytes=1)
 
 
 def shelving(stage: Stage) -> ShelveSlice:

@@ -25,11 +25,11 @@ from limosa.core.messages import Found, Read, Redirect, Wait, Written
 from limosa.core.model.changes import Put, Topology, apply
 from limosa.core.model.topology import Grant, Replica
 from limosa.core.participant.owner import Lease
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from tests.core.samples import LEASES, A, B, C, P, cluster, stable
 from tests.core.stage import Stage, done, owner_on_stage, probe, sent, stored, write
 
-SETTINGS = Settings(lease_seconds=10.0, lease_margin=0.1, heartbeat_seconds=2.0)
+SETTINGS = ParticipantSettings(lease_seconds=10.0, lease_margin=0.1, heartbeat_seconds=2.0)
 READ = Read("r.1", P, 1, 3, 50, ("k",))
 
 
@@ -218,7 +218,7 @@ def test_a_value_that_was_read_counts_only_if_the_lease_still_holds(seconds: flo
 
 
 def test_a_refresh_reads_the_newest_topology_now_and_then() -> None:
-    stage = owner_on_stage(settings=Settings(refresh_seconds=1.0))
+    stage = owner_on_stage(settings=ParticipantSettings(refresh_seconds=1.0))
     stage.now += 0.5
     assert not done(stage.tell(Ticked()), ReadTopology)
     stage.now += 0.5

@@ -20,7 +20,7 @@ from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING, WRITE_BOT
 from limosa.core.messages import Acked, Probed, Redirect, Unheld
 from limosa.core.model.changes import Remove, apply, partition_key
 from limosa.core.model.topology import Node, Replica
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
 from tests.core.stage import (
     Stage,
@@ -174,7 +174,7 @@ def test_an_append_that_becomes_durable_after_a_newer_epoch_is_not_acknowledged(
 
 
 def test_a_long_log_is_trimmed_behind_the_watermark() -> None:
-    stage = Stage("b", Settings(entries_kept=1))
+    stage = Stage("b", ParticipantSettings(entries_kept=1))
     stage.register(stable(), stored(B))
     stage.say(replicate(B, how="match", probed=RUN), "a")
     stage.say(replicate(B, 0, LOG), "a")

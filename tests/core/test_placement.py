@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from limosa.core.coordinator import requests
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Commit, Put
 from limosa.core.model.intent import Intent, Placement, Request
 from limosa.core.model.topology import Node, Zone
 from limosa.core.planning.placement import data_nodes, place
-from limosa.simulation.world import ZONE, Shape, World
+from limosa.simulation.world import ZONE, World, WorldShape
 from tests.core import samples
 from tests.core.samples import MEMBERS, P, cluster, put, seen, stable
 
@@ -86,7 +86,7 @@ def holders(world: World) -> set[frozenset[str]]:
 
 def test_another_replica_count_becomes_pending_for_every_partition_and_is_reached() -> None:
     """F157: the replica count is a trigger; F158: one commit holds all of it."""
-    world = World(5, Shape(replicas=2, partitions=2))
+    world = World(5, WorldShape(replicas=2, partitions=2))
     world.run_until(2)
     answer = asked(world, Request("r1", "set_replicas", zone=ZONE, count=3))
     assert (answer.state, answer.answer) == ("done", "accepted")
@@ -98,7 +98,7 @@ def test_another_replica_count_becomes_pending_for_every_partition_and_is_reache
 
 def test_other_data_nodes_become_pending_for_every_partition_and_are_followed() -> None:
     """F157: the set of data nodes is a trigger."""
-    world = World(6, Shape(replicas=2, partitions=2))
+    world = World(6, WorldShape(replicas=2, partitions=2))
     world.run_until(2)
     leaving = replace(world.agreed.topology.nodes["n2"], tokens=False)
     world.commit(Commit({}, (Put(leaving),), "n2 holds no data any more"), "operator")
@@ -108,9 +108,9 @@ def test_other_data_nodes_become_pending_for_every_partition_and_are_followed() 
 
 
 def test_an_impossible_request_about_a_zone_is_refused_and_changes_nothing_else() -> None:
-    world = World(7, Shape(replicas=2, partitions=2))
+    world = World(7, WorldShape(replicas=2, partitions=2))
     world.run_until(2)
-    view = View(world.agreed, {}, 1, 0.0)
+    view = ClusterView(world.agreed, {}, 1, 0.0)
     for request, reason in (
         (Request("r1", "set_replicas", zone="nowhere", count=1), "there is no zone"),
         (Request("r2", "set_replicas", zone=ZONE, count=5), "5 replicas on 4 data nodes"),
@@ -124,12 +124,12 @@ def test_an_impossible_request_about_a_zone_is_refused_and_changes_nothing_else(
 
 
 def test_partitions_of_other_zones_are_left_alone() -> None:
-    world = World(8, Shape(replicas=2, partitions=2))
+    world = World(8, WorldShape(replicas=2, partitions=2))
     world.run_until(2)
     other = replace(world.agreed.topology.partitions["p1"], zone="other")
     partitions = {**world.agreed.topology.partitions, "p1": other}
     topology = replace(world.agreed.topology, partitions=partitions)
-    view = View(replace(world.agreed, topology=topology), {}, 1, 0.0)
+    view = ClusterView(replace(world.agreed, topology=topology), {}, 1, 0.0)
     request = Request("r1", "set_replicas", zone=ZONE, count=3)
     commit = requests.answer(view, request)
     records = [change.record for change in commit.changes if isinstance(change, Put)]

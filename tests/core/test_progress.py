@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.explaining import NOTHING, about, explain
-from limosa.core.coordinator.progress import NO_COORDINATOR, Progress, progress, waits_of
+from limosa.core.insight.explaining import NOTHING, about, explain
+from limosa.core.insight.progress import NO_COORDINATOR, Progress, progress, waits_of
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.model.changes import COORDINATOR_KEY, Remove
 from limosa.core.model.runs import Estimate, Limits

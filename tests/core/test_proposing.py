@@ -3,10 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.proposing import filling, planned
+from limosa.core.client import Asked, Client, ClientSettings
+from limosa.core.coordinator import requests
+from limosa.core.effects import Send
+from limosa.core.events import TopologyRead
+from limosa.core.insight.proposing import filling, planned
+from limosa.core.model.changes import Put
 from limosa.core.model.runs import RunPlan
+from limosa.core.model.topology import NamedTable, Partition
 from limosa.errors import IllegalRequest
 from tests.core.running import Cluster
+from tests.core.stage import rows
 
 
 def measured(partitions: int = 4) -> Cluster:
@@ -33,6 +40,59 @@ def test_only_what_goes_to_new_nodes_fills_them() -> None:
     plan, run = filling(measured().view(), ["b"], RunPlan("fill b"))
     assert plan.moves
     assert {move.target.node for move in run.moves} == {"b"}
+
+
+def uneven() -> Cluster:
+    """`a` holds three partitions more than any other node."""
+    return Cluster(homes=(("a",), ("a",), ("a",), ("a",), ("b",), ("c",), ("d",)))
+
+
+def decided(cluster: Cluster) -> tuple[object, ...]:
+    """What moves to even the cluster out, where a new table goes, and whom a client writes to."""
+    plan, _ = planned(cluster.view(), RunPlan("spread"))
+    table = NamedTable("new", "new", "t2", b"")
+    create = cluster.waiting("create_table", table=table, partitions=5, count=2)
+    made = requests.answer(cluster.view(), create)
+    places = [
+        change.record.replicas
+        for change in made.changes
+        if isinstance(change, Put) and isinstance(change.record, Partition)
+    ]
+    assert len(places) == 5
+    client = Client("c", ClientSettings())
+    client.handle(0.0, TopologyRead(cluster.agreed.topology, cluster.agreed.revision))
+    writes = [
+        effect.to
+        for number in range(16)
+        for effect in client.handle(
+            0.0, Asked(f"w{number}", "z", rows(f"k{number}", token=(number - 8) << 60))
+        )
+        if isinstance(effect, Send)
+    ]
+    assert len(writes) == 16
+    return [(move.partition, move.target) for move in plan.moves], places, writes
+
+
+def test_without_fresh_load_reports_everything_is_decided_as_before() -> None:
+    """F46: no node has reported yet; all reports were lost; or all of them are from before the
+    nodes' present leases: then plans, places and routes are the same. (Fresh ones make a plan
+    another one; they never change where a key is written.)"""
+    never = decided(uneven())
+    assert never[0]
+    fresh = uneven()
+    for node, heavy in (("a", 1), ("b", 1 << 20), ("c", 1), ("d", 1 << 30)):
+        mine = [n for n in fresh.agreed.topology.partitions if fresh.named(n)[0].node == node]
+        fresh.say(node, dict.fromkeys(mine, (10, heavy)), free_bytes=1 if node == "b" else 1 << 40)
+    reported = decided(fresh)
+    assert reported[0] != never[0]
+    assert reported[1:] == never[1:]
+    stale = uneven()
+    stale.statuses = {
+        node: replace(status, lease=status.lease - 1) for node, status in fresh.statuses.items()
+    }
+    assert decided(stale) == never
+    fresh.statuses = {}
+    assert decided(fresh)[0] == never[0]
 
 
 def test_the_figures_are_of_what_is_done() -> None:

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from limosa.core.coordinator import requests, transitions
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -67,7 +67,7 @@ def asked(
     nodes: tuple[Node, ...] = MEMBERS,
     replica_count: int = 3,
     statuses: tuple[Status, ...] = (),
-    settings: Settings | None = None,
+    settings: CoordinatorSettings | None = None,
 ) -> tuple[Agreed, Commit]:
     record = stable() if record is None else record
     agreed = cluster(record, intent, live, nodes, (request,), replica_count)
@@ -283,7 +283,11 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         ),
         (
             MOVE,
-            {"settings": Settings(moves_refused="Spark is off here", moves_advice="install it")},
+            {
+                "settings": CoordinatorSettings(
+                    moves_refused="Spark is off here", moves_advice="install it"
+                )
+            },
             "Spark is off here",
             "install it",
         ),
@@ -389,7 +393,7 @@ def test_room_is_asked_for_only_where_something_comes_and_as_far_as_it_is_known(
 @pytest.mark.parametrize("kind", ["rebuild", "repair"])
 def test_where_moves_are_refused_replicas_are_still_mended(kind: RequestKind) -> None:
     request = Request("r", kind, P, renewed=("c",) if kind == "rebuild" else ())
-    _, commit = asked(request, settings=Settings(moves_refused="Spark is off here"))
+    _, commit = asked(request, settings=CoordinatorSettings(moves_refused="Spark is off here"))
     assert put(commit.changes, Request) == [
         replace(request, state="done", answer="accepted", trigger=TRIGGER)
     ]

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from limosa.core.coordinator import requests
 from limosa.core.coordinator.requests import about
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     REBALANCE_KEY,
@@ -143,7 +143,7 @@ def test_a_dead_node_that_must_give_something_is_refused_up_front() -> None:
 
 
 def test_what_does_not_fit_is_refused_one_by_one_and_all_together() -> None:
-    keeps = Settings(free_bytes_kept=100)
+    keeps = CoordinatorSettings(free_bytes_kept=100)
     cluster = Cluster(settings=keeps)
     cluster.say("a", {"p0": (1, 1 << 20), "p1": (1, 1 << 20), "p2": (1, 1 << 20)})
     cluster.say("d", free_bytes=1 << 20)
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused_one_by_one_and_all_together() -> None:
 
 
 def test_what_is_full_is_named_with_its_volume() -> None:
-    cluster = Cluster(2, settings=Settings(free_bytes_kept=0))
+    cluster = Cluster(2, settings=CoordinatorSettings(free_bytes_kept=0))
     cluster.say("a", {"p0": (1, 1 << 20), "p1": (1, 1 << 20)})
     cluster.say("b", free_bytes=0)
     status = cluster.statuses["b"]
@@ -169,7 +169,9 @@ def test_what_is_full_is_named_with_its_volume() -> None:
 
 
 def test_where_moves_are_refused_runs_are() -> None:
-    cluster = Cluster(settings=Settings(moves_refused="there is no Spark", moves_advice="get one"))
+    cluster = Cluster(
+        settings=CoordinatorSettings(moves_refused="there is no Spark", moves_advice="get one")
+    )
     assert cluster.refused("start_run", run=THREE) == "refused: there is no Spark (get one)"
 
 

@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from limosa.core.coordinator import requests, run_ends, run_moves, run_starts
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.turns import held_back, topology_request_waits
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import MakeCommit
 from limosa.core.events import AgreedRead, Elected, Ticked
 from limosa.core.machines.catalogue import (
@@ -730,7 +730,7 @@ def test_a_successor_skips_what_is_committed_and_goes_on_with_the_rest() -> None
 
 
 def test_old_runs_are_forgotten_with_their_moves() -> None:
-    settings = Settings(runs_kept=2, run_moves_kept=100)
+    settings = CoordinatorSettings(runs_kept=2, run_moves_kept=100)
     cluster = Cluster(settings=settings)
     for number in range(4):
         cluster.ask("start_run", run=plan(move("p0", "a", "b"), action=f"run {number}"))
@@ -746,7 +746,7 @@ def test_old_runs_are_forgotten_with_their_moves() -> None:
 
 
 def test_many_moves_are_kept_of_the_last_run_only() -> None:
-    cluster = Cluster(settings=Settings(run_moves_kept=4))
+    cluster = Cluster(settings=CoordinatorSettings(run_moves_kept=4))
     for _ in range(2):
         cluster.ask("start_run", run=THREE)
         cluster.ask("cancel_run")
@@ -772,7 +772,7 @@ def test_a_coordinator_asks_once_for_each_state_and_again_after_a_while() -> Non
     """S89: what appears is seen when it is agreed, and again after a while if nothing came."""
     cluster = Cluster()
     cluster.ask("start_run", run=THREE)
-    coordinator = Coordinator("one", Settings(rebuilds=False))
+    coordinator = Coordinator("one", CoordinatorSettings(rebuilds=False))
     coordinator.handle(0.0, AgreedRead(cluster.agreed))
     effects = coordinator.handle(0.0, Elected(OFFICE))
     wanted = [each.commit for each in effects if isinstance(each, MakeCommit)]
@@ -792,7 +792,7 @@ def test_a_request_that_is_held_back_holds_nothing_else_up() -> None:
     cluster.waiting("move", partition="p0", source="a", target=Placement("b"))
     cluster.waiting("unlock")
     cluster.kill("a")
-    coordinator = Coordinator("one", Settings(rebuilds=False))
+    coordinator = Coordinator("one", CoordinatorSettings(rebuilds=False))
     coordinator.handle(0.0, AgreedRead(cluster.agreed))
     effects = coordinator.handle(0.0, Elected(OFFICE))
     wanted = [each.commit.why for each in effects if isinstance(each, MakeCommit)]
@@ -811,7 +811,7 @@ def test_the_work_of_a_step_does_not_grow_with_the_moves_that_wait(
     looked: list[str] = []
     original = run_starts.busy
 
-    def counting(view: View, each: RunMove) -> str:
+    def counting(view: ClusterView, each: RunMove) -> str:
         looked.append(each.partition)
         return original(view, each)
 

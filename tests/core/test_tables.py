@@ -12,6 +12,7 @@ from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
     Agreed,
+    Put,
     intent_key,
     layout_key,
     lease_key,
@@ -102,13 +103,30 @@ def test_replicas_go_to_live_normal_nodes_with_tokens_only() -> None:
 
 
 def test_a_table_of_an_existing_zone_shares_its_layout() -> None:
+    """F138: all that is stored of it is its own row, which names the zone: partitions, replicas and
+    layout are the zone's. The zone is chosen when the table is made: to make it again in another
+    one, or with other numbers than the zone has, is refused."""
     second = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
     before = made(world(), CREATE)
-    after = made(before, second)
+    row, commit, after = answered(before, second)
+    assert row.state == "done"
+    stored = [change.record for change in commit.changes if isinstance(change, Put)]
+    zone = before.topology.zones["orders"]
+    assert stored == [zone, NamedTable("lines", "orders", "i2", b"columns"), row]
     assert after.topology.partitions == before.topology.partitions
-    assert sorted(after.topology.tables) == ["lines", "orders"]
-    same = replace(second, id="r3", partitions=4, count=2, min_in_sync=2)
-    made(before, same)
+    assert after.topology.layouts == before.topology.layouts
+    assert after.intents == before.intents
+    assert {table.zone for table in after.topology.tables.values()} == {"orders"}
+    made(before, replace(second, id="r3", partitions=4, count=2, min_in_sync=2))
+    for more in ({"partitions": 8}, {"count": 3}, {"min_in_sync": 1}):
+        words = refused(before, replace(second, id="r3", **more))
+        assert "but the zone orders has" in words
+    elsewhere = NamedTable("lines", "elsewhere", "i3", b"columns")
+    for table in (elsewhere, replace(elsewhere, id="i2")):
+        again = replace(second, id="r4", table=table, partitions=1, count=1)
+        assert "there is a table lines already" in refused(after, again)
+    words = refused(after, replace(second, id="r5", table=replace(elsewhere, name="x", id="i2")))
+    assert "the table id i2 is taken" in words
 
 
 def test_another_table_of_a_zone_is_noticed_by_whoever_counted_its_tables() -> None:

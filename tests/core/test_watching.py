@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from limosa.core.coordinator.watching import Moving, Watched, watched
+from limosa.core.insight.watching import Moving, WatchedRun, watched
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from tests.core.running import ONE_AT_A_TIME, Cluster, move, plan
 
@@ -15,7 +15,7 @@ def running() -> Cluster:
     return cluster
 
 
-def seen(cluster: Cluster) -> Watched:
+def seen(cluster: Cluster) -> WatchedRun:
     return watched(cluster.view(), cluster.last_run().id)
 
 

@@ -14,7 +14,7 @@ from limosa.errors import (
     MetastoreUnavailable,
     StaleGuard,
 )
-from limosa.ports import Change, Entry, Metastore, Watch
+from limosa.ports import KeyChange, KeyEntry, Metastore, Watch
 from tests.metastore.clocks import FakeClock
 from tests.metastore.conftest import Opener
 
@@ -38,7 +38,7 @@ def test_a_commit_changes_many_keys_in_one_revision(store: Metastore, other: Met
     """F158: all keys change together, for every reader."""
     assert store.commit({}, {"a": b"1", "b": b"2", "c": b"3"}) == 1
     assert store.commit({"a": 1}, {"a": b"4", "d": b""}, deletes=["b"]) == 2
-    expected = (2, {"a": Entry(b"4", 2, 1), "c": Entry(b"3", 1, 1), "d": Entry(b"", 2, 2)})
+    expected = (2, {"a": KeyEntry(b"4", 2, 1), "c": KeyEntry(b"3", 1, 1), "d": KeyEntry(b"", 2, 2)})
     assert store.read("") == expected
     assert other.read("") == expected
     assert list(other.read("")[1]) == ["a", "c", "d"]
@@ -65,16 +65,16 @@ def test_guard_zero_lets_only_one_of_two_create_a_key(store: Metastore, other: M
     store.commit({"lock": 0}, {"lock": b"me"})
     with pytest.raises(StaleGuard):
         other.commit({"lock": 0}, {"lock": b"you"})
-    assert other.get("lock") == Entry(b"me", 1, 1)
+    assert other.get("lock") == KeyEntry(b"me", 1, 1)
 
 
 def test_a_key_that_was_deleted_and_put_again_is_another(store: Metastore) -> None:
     store.commit({}, {"a": b"1"})
     store.commit({}, {"a": b"2"})
-    assert store.get("a") == Entry(b"2", 2, 1)
+    assert store.get("a") == KeyEntry(b"2", 2, 1)
     store.commit({}, {}, deletes=["a"])
     store.commit({"a": 0}, {"a": b"2"})
-    assert store.get("a") == Entry(b"2", 4, 4)
+    assert store.get("a") == KeyEntry(b"2", 4, 4)
     with pytest.raises(StaleGuard):
         store.commit({"a": 2}, {"a": b"3"})
 
@@ -91,13 +91,13 @@ def test_without_changes_only_the_guards_are_checked(store: Metastore) -> None:
 def test_a_put_of_the_same_value_is_a_change(store: Metastore) -> None:
     store.commit({}, {"a": b"1"})
     assert store.commit({}, {"a": b"1"}) == 2
-    assert store.get("a") == Entry(b"1", 2, 1)
+    assert store.get("a") == KeyEntry(b"1", 2, 1)
 
 
 def test_a_key_named_twice_among_the_deletes_is_deleted_once(store: Metastore) -> None:
     store.commit({}, {"a": b"1"})
     assert store.commit({}, {}, deletes=["a", "a"]) == 2
-    assert store.watch("", 1).poll() == [Change("a", None, 2)]
+    assert store.watch("", 1).poll() == [KeyChange("a", None, 2)]
 
 
 @pytest.mark.parametrize("key", ["", "a\0b", "\ud800", "a\U0010ffff"])
@@ -147,7 +147,7 @@ def test_a_reader_sees_each_commit_that_returned_before(store: Metastore, other:
 def test_what_a_reader_does_to_its_result_stays_with_it(store: Metastore) -> None:
     store.commit({}, {"a": b"1"})
     store.read("")[1].clear()
-    assert store.read("") == (1, {"a": Entry(b"1", 1, 1)})
+    assert store.read("") == (1, {"a": KeyEntry(b"1", 1, 1)})
 
 
 def test_values_keep_every_byte(store: Metastore) -> None:
@@ -171,10 +171,10 @@ def test_a_watch_tells_every_change_of_its_prefix_once_and_in_order(
     store.commit({}, {"q/x": b"4"})
     other.commit({}, {"p/a": b"5"}, deletes=["p/b"])
     assert watch.poll() == [
-        Change("p/a", b"2", 2),
-        Change("p/b", b"1", 2),
-        Change("p/a", b"5", 4),
-        Change("p/b", None, 4),
+        KeyChange("p/a", b"2", 2),
+        KeyChange("p/b", b"1", 2),
+        KeyChange("p/a", b"5", 4),
+        KeyChange("p/b", None, 4),
     ]
     assert watch.poll() == []
     watch.close()
@@ -240,7 +240,7 @@ def test_a_waiting_poll_is_woken_by_a_commit(store: Metastore, other: Metastore)
     watch = store.watch("", 0)
     writer = threading.Timer(0.05, lambda: other.commit({}, {"a": b"1"}))
     writer.start()
-    assert watch.poll(timeout=60) == [Change("a", b"1", 1)]
+    assert watch.poll(timeout=60) == [KeyChange("a", b"1", 1)]
     writer.join()
 
 
@@ -254,7 +254,7 @@ def test_a_waiting_poll_sees_a_lease_end(store: Metastore, clock: FakeClock) -> 
     watch = store.watch("", 1)
     waker = threading.Timer(0.05, lambda: clock.advance(3.0))
     waker.start()
-    assert watch.poll(timeout=60) == [Change("a", None, 2)]
+    assert watch.poll(timeout=60) == [KeyChange("a", None, 2)]
     waker.join()
 
 
@@ -282,8 +282,8 @@ def test_when_a_lease_ends_its_keys_go_in_one_revision(
     assert watch.poll() == []
     assert other.lease_left(lease) == pytest.approx(0.001)
     clock.advance(0.001)
-    assert watch.poll() == [Change("node/1", None, 3), Change("node/1/labels", None, 3)]
-    assert store.read("") == (3, {"stays": Entry(b"", 2, 2)})
+    assert watch.poll() == [KeyChange("node/1", None, 3), KeyChange("node/1/labels", None, 3)]
+    assert store.read("") == (3, {"stays": KeyEntry(b"", 2, 2)})
     assert store.lease_left(lease) == 0.0
 
 
@@ -310,7 +310,7 @@ def test_renewal_starts_the_time_anew_and_raises_no_revision(
         clock.advance(2.5)
         other.renew(lease)
         assert store.lease_left(lease) == 3.0
-    assert store.read("") == (1, {"a": Entry(b"", 1, 1, lease)})
+    assert store.read("") == (1, {"a": KeyEntry(b"", 1, 1, lease)})
 
 
 def test_a_lease_that_ended_can_not_be_renewed_or_used(store: Metastore, clock: FakeClock) -> None:
@@ -341,7 +341,7 @@ def test_a_revoked_lease_takes_its_keys_along(store: Metastore, other: Metastore
     store.commit({}, {"a": b"", "b": b""}, lease=lease)
     other.revoke(lease)
     other.revoke(lease)
-    assert store.watch("", 1).poll() == [Change("a", None, 2), Change("b", None, 2)]
+    assert store.watch("", 1).poll() == [KeyChange("a", None, 2), KeyChange("b", None, 2)]
     with pytest.raises(LeaseLost):
         store.renew(lease)
 
@@ -354,7 +354,7 @@ def test_a_key_belongs_to_the_lease_of_its_last_put(store: Metastore) -> None:
     store.commit({}, {}, deletes=["deleted"])
     with nothing_changes(store):
         store.revoke(first)
-    assert store.read("")[1] == {"freed": Entry(b"", 2, 1), "taken": Entry(b"", 3, 1, second)}
+    assert store.read("")[1] == {"freed": KeyEntry(b"", 2, 1), "taken": KeyEntry(b"", 3, 1, second)}
 
 
 def test_leases_that_are_due_together_end_in_the_order_of_their_time(
@@ -364,9 +364,9 @@ def test_leases_that_are_due_together_end_in_the_order_of_their_time(
         store.commit({}, {key: b""}, lease=store.grant(ttl_seconds))
     clock.advance(20.0)
     assert store.watch("", 3).poll() == [
-        Change("early", None, 4),
-        Change("early, granted later", None, 5),
-        Change("late", None, 6),
+        KeyChange("early", None, 4),
+        KeyChange("early, granted later", None, 5),
+        KeyChange("late", None, 6),
     ]
 
 
@@ -461,7 +461,7 @@ def increment(store: Metastore, key: str) -> None:
         return
 
 
-def collect(watch: Watch, until: int, into: list[Change]) -> None:
+def collect(watch: Watch, until: int, into: list[KeyChange]) -> None:
     while watch.revision < until:
         into.extend(watch.poll(timeout=0.2))
 
@@ -471,7 +471,7 @@ def test_threads_lose_no_update_and_watchers_no_change(open_store: Opener) -> No
     threads, times = 4, 25
     shared = open_store()
     stores = [shared, shared, open_store(), open_store()]
-    seen: list[list[Change]] = [[], []]
+    seen: list[list[KeyChange]] = [[], []]
     watchers = [
         threading.Thread(target=collect, args=(store.watch("n", 0), threads * times, into))
         for store, into in zip((shared, open_store()), seen, strict=True)
@@ -488,7 +488,7 @@ def test_threads_lose_no_update_and_watchers_no_change(open_store: Opener) -> No
         thread.join(60)
         assert not thread.is_alive()
     expected = [
-        Change(key, b"%d" % value, revision)
+        KeyChange(key, b"%d" % value, revision)
         for revision in range(1, threads * times + 1)
         for key, value in (("n", revision), ("n/copy", revision - 1))
     ]

@@ -19,7 +19,7 @@ from limosa.errors import (
     UnusableFile,
 )
 from limosa.metastore.sqlite import FORMAT, SqliteMetastore
-from limosa.ports import Change, Entry
+from limosa.ports import KeyChange, KeyEntry
 from tests.metastore.clocks import FakeClock
 
 PLAIN_USER = 65534
@@ -161,7 +161,7 @@ def test_a_busy_file_is_refused_after_a_while_and_can_still_be_read(path: Path) 
         with pytest.raises(MetastoreUnavailable, match="busy") as raised:
             store.commit({}, {"a": b"2"})
         assert raised.value.definite
-        assert store.read("") == (revision, {"a": Entry(b"", 1, 1)})
+        assert store.read("") == (revision, {"a": KeyEntry(b"", 1, 1)})
         holder.execute("ROLLBACK")
         assert store.commit({"a": 1}, {"a": b"2"}) == 2
 
@@ -193,8 +193,11 @@ def test_everything_survives_a_restart(path: Path) -> None:
         store.trim(2)
     clock.advance(1.0)
     with closing(open_file(path, clock)) as store:
-        assert store.read("") == (2, {"a": Entry(b"2", 2, 1, lease), "b": Entry(b"1", 2, 2, lease)})
-        assert store.watch("b", 1).poll() == [Change("b", b"1", 2)]
+        assert store.read("") == (
+            2,
+            {"a": KeyEntry(b"2", 2, 1, lease), "b": KeyEntry(b"1", 2, 2, lease)},
+        )
+        assert store.watch("b", 1).poll() == [KeyChange("b", b"1", 2)]
         with pytest.raises(HistoryTrimmed):
             store.watch("", 0)
         assert store.lease_left(lease) == 2.0

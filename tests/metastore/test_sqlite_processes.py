@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from limosa.metastore.sqlite import SqliteMetastore
-from limosa.ports import Change
+from limosa.ports import KeyChange
 from limosa.runtime.clock import BootClock
 from tests.metastore.clocks import FakeClock
 from tests.metastore.worker import GROUP
@@ -57,14 +57,14 @@ def test_processes_lose_no_update_and_a_watcher_no_change(tmp_path: Path) -> Non
     processes, times = 4, 50
     path = tmp_path / "metastore.db"
     writers = [start("increment", path, "n", str(times)) for _ in range(processes)]
-    seen: list[Change] = []
+    seen: list[KeyChange] = []
     with killed_at_the_end(writers), closing(SqliteMetastore(path, BootClock())) as store:
         watch = store.watch("", 0)
         deadline = time.monotonic() + SECONDS_MAX
         while watch.revision < processes * times and time.monotonic() < deadline:
             seen += watch.poll(timeout=0.5)
         assert [writer.wait(SECONDS_MAX) for writer in writers] == [0] * processes
-    assert seen == [Change("n", b"%d" % n, n) for n in range(1, processes * times + 1)]
+    assert seen == [KeyChange("n", b"%d" % n, n) for n in range(1, processes * times + 1)]
 
 
 def test_killed_writers_leave_every_commit_whole_or_undone(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_killed_writers_leave_every_commit_whole_or_undone(tmp_path: Path) -> No
             assert committed[int(acknowledged)] == value
 
 
-def check_history(history: list[Change]) -> dict[int, str]:
+def check_history(history: list[KeyChange]) -> dict[int, str]:
     """The value that each revision gave to all keys; no revision may have a part of a commit."""
     committed: dict[int, str] = {}
     last: str | None = None

@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange, position
 from limosa.errors import LimosaError, Refused
-from limosa.pipeline.comparing import Moment, Rows
-from limosa.pipeline.loads import Target
-from limosa.runtime.replicas import Holding
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
+from limosa.pipeline.comparing import Moment, ReplicaRows
+from limosa.pipeline.loads import CopyTarget
+from limosa.protocol.replica_scan import Holding
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 COLUMNS: list[tuple[str, pa.DataType]] = [("name", pa.string()), ("eggs", pa.int64())]
 BIRDS = Table("birds", pa.schema(COLUMNS), ("name",))
@@ -73,7 +73,7 @@ def content(history: Sequence[Step], length: int) -> Content:
     return Content(visible, at(length), collected)
 
 
-def rows_of(node: str, held: Content, table: Table = BIRDS) -> Rows:
+def rows_of(node: str, held: Content, table: Table = BIRDS) -> ReplicaRows:
     names = list(held.rows)
     known = [held.rows[name] for name in names]
     eggs = pa.array([each.eggs for each in known], pa.int64())
@@ -84,7 +84,9 @@ def rows_of(node: str, held: Content, table: Table = BIRDS) -> Rows:
     deleted = np.array([each.eggs is None for each in known], np.bool_)
     batch = Batch(table, columns, None, versions, deleted)
     when = Moment(held.watermark, held.collected)
-    return Rows(node, when, table, columns.select(["name"]), versions, deleted, batch.hashes())
+    return ReplicaRows(
+        node, when, table, columns.select(["name"]), versions, deleted, batch.hashes()
+    )
 
 
 Damage: TypeAlias = Callable[[Content], Content]
@@ -110,7 +112,7 @@ class Nodes:
 
     # --- what an examiner asks for
 
-    def holding(self, target: Target, partition: str) -> Holding:
+    def holding(self, target: CopyTarget, partition: str) -> Holding:
         self._check(target)
         held = self.content(target.node)
         span = (WHOLE.start, WHOLE.end)
@@ -118,12 +120,12 @@ class Nodes:
 
     def read(
         self,
-        target: Target,
+        target: CopyTarget,
         partition: str,
         table: Table,
         ranges: Sequence[TokenRange],
         at_least: Position,
-    ) -> Rows:
+    ) -> ReplicaRows:
         self.before_each_read()
         self._check(target)
         self.reads.append((target.node, len(ranges)))
@@ -136,7 +138,7 @@ class Nodes:
         late = held.watermark < at_least
         return rows_of(target.node, held._replace(rows={} if late else inside), table)
 
-    def _check(self, target: Target) -> None:
+    def _check(self, target: CopyTarget) -> None:
         if target.node in self.failing:
             raise self.failing[target.node]
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
 from limosa.errors import Refused
-from limosa.pipeline.loads import Load, Task
+from limosa.pipeline.loads import CopyLoad, Task
 from limosa.pipeline.pipe import Access
-from limosa.runtime.peers import Dialer
-from limosa.runtime.wire import Decoder, Encoder, size_of
-from limosa.storage.rows import Bundle
+from limosa.protocol.peers import Dialer
+from limosa.protocol.wire import Decoder, Encoder, size_of
+from limosa.tabular.rows import Bundle
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
 from limosa.transport.tokens import Identity
@@ -140,5 +140,5 @@ def dialer() -> Dialer:
     return Access(CLUSTER).dialer("test")
 
 
-def task(nodes: Iterable[ScriptedNode], *loads: Load, bytes_per_second: float = 0.0) -> Task:
+def task(nodes: Iterable[ScriptedNode], *loads: CopyLoad, bytes_per_second: float = 0.0) -> Task:
     return Task(loads, {node.node: node.address for node in nodes}, bytes_per_second)

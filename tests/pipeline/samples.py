@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from limosa.core.effects import StartCopy
 from limosa.core.model.topology import Replica
-from limosa.pipeline.loads import Load, Target
+from limosa.pipeline.loads import CopyLoad, CopyTarget
 
 PATIENCE_SECONDS = 20.0
 
@@ -27,13 +27,13 @@ def load(
     slices: int = 4,
     bytes: int = 0,
     again: bool = False,
-) -> Load:
-    return Load(
+) -> CopyLoad:
+    return CopyLoad(
         partition,
         f"s-{partition}@1",
         1,
-        Target(source, f"{source}-i"),
-        tuple(Target(target, f"{target}-i") for target in targets or ("n2",)),
+        CopyTarget(source, f"{source}-i"),
+        tuple(CopyTarget(target, f"{target}-i") for target in targets or ("n2",)),
         slices,
         0,
         slices,

@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 import limosa
-from limosa.core.coordinator.settings import Settings
-from limosa.core.model.intent import Placement
+from limosa.client import Operator
+from limosa.core.client import Asked, Client, ClientSettings
+from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.effects import Send
+from limosa.core.events import TopologyRead
+from limosa.core.messages import Read
+from limosa.core.model.changes import Agreed, Put, Topology, apply
+from limosa.core.model.intent import Placement, Request
+from limosa.core.model.topology import Layout
 from limosa.errors import BadInput, IllegalRequest
 from limosa.pipeline import java
-from limosa.pipeline.assembly import PipelineConfig, mover_for, settings_for
 from limosa.pipeline.carriers import SparkCarrier, ThreadCarrier
-from limosa.pipeline.mover import Mover
+from limosa.pipeline.mover import PipelineMover
 from limosa.runtime.journal import Journal
+from limosa.runtime.pipelines import PipelineConfig, mover_for, settings_for
 from limosa.runtime.processes import (
     CoordinatorConfig,
     CoordinatorProcess,
@@ -48,10 +56,10 @@ def config(tmp_path: Path, kind: Kind) -> PipelineConfig:
     return PipelineConfig(kind=kind, scratch=str(tmp_path / "spark"))
 
 
-def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> Mover:
+def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> PipelineMover:
     journal = Journal("test", stream=io.StringIO())
     made = mover_for(config(tmp_path, kind), security, "birds", "c", journal)(lambda *_: None)
-    assert isinstance(made, Mover)
+    assert isinstance(made, PipelineMover)
     return made
 
 
@@ -60,7 +68,7 @@ def make(tmp_path: Path, kind: Kind, security: Security = OPEN) -> Mover:
 
 @pytest.mark.usefixtures("without")
 def test_without_spark_moves_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    settings = settings_for(config(tmp_path, "auto"), Settings())
+    settings = settings_for(config(tmp_path, "auto"), CoordinatorSettings())
     assert settings.moves_refused == f"partitions move on Spark, and {LACKS}"
     assert java.INSTALL in settings.moves_advice
     assert isinstance(make(tmp_path, "auto")._carrier, ThreadCarrier), "for lost replicas"
@@ -69,13 +77,13 @@ def test_without_spark_moves_are_refused_with_what_to_do(tmp_path: Path) -> None
 @pytest.mark.usefixtures("without")
 def test_who_insists_on_spark_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=LACKS) as refused:
-        settings_for(config(tmp_path, "spark"), Settings())
+        settings_for(config(tmp_path, "spark"), CoordinatorSettings())
     assert java.INSTALL in str(refused.value)
 
 
 @pytest.mark.usefixtures("without")
 def test_who_asks_for_threads_may_move(tmp_path: Path) -> None:
-    assert settings_for(config(tmp_path, "threads"), Settings()) == Settings()
+    assert settings_for(config(tmp_path, "threads"), CoordinatorSettings()) == CoordinatorSettings()
 
 
 @pytest.mark.usefixtures("installed")
@@ -86,7 +94,7 @@ def test_who_asks_for_threads_may_move(tmp_path: Path) -> None:
 def test_spark_is_used_where_it_is_installed_and_wanted(
     tmp_path: Path, kind: Kind, carrier: type
 ) -> None:
-    assert settings_for(config(tmp_path, kind), Settings()) == Settings()
+    assert settings_for(config(tmp_path, kind), CoordinatorSettings()) == CoordinatorSettings()
     made = make(tmp_path, kind)
     assert isinstance(made._carrier, carrier)
     made.close()
@@ -128,7 +136,7 @@ class House:
                 cluster="birds",
                 metastore=self.metastore,
                 security=OPEN,
-                settings=settings_for(carrying, Settings()),
+                settings=settings_for(carrying, CoordinatorSettings()),
             ),
             mover_for(carrying, OPEN, "birds", "c", self._journal),
             self._journal,
@@ -198,3 +206,69 @@ def test_where_threads_are_asked_for_a_move_is_made(tmp_path: Path, ending: Exit
         eventually(lambda target=target: house.holder() == target, "it has moved")  # type: ignore[misc]
         rows = {row["id"]: row["eggs"] for row in house.table.scan().to_pylist()}
         assert rows == {number: number for number in range(500)}
+
+
+@pytest.mark.usefixtures("without")
+def test_tables_of_one_zone_are_changed_together(tmp_path: Path, ending: ExitStack) -> None:
+    """F139: two tables share a zone. A move copies both and drops both at the source; another
+    replica count, a repair and a rebuild are about both; and once the zone's layout has other
+    partitions, both are routed by it."""
+    house = House(tmp_path, "threads", ending)
+    operator = house.connection
+    songs = operator.create_table("songs", {"id": "int64", "notes": "int64"}, "id", zone="birds")
+    songs.write([{"id": number, "notes": -number} for number in range(300)])
+    (partition,) = operator.refresh().partitions
+
+    def held(node: str) -> list[int]:
+        """Rows of each replica there, of all tables."""
+        return [replica["rows"] for replica in operator.node_digests(node)]
+
+    def is_whole() -> bool:
+        eggs = {row["id"]: row["eggs"] for row in house.table.scan().to_pylist()}
+        notes = {row["id"]: row["notes"] for row in songs.scan().to_pylist()}
+        return eggs == {n: n for n in range(500)} and notes == {n: -n for n in range(300)}
+
+    target = house.move()
+    (source,) = set(house.nodes) - {target}
+    eventually(lambda: house.holder() == target, "it has moved")
+    eventually(lambda: (held(source), held(target)) == ([], [800]), "both tables are there")
+    assert is_whole()
+
+    operator.request(Request("more", "set_replicas", zone="birds", count=2))
+    for number, request in enumerate(
+        (
+            None,
+            Request("repair", "repair", partition),
+            Request("rebuild", "rebuild", partition, renewed=(source,)),
+        )
+    ):
+        if request is not None:
+            operator.request(request)
+        eventually(lambda n=number: reports(operator, partition) == ["done"] * (n + 2), "it ends")  # type: ignore[misc]
+        eventually(lambda: held(source) == held(target) == [800], "both tables are on both nodes")
+        assert is_whole()
+
+    topology = split(operator.refresh(), partition)
+    client = Client("c", ClientSettings())
+    client.handle(0.0, TopologyRead(topology, topology.generation))
+    for table in topology.tables.values():
+        asked = [Asked(f"{table.id}{t}", table.zone, table=table.id, token=t) for t in (-1, 1)]
+        sent = [effect for each in asked for effect in client.handle(0.0, each)]
+        reads = [each.message for each in sent if isinstance(each, Send)]
+        assert [each.partition for each in reads if isinstance(each, Read)] == ["low", "high"]
+
+
+def reports(operator: Operator, partition: str) -> list[str]:
+    """How each change of the partition ended."""
+    return [report.outcome for report in operator.state(partition).reports.values()]
+
+
+def split(topology: Topology, partition: str) -> Topology:
+    """The zone's one partition is two."""
+    record = topology.partitions[partition]
+    layout = topology.layouts[record.zone]
+    names = ("low", "high")
+    halves = Layout(layout.zone, layout.version + 1, (layout.starts[0], 0), names)
+    changes = [Put(replace(record, id=n, range=halves.range_of(i))) for i, n in enumerate(names)]
+    agreed = Agreed(topology.generation, topology)
+    return apply(agreed, (*changes, Put(halves)), topology.generation + 1).topology

@@ -18,18 +18,18 @@ from limosa.core.model.keys import TOKEN_END, WHOLE
 from limosa.core.model.topology import Grant, Partition, Replica, Transition
 from limosa.pipeline import examining
 from limosa.pipeline.carriers import Done
-from limosa.pipeline.examining import Examiner, TooLarge, ranges_of
-from limosa.pipeline.loads import Target
-from limosa.pipeline.mover import Mover
+from limosa.pipeline.examining import Examiner, PortionTooLarge, ranges_of
+from limosa.pipeline.loads import CopyTarget
+from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import (
     PORTION_SLICES,
     SLICE_ROWS,
     TASKS_PER_WORKER,
     Examination,
-    Finding,
-    Limits,
     Portion,
+    PortionLimits,
+    PortionResult,
     cut,
     portion_of,
     share_out,
@@ -47,14 +47,19 @@ from tests.pipeline.histories import (
     gone,
 )
 
-N1, N2, N3 = (Target(f"n{number}", f"c{number}") for number in (1, 2, 3))
+N1, N2, N3 = (CopyTarget(f"n{number}", f"c{number}") for number in (1, 2, 3))
 PORTION = Portion("p", N1, (N2, N3), slices=4, first=0, last=4)
 
 
 def examine(
-    nodes: Nodes, portion: Portion = PORTION, strict: bool = False, limits: Limits | None = None
-) -> Finding:
-    return Examiner(portion, nodes, strict, limits or Limits(), nodes.now, nodes.sleep).examine()
+    nodes: Nodes,
+    portion: Portion = PORTION,
+    strict: bool = False,
+    limits: PortionLimits | None = None,
+) -> PortionResult:
+    return Examiner(
+        portion, nodes, strict, limits or PortionLimits(), nodes.now, nodes.sleep
+    ).examine()
 
 
 def some(count: int) -> list[Step]:
@@ -85,7 +90,7 @@ def test_rows_that_differ_are_named_once() -> None:
 def test_few_are_told_and_more_are_counted() -> None:
     nodes = Nodes(some(50), {"n1": 50, "n2": 50, "n3": 50})
     nodes.damage["n2"] = lambda held: held._replace(rows={})
-    found = examine(nodes, limits=Limits(differences=10))
+    found = examine(nodes, limits=PortionLimits(differences=10))
     assert len(found.differences) == 10
     assert found.more == 40
 
@@ -191,7 +196,7 @@ def test_under_any_writes_only_what_is_damaged_differs(
     if is_damaged:
         node, kind = chance.choice(["n1", "n2", "n3"]), chance.choice(["changed", "missing"])
         nodes.damage[node] = lambda held: damaged(held, "bird 17", kind)  # type: ignore[arg-type]
-    found = examine(nodes, strict=strict, limits=Limits(lag_seconds=1000.0))
+    found = examine(nodes, strict=strict, limits=PortionLimits(lag_seconds=1000.0))
     assert [each.split(":")[0] for each in found.differences] == ["birds name='bird 17'"] * (
         1 if is_damaged else 0
     )
@@ -223,7 +228,7 @@ def test_a_slice_that_is_too_large_is_cut() -> None:
     def read(*arguments):  # type: ignore[no-untyped-def]
         rows = plain(*arguments)
         if len(rows) > 10:
-            raise TooLarge
+            raise PortionTooLarge
         return rows
 
     nodes.read = read  # type: ignore[method-assign]
@@ -280,7 +285,7 @@ def test_only_replicas_that_hold_everything_are_compared(
 
 
 def test_the_owner_leads() -> None:
-    assert portion_of(record()).lead == Target("n2", "c1")
+    assert portion_of(record()).lead == CopyTarget("n2", "c1")
     assert [each.node for each in portion_of(record()).others] == ["n1", "n3"]
     out = record(in_sync=(A, C))  # an owner that is out of sync is none for long
     assert portion_of(out).lead.node == "n1"
@@ -333,7 +338,7 @@ class Asking:
     """A coordinator that asks a mover, and holds its own lock meanwhile."""
 
     def __init__(self, carrier: FakeCarrier) -> None:
-        self.mover = Mover(carrier, lambda: Access("c"), 0.0, lambda *_, **__: None)
+        self.mover = PipelineMover(carrier, lambda: Access("c"), 0.0, lambda *_, **__: None)
         self.mover.follow({"n1": "grpc://a", "n2": "grpc://b"})
         self.told: queue.SimpleQueue[tuple[tuple[str, ...], int]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -357,8 +362,8 @@ def test_a_comparison_that_is_under_way_is_not_begun_again() -> None:
     assert hasattr(import_module(module), name)
     task = msgspec.msgpack.decode(tasks[0], type=Examination)
     assert task.strict
-    assert task.portions == (Portion("p", Target("n1", "c1"), (Target("n2", "c1"),)),)
-    found = [Finding("p", 9, differences=("id=1: …",), more=3, lags=("n2 lags",))]
+    assert task.portions == (Portion("p", CopyTarget("n1", "c1"), (CopyTarget("n2", "c1"),)),)
+    found = [PortionResult("p", 9, differences=("id=1: …",), more=3, lags=("n2 lags",))]
     done([msgspec.msgpack.encode(found)], "")
     assert asking.told.get(timeout=5.0) == (("id=1: …", "n2 lags"), 3)
 

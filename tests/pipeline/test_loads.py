@@ -12,7 +12,7 @@ from limosa.pipeline.loads import (
     SLICES_MAX,
     TASK_BYTES_MIN,
     UNKNOWN_SLICES,
-    Load,
+    CopyLoad,
     Task,
     load_of,
     share_out,
@@ -23,7 +23,7 @@ LARGEST = 20 * TASK_BYTES_MIN
 SIZES = st.one_of(st.just(0), st.integers(1, 1 << 20), st.integers(1, LARGEST))
 
 
-def loads_of(sizes: Sequence[int]) -> list[Load]:
+def loads_of(sizes: Sequence[int]) -> list[CopyLoad]:
     return [load_of(copy(f"p{number}"), size, False) for number, size in enumerate(sizes)]
 
 

@@ -9,8 +9,8 @@ import pytest
 from limosa.core.effects import StartCopy
 from limosa.pipeline import mover as module
 from limosa.pipeline.carriers import Done
-from limosa.pipeline.loads import TASK_BYTES_MIN, Carried, Load, Task
-from limosa.pipeline.mover import AGAIN_SECONDS, FORGOTTEN_SECONDS, PIPE, Mover
+from limosa.pipeline.loads import TASK_BYTES_MIN, CopyLoad, LoadResult, Task
+from limosa.pipeline.mover import AGAIN_SECONDS, FORGOTTEN_SECONDS, PIPE, PipelineMover
 from limosa.pipeline.pipe import Access
 from tests.pipeline.samples import copy
 
@@ -28,7 +28,7 @@ class Job:
         self.done = done
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[CopyLoad]:
         return [load for task in self.tasks for load in task.loads]
 
     @property
@@ -41,7 +41,7 @@ class Job:
             [
                 msgspec.msgpack.encode(
                     [
-                        Carried(load.partition, load.session, 1, 10, 100, 0.5, why)
+                        LoadResult(load.partition, load.session, 1, 10, 100, 0.5, why)
                         for load in task.loads
                         for why in [failures.get(load.partition, "")]
                     ]
@@ -79,7 +79,7 @@ class Scene:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.carrier = FakeCarrier()
         self.said: list[tuple[str, dict[str, object]]] = []
-        self.mover = Mover(
+        self.mover = PipelineMover(
             self.carrier,
             lambda: Access("birds", "a token"),
             bytes_per_second,

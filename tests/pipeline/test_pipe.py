@@ -11,9 +11,9 @@ import pytest
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
 from limosa.errors import Refused
 from limosa.pipeline import pipe
-from limosa.pipeline.loads import Carried, Load
+from limosa.pipeline.loads import CopyLoad, LoadResult
 from limosa.pipeline.pipe import ATTEMPTS_MAX, Access, Pipe
-from limosa.storage.rows import Bundle
+from limosa.tabular.rows import Bundle
 from tests.pipeline.nodes import (
     CLUSTER,
     Answer,
@@ -36,7 +36,7 @@ class Nodes:
         self.all = [ScriptedNode(name) for name in ("n1", "n2", "n3")]
         self.source, self.target, self.second = self.all
 
-    def carry(self, *loads: Load, bytes_per_second: float = 0.0) -> list[Carried]:
+    def carry(self, *loads: CopyLoad, bytes_per_second: float = 0.0) -> list[LoadResult]:
         return Pipe(task(self.all, *loads, bytes_per_second=bytes_per_second), dialer()).carry()
 
 
@@ -182,7 +182,7 @@ def test_a_task_is_carried_from_its_bytes(nodes: Nodes) -> None:
     wanted = msgspec.msgpack.encode(task(nodes.all, load(slices=SLICES)))
     for again in (False, True):
         done = pipe.run(access, wanted, "spark-1", again)
-        (carried,) = msgspec.msgpack.decode(done, type=list[Carried])
+        (carried,) = msgspec.msgpack.decode(done, type=list[LoadResult])
         assert (carried.slices, carried.failure) == (SLICES, "")
     assert len(nodes.source.fetches()) == SLICES, "what has landed is not carried again"
 

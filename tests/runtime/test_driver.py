@@ -38,23 +38,23 @@ from limosa.core.participant.node import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
 from limosa.metastore.memory import MemoryMetastore
 from limosa.metastore.sqlite import SqliteMetastore
-from limosa.pipeline.assembly import PipelineConfig, mover_for
+from limosa.protocol.peers import Dialer, Peers
+from limosa.protocol.scan import Scan
+from limosa.protocol.wire import Keys
 from limosa.runtime import service as service_module
 from limosa.runtime.clock import BootClock
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
-from limosa.runtime.peers import Dialer, Peers
+from limosa.runtime.pipelines import PipelineConfig, mover_for
 from limosa.runtime.processes import (
     CoordinatorConfig,
     CoordinatorProcess,
     NodeConfig,
     NodeProcess,
 )
-from limosa.runtime.reading import Scan
 from limosa.runtime.service import NodeService
-from limosa.runtime.wire import Keys
-from limosa.storage.rows import Bundle
 from limosa.storage.store import Store
+from limosa.tabular.rows import Bundle
 from limosa.transport.security import Security
 from limosa.transport.tokens import Identity
 

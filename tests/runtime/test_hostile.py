@@ -40,9 +40,10 @@ from limosa.errors import (
     Unauthenticated,
     UnknownTable,
 )
+from limosa.protocol.scan import Scan
 from limosa.runtime.local import LocalCluster
-from limosa.runtime.reading import CONDITIONS_MAX, Scan
-from limosa.storage.schema import Table
+from limosa.tabular.conditions import CONDITIONS_MAX
+from limosa.tabular.schema import Table
 from limosa.transport import frames as wire_frames
 from limosa.transport.security import CALLS_MAX, AuthenticationFactory, call_options
 from limosa.transport.server import Hello

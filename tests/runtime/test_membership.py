@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.brain import Coordinator, Settings
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import MakeCommit
 from limosa.core.events import AgreedRead, Elected
 from limosa.core.model.changes import Commit, Put, lease_key, node_key
@@ -55,7 +56,7 @@ class Office:
     def __init__(self, store: AgreedStore, clock: FakeClock) -> None:
         self.store = AgreedStore(store.store)
         self.clock = clock
-        self.brain = Coordinator("one", Settings())
+        self.brain = Coordinator("one", CoordinatorSettings())
         self.lease = store.store.grant(1e6)
         commit = Commit({}, (Put(CoordinatorLease("one", self.lease)),), "in office")
         revision = self.store.commit(commit, self.lease)
@@ -179,7 +180,7 @@ def test_a_node_on_another_machine_than_the_file_is_refused(
 ) -> None:
     membership.found(store, "birds", "m1", "c1")
     office = Office(store, clock)
-    with pytest.raises(IllegalRequest, match="use etcd for several"):
+    with pytest.raises(IllegalRequest, match="start all nodes on the machine"):
         join(office, tmp_path / "n1", replace(NEWCOMER, machine="m2"))
 
 

@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, WHOLE, TokenRange
-from limosa.runtime.slices import slice_of
+from limosa.protocol.slices import slice_of
 
 MANY = 64
 

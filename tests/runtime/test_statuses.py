@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.topology import Replica
 from limosa.errors import BadInput
-from limosa.runtime.statuses import WHOLE, StatusHearer, StatusTeller
-from limosa.runtime.wire import Decoder, Encoder
+from limosa.protocol.statuses import WHOLE, StatusHearer, StatusTeller
+from limosa.protocol.wire import Decoder, Encoder
 
 few = st.integers(0, 2)
 names = st.sampled_from(("p", "q", "r"))

@@ -20,12 +20,12 @@ from limosa.core.model.intent import Intent, Placement, Request
 from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
-from limosa.simulation.disk import StoredReplica
-from limosa.simulation.hosts import CoordinatorProcess, NodeProcess
+from limosa.simulation.disk import SimulatedReplica
+from limosa.simulation.hosts import SimulatedCoordinator, SimulatedNode
 from limosa.simulation.network import FAIR, Network
 from limosa.simulation.rows import token_of
-from limosa.simulation.workloads import KINDS, History, Workload, rows_of
-from limosa.simulation.world import ZONE, Shape, World
+from limosa.simulation.workloads import KINDS, OperationHistory, Workload, rows_of
+from limosa.simulation.world import ZONE, World, WorldShape
 
 STEP_SECONDS = 0.0005
 """Shorter than any stage: a commit, a push and a report take longer."""
@@ -101,10 +101,10 @@ class Scenario(World):
         self.loses: Callable[[str, Commit], bool] = lambda by, commit: False
         self.states: list[tuple[float, Agreed]] = []
         self._requests = 0
-        super().__init__(seed, replace(Shape(partitions=1, clients=2), **shape))
+        super().__init__(seed, replace(WorldShape(partitions=1, clients=2), **shape))
         self.wire = Wire(self)
         self.network = self.wire
-        self.history = History(self)
+        self.history = OperationHistory(self)
         self._noticed = self.metastore.on_change
         self.metastore.on_change = self._notice
         self.until(lambda: all(self.is_open(name) for name in self.agreed.topology.partitions))
@@ -124,7 +124,7 @@ class Scenario(World):
 
     def _is_slow(self, what: Callable[..., None], arguments: tuple[object, ...]) -> bool:
         process = getattr(what, "__self__", None)
-        if not isinstance(process, NodeProcess):
+        if not isinstance(process, SimulatedNode):
             return False
         if process.name in self.slow_disks and what.__name__ == "_synced":
             return True
@@ -193,7 +193,7 @@ class Scenario(World):
     def intent(self, partition: str = "p0") -> Intent:
         return self.agreed.intents[partition]
 
-    def owner(self, partition: str = "p0") -> NodeProcess:
+    def owner(self, partition: str = "p0") -> SimulatedNode:
         grant = self.record(partition).owner
         assert grant is not None
         return self.nodes[grant.replica.node]
@@ -316,12 +316,12 @@ class Scenario(World):
 
     # --- processes
 
-    def in_office(self) -> CoordinatorProcess:
+    def in_office(self) -> SimulatedCoordinator:
         holder = self.agreed.coordinator
         chosen = [c for c in self.coordinators if holder is not None and c.name == holder.holder]
         return chosen[0] if chosen else self.coordinators[0]
 
-    def out_of_office(self) -> CoordinatorProcess:
+    def out_of_office(self) -> SimulatedCoordinator:
         return next(c for c in self.coordinators if c is not self.in_office())
 
     def freeze(self) -> None:
@@ -388,7 +388,7 @@ class Scenario(World):
 
     # --- what nodes hold
 
-    def stored(self, node: str, partition: str = "p0") -> list[StoredReplica]:
+    def stored(self, node: str, partition: str = "p0") -> list[SimulatedReplica]:
         live = self.nodes[node].disk.live
         return [stored for (of, _), stored in live.items() if of == partition]
 

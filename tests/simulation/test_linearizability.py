@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limosa.simulation.checkers.linearizability import Operation, Verdict, check, describe
+from limosa.simulation.checkers.linearizability import ObservedOperation, Verdict, check, describe
 
 Span = tuple[float, float | None]
 
 
-def read(span: Span, result: object, client: str = "r", key: str = "k") -> Operation:
+def read(span: Span, result: object, client: str = "r", key: str = "k") -> ObservedOperation:
     return _operation("read", span, client, key, result=result)
 
 
-def write(span: Span, value: object, client: str = "w", key: str = "k") -> Operation:
+def write(span: Span, value: object, client: str = "w", key: str = "k") -> ObservedOperation:
     return _operation("write", span, client, key, value=value)
 
 
-def delete(span: Span, client: str = "d") -> Operation:
+def delete(span: Span, client: str = "d") -> ObservedOperation:
     return _operation("delete", span, client, "k")
 
 
 def compare(
     span: Span, expected: object, value: object, result: bool | None = None, client: str = "c"
-) -> Operation:
+) -> ObservedOperation:
     return _operation("compare", span, client, "k", expected=expected, value=value, result=result)
 
 
@@ -42,8 +42,8 @@ def _operation(
     value: object = None,
     expected: object = None,
     result: object = None,
-) -> Operation:
-    return Operation(
+) -> ObservedOperation:
+    return ObservedOperation(
         client=client,
         key=key,
         kind=kind,
@@ -55,14 +55,14 @@ def _operation(
     )
 
 
-def refused(*operations: Operation) -> str:
+def refused(*operations: ObservedOperation) -> str:
     verdict = check(operations)
     assert not verdict.ok
     assert not verdict.gave_up
     return verdict.reason
 
 
-def accepted(*operations: Operation) -> None:
+def accepted(*operations: ObservedOperation) -> None:
     assert check(operations) == Verdict(ok=True)
 
 
@@ -261,7 +261,7 @@ def test_operations_are_told_in_words() -> None:
 # ------------------------------------------------------------------ when it gives up
 
 
-def _crowd() -> list[Operation]:
+def _crowd() -> list[ObservedOperation]:
     writes = [write((0, 100 + n), n) for n in range(12)]
     return [*writes, *(compare((200, 201), n, "x", result=False) for n in range(12))]
 
@@ -294,10 +294,12 @@ def test_many_unknown_writes_that_are_read_do_not_exhaust_the_search() -> None:
 # ------------------------------------------------------------------ against the obvious
 
 
-def real_history(random: Random, count: int, clients: int, unknown: float) -> list[Operation]:
+def real_history(
+    random: Random, count: int, clients: int, unknown: float
+) -> list[ObservedOperation]:
     """What clients of one real register see, whose operations take effect somewhere inside."""
     free_at = [0.0] * clients
-    planned: list[tuple[float, Operation]] = []
+    planned: list[tuple[float, ObservedOperation]] = []
     for number in range(count):
         client = random.randrange(clients)
         invoked = free_at[client] + random.choice((1, 2, 3))
@@ -331,7 +333,7 @@ def real_history(random: Random, count: int, clients: int, unknown: float) -> li
     return history
 
 
-def mutate(random: Random, history: Sequence[Operation]) -> list[Operation]:
+def mutate(random: Random, history: Sequence[ObservedOperation]) -> list[ObservedOperation]:
     """The same history with one answer, or one time, told wrongly."""
     mutated = list(history)
     place = random.randrange(len(mutated))
@@ -350,7 +352,7 @@ def mutate(random: Random, history: Sequence[Operation]) -> list[Operation]:
     return mutated
 
 
-def possible(history: Sequence[Operation]) -> bool:
+def possible(history: Sequence[ObservedOperation]) -> bool:
     """Try every order of all answered and every choice of the unanswered operations."""
     answered = [op for op in history if op.returned is not None]
     unknown = [op for op in history if op.returned is None and op.kind != "read"]
@@ -362,7 +364,7 @@ def possible(history: Sequence[Operation]) -> bool:
     )
 
 
-def _explains(order: Sequence[Operation]) -> bool:
+def _explains(order: Sequence[ObservedOperation]) -> bool:
     latest_invocation = float("-inf")
     state: object = None
     for operation in order:

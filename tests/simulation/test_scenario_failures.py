@@ -19,9 +19,9 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.messages import DropReplica, End, Landed, Message, Replicate
 from limosa.core.model.changes import Commit
-from limosa.simulation.disk import StoredReplica
+from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import stop_keepers
-from limosa.simulation.rows import Row, token_of
+from limosa.simulation.rows import SimulatedRow, token_of
 from tests.simulation.scenarios import Scenario, said
 
 STAGES = [stage.name for stage in MOVE.stages]
@@ -331,28 +331,28 @@ def test_a_rebuild_that_is_cancelled_before_it_begins_is_asked_for_again() -> No
 # ------------------------------------------------ verification
 
 
-def never_written_again(stored: StoredReplica) -> str:
+def never_written_again(stored: SimulatedReplica) -> str:
     """One of the many that were put first: a newer write would mend what is done to it."""
     return min(key for key in stored.rows if key[0] == "k" and key[1:].isdigit())
 
 
-def change_a_row(stored: StoredReplica) -> None:
+def change_a_row(stored: SimulatedReplica) -> None:
     key = never_written_again(stored)
     stored.rows[key] = replace(stored.rows[key], value="rotten")
 
 
-def lose_a_row(stored: StoredReplica) -> None:
+def lose_a_row(stored: SimulatedReplica) -> None:
     del stored.rows[never_written_again(stored)]
 
 
-def add_a_row(stored: StoredReplica) -> None:
-    stored.rows["stranger"] = Row("stranger", token_of("stranger"), 1, 1)
+def add_a_row(stored: SimulatedReplica) -> None:
+    stored.rows["stranger"] = SimulatedRow("stranger", token_of("stranger"), 1, 1)
 
 
 @pytest.mark.parametrize("harm", [change_a_row, lose_a_row, add_a_row])
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_row_that_rots_on_the_target_is_found_and_the_move_goes_back(
-    harm: Callable[[StoredReplica], None], busy: bool
+    harm: Callable[[SimulatedReplica], None], busy: bool
 ) -> None:
     """F104, F102: a row is changed behind everybody's back on the target's disk while it is
     copied: digests differ, the move is given up with that reason, and the old side serves what

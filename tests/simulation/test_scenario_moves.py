@@ -4,6 +4,7 @@ every moment?"""
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.client import Finished
@@ -15,15 +16,28 @@ from limosa.core.machines.catalogue import (
     FALLBACK,
     MACHINES,
     READ_NEW,
+    REBUILD_REPAIR,
     REPAIR,
     STREAMING,
     USE_NEW,
     WRITE_BOTH,
 )
 from limosa.core.machines.machine import END, Work
-from limosa.core.messages import Chunk, Fetch, Found, Read, Refuse, Replicate, Write, Written
+from limosa.core.messages import (
+    Chunk,
+    Fetch,
+    Fetched,
+    Found,
+    Read,
+    Refuse,
+    Replicate,
+    Write,
+    Written,
+)
 from limosa.core.model.codec import decode, encode
+from limosa.core.model.intent import Placement
 from limosa.core.model.topology import Partition
+from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import inject
 from tests.simulation.scenarios import Scenario, said
 
@@ -129,6 +143,128 @@ def test_every_write_goes_to_exactly_the_write_set_of_the_stage() -> None:
     assert {n for n in world.nodes if world.has(n, "after")} == world.replicas()
     assert set(world.rows_at(target)) >= {"stable", *FORWARD}
     world.conclude()
+
+
+def test_reads_and_writes_go_to_the_sides_that_the_stage_names() -> None:
+    """F79: rows and answers are counted in each stage of a move, by nodes. In write_both_read_old
+    writes go to the old and the new replicas, and only old ones are read; in write_both_read_new
+    only new ones are read."""
+    world = Scenario(nodes=5)
+    world.put("row", 0)
+    before = world.replicas()
+    source, target = world.move_owner(hold_seconds=1.0)
+    after = (before - {source}) | {target}
+    written: dict[str, set[str]] = {}
+    read: dict[str, set[str]] = {}
+    for stage in FORWARD:
+        world.until_stage(stage)
+        world.freeze()
+        world.until(lambda: all(world.knows(node) for node in world.nodes))
+        world.clients[1].crash()
+        world.clients[1].start()  # with the record of this stage
+        assert world.put(stage, 1).outcome == "done"
+        written[stage] = {node for node in world.nodes if world.has(node, stage)}
+        heard = len(world.wire.said)
+        assert world.get("row", client=1) == 0
+        for choice in range(4):
+            assert world.get("row", client=1, eventual=True, choice=choice) == 0
+        answers = [e for e in world.wire.said[heard:] if isinstance(e.message, Found)]
+        assert len(answers) == 5
+        read[stage] = {each.sender for each in answers}
+        world.thaw()
+    world.until_ended()
+    old, both, new = (before, before), (before | {target}, before), (before | {target}, after)
+    expected = [old, both, both, new, (after, after), (after, after)]
+    assert [(written[stage], read[stage]) for stage in FORWARD] == expected
+    world.conclude()
+
+
+def test_in_a_volume_move_reads_and_writes_may_use_different_volumes() -> None:
+    """F113: counted by volumes of the owner's node, in each stage: reads use the old volume while
+    both are written, and later the new one while both are written."""
+    world = Scenario()
+    world.put("row", 0)
+    owner = world.owner().name
+    rest = tuple(Placement(node) for node in sorted(world.replicas() - {owner}))
+    world.request("volume_move", placements=(Placement(owner, "v2"), *rest), hold_seconds=1.0)
+    used: dict[str, tuple[object, set[str]]] = {}
+    for stage in FORWARD:
+        world.until_stage(stage)
+        world.freeze()
+        world.until(lambda: all(world.knows(node) for node in world.nodes))
+        world.run_for(0.1)
+        assert world.put(stage, 1).outcome == "done"
+        written = {each.replica.volume for each in world.stored(owner) if has(each, stage)}
+        used[stage] = (read_from(world, owner), written)
+        world.thaw()
+    world.until_ended()
+    both = {"", "v2"}
+    expected = [("", {""}), ("", both), ("", both), ("v2", both), ("v2", {"v2"}), ("v2", {"v2"})]
+    assert [used[stage] for stage in FORWARD] == expected
+    assert world.get("row") == 0
+    world.conclude()
+
+
+def has(stored: SimulatedReplica, key: str) -> bool:
+    rows = [row.key for e in stored.entries if e.rows is not None for row in e.rows.rows]  # type: ignore[attr-defined]
+    return key in stored.rows or key in rows
+
+
+def read_from(world: Scenario, node: str) -> object:
+    """The volume that serves a read of one row: each says its own name for a moment."""
+    world.run_for(0.1)
+    kept = [(each, each.rows["row"]) for each in world.stored(node) if "row" in each.rows]
+    for each, row in kept:
+        each.rows["row"] = replace(row, value=each.replica.volume)
+    asked = len(world.history.operations)
+    found = world.get("row")
+    del world.history.operations[asked:]
+    for each, row in kept:
+        each.rows["row"] = row
+    return found
+
+
+def test_a_rebuild_repairs_first_and_then_copies_from_one_replica() -> None:
+    """F106: a row that one of the old replicas has lost is there again before the copy begins, and
+    the new replica is filled from a single source, the owner."""
+    world = Scenario()
+    rows = world.put_many(12)
+    world.run_for(1.0)
+    owner = world.owner().name
+    renewed, other = sorted(world.replicas() - {owner})
+    (damaged,) = world.stored(other)
+    del damaged.rows["k3"]
+    at_streaming: list[tuple[dict[str, object], dict[str, object]]] = []
+    began: list[int] = []
+
+    def entered(record: Partition) -> None:
+        if record.transition is not None and record.transition.stage == STREAMING:
+            at_streaming.append((world.rows_at(other), made(world, renewed)))
+            began.append(len(world.wire.said))
+
+    world.on_stage = entered
+    world.request("rebuild", renewed=(renewed,))
+    world.until_ended()
+    assert world.stages() == [ALLOW, WRITE_BOTH, REBUILD_REPAIR, *FORWARD[2:], "stable"]
+    assert at_streaming == [(rows, {})]
+    repair, copy = world.wire.said[: began[0]], world.wire.said[began[0] :]
+    assert {e.to for e in repair if isinstance(e.message, Chunk)} == {other, renewed}
+    assert {e.to for e in copy if isinstance(e.message, Fetch)} == {owner}
+    assert {e.sender for e in copy if isinstance(e.message, Fetched)} == {owner}
+    assert {e.to for e in copy if isinstance(e.message, Chunk)} == {renewed}
+    assert world.rows_at(renewed) == rows
+    world.conclude()
+
+
+def made(world: Scenario, node: str) -> dict[str, object]:
+    """The rows of the replica that is being filled there."""
+    (new,) = routing.new_only(world.record())
+    return {
+        key: row.value
+        for stored in world.stored(node)
+        if stored.replica == new
+        for key, row in stored.rows.items()
+    }
 
 
 def test_with_one_replica_a_write_goes_to_exactly_one_node() -> None:

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator import proposing as planner
-from limosa.core.coordinator.progress import Progress, progress
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight import proposing as planner
+from limosa.core.insight.progress import Progress, progress
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.messages import Chunk
 from limosa.core.model.changes import Agreed, Commit, Put
@@ -52,7 +52,7 @@ def state_of(world: Scenario) -> str:
 
 def told(world: Scenario, name: str) -> Progress:
     brain = world.in_office().brain
-    view = View(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
+    view = ClusterView(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
     return progress(view, name)
 
 
@@ -416,7 +416,7 @@ def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays()
     rows = world.put_many(12)
     for leaving in ("n1", "n2"):
         brain = world.in_office().brain
-        view = View(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
+        view = ClusterView(world.agreed, brain.statuses, brain.office or 0, world.now, world.now)
         held = {
             name for name in world.agreed.topology.partitions if leaving in world.replicas(name)
         }

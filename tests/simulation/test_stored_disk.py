@@ -13,7 +13,7 @@ from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.model.rows import Entry
 from limosa.simulation.files import MemoryFiles
 from limosa.simulation.fragile_files import Errand, FragileFile, FragileFiles
-from limosa.simulation.rows import Row, SimulatedRows, token_of
+from limosa.simulation.rows import SimulatedRow, SimulatedRows, token_of
 from limosa.simulation.run import run_seed
 from limosa.simulation.stored_disk import TABLE, to_change
 from limosa.simulation.story import story_of, told
@@ -22,9 +22,9 @@ from limosa.simulation.themes import THEMES
 from limosa.storage import compaction, recovery
 from limosa.storage.log import Frame, read_frames
 from limosa.storage.maintenance import Maintenance
-from limosa.storage.merge import Span, cut
-from limosa.storage.rows import Batch
-from limosa.storage.volume import Settings, Volume
+from limosa.storage.volume import StorageSettings, Volume
+from limosa.tabular.merge import Span, cut
+from limosa.tabular.rows import Batch
 
 SEEDS = 40
 CHUNK = 5
@@ -143,10 +143,13 @@ def test_a_volume_that_was_just_made_survives_a_power_loss() -> None:
 
 def test_an_entry_that_is_committed_before_it_is_carried_keeps_its_rows() -> None:
     """Its frame is then behind the one of the watermark, and nothing before that one is left."""
-    files, settings = MemoryFiles(), Settings(log_file_bytes=1, log_bytes_max=1, log_useful_max=1.0)
+    files, settings = (
+        MemoryFiles(),
+        StorageSettings(log_file_bytes=1, log_bytes_max=1, log_useful_max=1.0),
+    )
     volume = Volume(files, "/volume", settings=settings)
     maintenance = Maintenance(volume)
-    row = Row("key", token_of("key"), "there")
+    row = SimulatedRow("key", token_of("key"), "there")
     change = AppendEntries("p", "made", 2, (Entry(1, 0, SimulatedRows((row,))),))
     volume.write(CreateReplica("p", "made", 1, ""))
     volume.write(to_change(change))

@@ -11,7 +11,7 @@ import pytest
 
 from limosa.simulation.faults import CELLS
 from limosa.simulation.run import Result, run_seed
-from limosa.simulation.swarm import Failure, Tally, in_processes, run_guarded, run_seeds
+from limosa.simulation.swarm import SeedFailure, Tally, in_processes, run_guarded, run_seeds
 
 
 def pid_after(seconds: float) -> int:
@@ -83,7 +83,7 @@ def test_results_are_added_up_in_any_order() -> None:
     summary = tally.summary()
     assert (summary.seeds, summary.operations, summary.moves, summary.faults) == (3, 30, 6, 9)
     assert summary.violations == 3
-    assert summary.failed == (Failure(5, "first", ""), Failure(7, "second", "p1"))
+    assert summary.failed == (SeedFailure(5, "first", ""), SeedFailure(7, "second", "p1"))
     assert (summary.cells_hit, summary.cells_total) == (3, len(CELLS))
     assert summary.missing_cells == CELLS[3:]
     assert summary.seconds >= 0

@@ -15,7 +15,8 @@ from typing import Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from limosa.storage.files import Files, Lock, OpenFile, Piece
+from limosa.storage.files import FileLock, Files, OpenFile
+from limosa.tabular.bodies import Piece
 
 Moment: TypeAlias = Literal["before", "middle", "after"]
 Action: TypeAlias = Callable[[], None]
@@ -184,7 +185,7 @@ class FaultyFile:
 
 
 class FaultyLock:
-    def __init__(self, files: "FaultyFiles", inner: Lock) -> None:
+    def __init__(self, files: "FaultyFiles", inner: FileLock) -> None:
         self._files = files
         self._inner = inner
 

@@ -27,14 +27,15 @@ from limosa.core.model.keys import WHOLE, Position, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
 from limosa.simulation.files import MemoryFiles
-from limosa.storage import maintenance, rows, segment, view
+from limosa.storage import maintenance, segment, view
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import StoredReplica
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Kind, Table
 from limosa.storage.view import View
-from limosa.storage.volume import Settings, Volume
+from limosa.storage.volume import StorageSettings, Volume
+from limosa.tabular import rows
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Kind, Table
 from tests.storage.faulty_files import Died, FaultyFiles, Plan, nothing_happens
 
 
@@ -51,7 +52,7 @@ SONGS = table("songs", ("name", pa.string()), ("tone", pa.int64()), kind="stream
 
 LEFT, RIGHT = TokenRange(WHOLE.start, 0), TokenRange(0, WHOLE.end)
 
-TINY = Settings(
+TINY = StorageSettings(
     log_file_bytes=HEADER_BYTES + 3000,
     log_bytes_max=16_000,
     replica_memory_bytes=1500,
@@ -181,7 +182,7 @@ class Host:
 
     def __init__(
         self,
-        settings: Settings = TINY,
+        settings: StorageSettings = TINY,
         memory: MemoryFiles | None = None,
         directory: str = "v1",
     ) -> None:

@@ -22,11 +22,11 @@ from limosa.storage.compaction import (
     replaced,
     without_collected,
 )
-from limosa.storage.memtable import Run
-from limosa.storage.rows import Batch
+from limosa.storage.memtable import RowRun
 from limosa.storage.segment import Segment, write_segment
 from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Batch
 from tests.storage.faulty_files import Moment, Operation, nothing_happens
 from tests.storage.samples import (
     BIRDS,
@@ -44,7 +44,7 @@ from tests.storage.samples import (
     versioned,
 )
 
-ROOMY = Settings()
+ROOMY = StorageSettings()
 
 
 def segment(
@@ -152,7 +152,7 @@ def test_a_tombstone_stays_while_something_older_lies_beside() -> None:
 def test_the_oldest_beside_is_of_the_range_and_not_of_the_inputs() -> None:
     held = segment(some_birds(20, 1), held=LEFT)
     other = segment(some_birds(20, 5), held=LEFT)
-    memory = Run.of(some_birds(20, 7))
+    memory = RowRun.of(some_birds(20, 7))
     view = TableView(BIRDS, segments=(held, other), runs=(memory,))
     assert oldest_beside(view, (held,), LEFT) == 5
     assert oldest_beside(view, (held, other), LEFT) == 7
@@ -249,7 +249,7 @@ def test_compaction_ends_and_leaves_settled_segments_that_do_not_overlap(
     puts: list[tuple[int, int]], piece_bytes: int, full: bool
 ) -> None:
     with small_pieces(3, piece_bytes // 3):
-        host = Host(Settings(piece_bytes=piece_bytes))
+        host = Host(StorageSettings(piece_bytes=piece_bytes))
         hand = host.hand()
         for start, count in puts:
             hand.put(birds(*((f"bird {n}", start) for n in range(start, start + count))))

@@ -24,11 +24,11 @@ from limosa.errors import BadInput
 from limosa.simulation.files import MemoryFiles
 from limosa.storage import compaction
 from limosa.storage.files import Files
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 from tests.storage.crash.flips import DIRECTORY as FLIPPED
 from tests.storage.crash.flips import (
     Damage,
@@ -48,7 +48,7 @@ COLUMNS: dict[str, pa.DataType] = {"k": pa.int64(), "v": pa.string()}
 ROWS = Table("rows", pa.schema(COLUMNS), ("k",))
 EVENTS = Table("events", pa.schema(COLUMNS), ("k",), "stream")
 DIRECTORIES = {"v1": "/v1", "v2": "/v2"}
-SHORT = Settings(log_file_bytes=6000, log_bytes_max=5000)
+SHORT = StorageSettings(log_file_bytes=6000, log_bytes_max=5000)
 
 
 def rows(*keys: int, value: str = "", table: Table = ROWS) -> Batch:
@@ -61,7 +61,7 @@ def keys_of(store: Store, partition: str) -> list[int]:
     return sorted(row["k"] for batch in scanned for row in batch.to_pylist())
 
 
-def opened(files: Files, settings: Settings | None = None) -> Store:
+def opened(files: Files, settings: StorageSettings | None = None) -> Store:
     return Store(DIRECTORIES, files, settings)
 
 

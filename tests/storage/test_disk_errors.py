@@ -9,7 +9,7 @@ from limosa.errors import LimosaError, UnusableFile, VolumeFailed
 from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings, Volume
+from limosa.storage.volume import StorageSettings, Volume
 from tests.storage.faulty_files import (
     FaultyFiles,
     Moment,
@@ -33,7 +33,7 @@ from tests.storage.samples import (
     songs,
 )
 
-ROOMY = Settings()
+ROOMY = StorageSettings()
 CODES = [errno.ENOSPC, errno.EIO]
 
 
@@ -103,7 +103,7 @@ def refusals(host: Host, hand: Hand) -> list[Callable[[], object]]:
     ["create log", "append log", "sync log", "sync_directory log directory", "replace volume"],
 )
 def test_an_error_when_the_log_turns_to_another_file_loses_nothing(label: str, code: int) -> None:
-    host = Host(Settings(log_file_bytes=HEADER_BYTES + 100))
+    host = Host(StorageSettings(log_file_bytes=HEADER_BYTES + 100))
     hand = host.hand()
     acknowledged: dict[str, int] = {}
     host.files.arm(fails(label, code, nth=3))
@@ -292,7 +292,9 @@ def test_a_short_write_is_no_segment() -> None:
 
 @pytest.mark.parametrize("label", ["append flush segment", "append manifest", "append volume"])
 def test_a_log_that_can_not_be_shortened_is_told(label: str) -> None:
-    host = Host(Settings(log_file_bytes=TINY.log_file_bytes, log_bytes_max=TINY.log_bytes_max))
+    host = Host(
+        StorageSettings(log_file_bytes=TINY.log_file_bytes, log_bytes_max=TINY.log_bytes_max)
+    )
     hand = host.hand()
     hand.put(birds(("wren", 5)))
     host.fill_log()
@@ -350,7 +352,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_goes_on_when_there_is_room(
 
 def test_maintenance_of_a_full_disk_waits_and_then_goes_on() -> None:
     memory = MemoryFiles()
-    host = Host(Settings(replica_memory_bytes=2000), memory)
+    host = Host(StorageSettings(replica_memory_bytes=2000), memory)
     hand = host.hand()
     for number in range(60):
         hand.put(birds((f"bird {number}", number)), songs(("wren", number)))

@@ -15,13 +15,13 @@ from limosa.core.effects import CreateReplica
 from limosa.core.model.keys import WHOLE, TokenRange
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, UnusableFile
 from limosa.simulation.files import MemoryFiles
-from limosa.storage.digest import Digest
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import View
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.digest import Digest
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 from tests.storage.samples import (
     BIRDS,
     LEFT,
@@ -43,7 +43,7 @@ from tests.storage.samples import (
     versioned,
 )
 
-ROOMY = Settings()
+ROOMY = StorageSettings()
 UTC = dt.UTC
 
 

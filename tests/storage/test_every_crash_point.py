@@ -21,9 +21,9 @@ from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import FOREVER, StoredReplica
-from limosa.storage.rows import Bundle
 from limosa.storage.view import View
-from limosa.storage.volume import Settings, Volume
+from limosa.storage.volume import StorageSettings, Volume
+from limosa.tabular.rows import Bundle
 from tests.storage.faulty_files import (
     Died,
     FaultyFiles,
@@ -46,7 +46,7 @@ from tests.storage.samples import (
     versioned,
 )
 
-SETTINGS = Settings(
+SETTINGS = StorageSettings(
     log_file_bytes=HEADER_BYTES + 1200,
     log_bytes_max=14_000,
     replica_memory_bytes=700,

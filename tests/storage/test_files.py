@@ -23,11 +23,11 @@ from limosa.simulation.files import SECTOR_BYTES, MemoryFiles
 from limosa.storage.files import (
     IOV_MAX,
     Files,
-    Piece,
     PosixFiles,
     replace_durably,
     write_durably,
 )
+from limosa.tabular.bodies import Piece
 from tests.storage.faulty_files import (
     FOREVER,
     Action,

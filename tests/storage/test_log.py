@@ -10,18 +10,18 @@ import pytest
 from limosa.errors import BadInput, UnusableFile
 from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import (
-    ALIGNMENT,
     HEADER_BYTES,
+    FoundLogFile,
     Frame,
-    Log,
-    Reading,
+    VolumeLog,
     adopt_tail,
     file_name,
     read_file,
     read_frame,
     read_frames,
 )
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.bodies import ALIGNMENT
 from tests.storage.faulty_files import Moment, Operation, at_label, die, nothing_happens
 from tests.storage.samples import BIRDS, SONGS, TINY, Host, birds, in_view, records, songs
 
@@ -33,15 +33,15 @@ def files() -> MemoryFiles:
     return MemoryFiles(["log"])
 
 
-def started(files: MemoryFiles, sequence: int = 0, number: int = 1) -> Log:
-    return Log(files, "log", sequence, number, HEADER_BYTES + 1000, lambda number: None)
+def started(files: MemoryFiles, sequence: int = 0, number: int = 1) -> VolumeLog:
+    return VolumeLog(files, "log", sequence, number, HEADER_BYTES + 1000, lambda number: None)
 
 
-def sync(log: Log) -> None:
+def sync(log: VolumeLog) -> None:
     log.write(log.take())
 
 
-def heads(reading: Reading) -> list[bytes]:
+def heads(reading: FoundLogFile) -> list[bytes]:
     return [frame.head for frame in reading.frames]
 
 
@@ -303,7 +303,7 @@ def test_entries_can_be_read_from_the_log_after_each_flush_carry_and_restart() -
 
 @pytest.mark.parametrize("log_file_bytes", [0, HEADER_BYTES, HEADER_BYTES + 64])
 def test_a_log_of_the_smallest_files_has_no_gap(log_file_bytes: int) -> None:
-    settings = Settings(log_file_bytes=log_file_bytes)
+    settings = StorageSettings(log_file_bytes=log_file_bytes)
     host = Host(settings)
     hand = host.hand()
     for number in range(4):
@@ -316,7 +316,7 @@ def test_a_log_of_the_smallest_files_has_no_gap(log_file_bytes: int) -> None:
 
 def test_the_last_file_stays_however_long_it_is() -> None:
     """A batch can be larger than the whole log should be."""
-    host = Host(Settings(log_file_bytes=HEADER_BYTES + 500, log_bytes_max=HEADER_BYTES))
+    host = Host(StorageSettings(log_file_bytes=HEADER_BYTES + 500, log_bytes_max=HEADER_BYTES))
     hand = host.hand()
     hand.put(birds(*((f"b{number}", number) for number in range(200))))
     hand.trim(hand.last)
@@ -347,7 +347,9 @@ def test_a_log_that_is_never_trimmed_is_not_written_again_for_ever() -> None:
 
 def test_many_small_frames_make_a_log_too_long() -> None:
     """To replay them takes long, however few bytes they are."""
-    settings = Settings(log_file_bytes=1 << 20, log_bytes_max=8 << 20, frame_weight_bytes=16 << 10)
+    settings = StorageSettings(
+        log_file_bytes=1 << 20, log_bytes_max=8 << 20, frame_weight_bytes=16 << 10
+    )
     host = Host(settings)
     hand = host.hand()
     for number in range(3_000):

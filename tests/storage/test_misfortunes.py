@@ -17,12 +17,12 @@ from limosa.simulation.files import MemoryFiles
 from limosa.storage import memtable
 from limosa.storage import store as store_module
 from limosa.storage.maintenance import Maintenance
-from limosa.storage.memtable import Run, added
-from limosa.storage.rows import Bundle
-from limosa.storage.schema import Table
+from limosa.storage.memtable import RowRun, added
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Bundle
+from limosa.tabular.schema import Table
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
 from tests.storage.samples import BIRDS, TINY, Hand, Host, batch_of, birds, in_view
 
@@ -174,9 +174,9 @@ def test_large_batches_of_few_rows_are_not_copied_together(
 ) -> None:
     """Copying takes time, and Arrow counts a column's bytes in 31 bits."""
     monkeypatch.setattr(memtable, "TINY_BYTES", 1000)
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RowRun, ...] = ()
     for number in range(1, 9):
-        runs = added(runs, Run.at(birds((f"{number}" * 300, number)), number))
+        runs = added(runs, RowRun.at(birds((f"{number}" * 300, number)), number))
     (run,) = runs
     assert len(run.batches) == 8
     assert [run.find(int(batch.tokens[0]))[0][0] for batch in run.batches] == list(run.batches)
@@ -239,7 +239,7 @@ def test_a_volume_that_can_not_be_opened_takes_no_other_with_it(code: int) -> No
 def test_many_writers_of_one_partition_lose_nothing(tmp_path: Path) -> None:
     """S34: each row of each thread is there, exactly once."""
     writers, batches, rows = 6, 30, 7
-    settings = Settings(log_file_bytes=64 << 10, replica_memory_bytes=8 << 10)
+    settings = StorageSettings(log_file_bytes=64 << 10, replica_memory_bytes=8 << 10)
     with Store({"v1": str(tmp_path / "v1")}, settings=settings) as store:
         store.start_maintenance()
         owner = SoleOwner(store, "p1", "r1")
@@ -261,7 +261,7 @@ def test_many_writers_of_one_partition_lose_nothing(tmp_path: Path) -> None:
 
 def test_flushes_leave_a_turn_to_the_log() -> None:
     """However much there is to flush, the log is shortened, and segments are merged."""
-    settings = Settings(
+    settings = StorageSettings(
         log_file_bytes=8 << 10, log_bytes_max=40 << 10, replica_memory_bytes=500, memory_bytes=500
     )
     host = Host(settings)
@@ -276,7 +276,7 @@ def test_flushes_leave_a_turn_to_the_log() -> None:
 
 
 def test_what_fails_by_damage_is_not_tried_for_ever() -> None:
-    host = Host(Settings(replica_memory_bytes=1 << 20))
+    host = Host(StorageSettings(replica_memory_bytes=1 << 20))
     hand = host.hand()
     for number in range(6):
         hand.put(birds((f"bird {number}", number)))
@@ -314,7 +314,7 @@ def test_writers_wait_for_room_and_are_told_if_there_will_be_none(
     monkeypatch.setattr(store_module, "WAIT_SECONDS", 0.5)
     monkeypatch.setattr(store_module, "TROUBLE_SECONDS", 0.05)
     faulty = FaultyFiles(MemoryFiles())
-    settings = Settings(replica_memory_bytes=2000, memory_bytes=4000)
+    settings = StorageSettings(replica_memory_bytes=2000, memory_bytes=4000)
     with Store({"v1": "v1"}, faulty, settings) as store:
         hand = Hand(store.write).create()
         store.start_maintenance()
@@ -327,7 +327,7 @@ def test_writers_wait_for_room_and_are_told_if_there_will_be_none(
 
 def test_entries_that_were_carried_are_read_back_together() -> None:
     """One frame holds many of them; it is read once."""
-    host = Host(Settings(log_file_bytes=8 << 10, log_bytes_max=30 << 10, log_useful_max=1.0))
+    host = Host(StorageSettings(log_file_bytes=8 << 10, log_bytes_max=30 << 10, log_useful_max=1.0))
     hand = host.hand()
     for number in range(60):
         hand.put(birds((f"bird {number}", number)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
-from limosa.storage.order import SMALL_ROWS, order_of
+from limosa.tabular.order import SMALL_ROWS, order_of
 
 ROWS = 4 * SMALL_ROWS
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from limosa.errors import BadInput, InvalidKey
 from limosa.simulation.files import MemoryFiles
 from limosa.storage import view as views
-from limosa.storage.memtable import Run
-from limosa.storage.rows import SMALL_ROWS, Batch
-from limosa.storage.schema import Kind, Table
+from limosa.storage.memtable import RowRun
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import TableView, View
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import SMALL_ROWS, Batch
+from limosa.tabular.schema import Kind, Table
 from tests.storage.samples import BIRDS, SONGS, Host, batch_of, colliding_tokens, songs, table
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -103,7 +103,7 @@ def test_equal_keys_find_the_same_row_however_they_are_written(name: str, rows: 
     key_type, key, others = SAME[name]
     kept = keyed(key_type)
     column = pa.array([key], key_type)
-    host = Host(Settings())
+    host = Host(StorageSettings())
     hand = host.hand()
     uncommitted = hand.append(rows_with(kept, pa.concat_arrays([column] * rows)))
     for same in (key, *others):
@@ -121,7 +121,7 @@ def test_equal_keys_find_the_same_row_however_they_are_written(name: str, rows: 
 
 def test_both_rows_of_an_hour_that_the_clock_shows_twice_are_found() -> None:
     kept = keyed(ZONED)
-    host = Host(Settings())
+    host = Host(StorageSettings())
     hand = host.hand()
     twice = pa.array([FIRST_HALF_PAST_TWO, SECOND_HALF_PAST_TWO], ZONED)
     with colliding_tokens(0):
@@ -187,7 +187,7 @@ def test_what_a_scan_shows_is_what_gets_find(name: str, data: st.DataObject) -> 
     key_type, some = SOME[name]
     keys = data.draw(st.lists(some, min_size=1, max_size=40))
     kept = keyed(key_type)
-    runs = (Run.at(rows_with(kept, pa.array(keys, key_type)), 1),)
+    runs = (RowRun.at(rows_with(kept, pa.array(keys, key_type)), 1),)
     view = View(1, 0, {kept.id: TableView(kept, runs)})
     (scanned,) = view.scan(kept)
     assert view.get_many(kept, only_keys(scanned.column("k")))[0].equals(scanned)
@@ -238,7 +238,7 @@ def test_a_value_that_python_can_not_hold_is_read_as_arrow(
     column = shape(BEYOND[name])
     keys = pa.array(range(len(column)), pa.int64())
     kept = table("t", ("k", pa.int64()), ("odd", column.type))
-    host = Host(Settings())
+    host = Host(StorageSettings())
     batch = pa.RecordBatch.from_arrays([keys, column], schema=kept.physical)
     host.hand().put(Batch.of(kept, batch))
     for layout in layouts(host):
@@ -279,7 +279,7 @@ def test_a_key_that_python_can_not_hold_is_read_as_arrow(name: str) -> None:
 
 def test_keys_that_share_a_token_with_one_that_python_can_not_hold_are_found() -> None:
     kept = keyed(pa.date32())
-    host = Host(Settings())
+    host = Host(StorageSettings())
     with colliding_tokens(0):
         host.hand().put(rows_with(kept, pa.array([2**30, 0], pa.date32())))
         assert host.view().get(kept, (dt.date(1970, 1, 1),)) == {"k": dt.date(1970, 1, 1), "v": 1}
@@ -296,7 +296,7 @@ GROWN = NARROW.evolved(pa.schema([("coming", pa.int64()), ("k", pa.int64()), ("k
 @pytest.mark.parametrize("reader", [WIDE, NARROW, GROWN], ids=["oldest", "older", "newest"])
 @pytest.mark.parametrize("last", [WIDE, NARROW, GROWN], ids=["oldest", "older", "newest"])
 def test_a_reader_of_any_version_sees_one_thing(reader: Table, last: Table) -> None:
-    host = Host(Settings())
+    host = Host(StorageSettings())
     hand = host.hand()
     hand.put(batch_of(WIDE, [(1, 10, 100), (2, 20, 200)]))
     hand.put(batch_of(last, [[3] * len(last.names)]))
@@ -319,7 +319,7 @@ def test_a_reader_of_any_version_sees_one_thing(reader: Table, last: Table) -> N
 
 def test_a_dropped_column_of_a_stream_is_gone_for_all_readers() -> None:
     shorter = SONGS.evolved(pa.schema([("name", pa.string())]))
-    host = Host(Settings())
+    host = Host(StorageSettings())
     hand = host.hand()
     hand.put(songs(("wren", 1)))
     hand.put(batch_of(shorter, [("rook",)]))
@@ -342,7 +342,7 @@ def texts(kind: Kind, sizes: list[int]) -> View:
         offsets = pa.py_buffer(np.array([0, size], np.int32).tobytes())
         text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, content])
         columns = pa.RecordBatch.from_arrays([pa.array([number]), text], schema=long.physical)
-        runs.append(Run.at(Batch.of(long, columns), number + 1))
+        runs.append(RowRun.at(Batch.of(long, columns), number + 1))
     return View(len(sizes), 0, {long.id: TableView(long, tuple(runs), next_offset=len(sizes))})
 
 
@@ -363,7 +363,7 @@ def test_a_reader_that_goes_on_gets_every_record_once(
     monkeypatch.setattr(views, "READ_BYTES", bytes_max)
     sizes = [0, 500, 1, 30, 30, 30, 2000, 5, 5, 5, 5, 5]
     rows = [("x" * size, number) for number, size in enumerate(sizes)]
-    host = Host(Settings())
+    host = Host(StorageSettings())
     hand = host.hand()
     for part in [rows] if is_one_batch else [[row] for row in rows]:
         hand.put(songs(*part))
@@ -395,7 +395,7 @@ def test_small_rows_that_lie_beside_large_ones_are_found(
 ) -> None:
     monkeypatch.setattr(views, "GATHER_BYTES", 1000)
     rows = [("x" * 900, 1), *((f"{number}" * 10, number) for number in range(10))]
-    host = Host(Settings())
+    host = Host(StorageSettings())
     hand = host.hand()
     for part in [rows] if is_one_batch else [[row] for row in rows]:
         hand.put(batch_of(BIRDS, part))

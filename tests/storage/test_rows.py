@@ -7,7 +7,7 @@ import pytest
 
 from limosa.core.lookup import Lookup
 from limosa.core.model.rows import ENTRY_BYTES, Entry, Starts
-from limosa.storage.rows import Batch, Bundle, hash_together
+from limosa.tabular.rows import Batch, Bundle, hash_together
 from tests.storage.samples import birds, gone, songs, versioned
 
 MIN = -(2**63)

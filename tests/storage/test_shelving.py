@@ -9,8 +9,8 @@ import pytest
 
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, WHOLE, TokenRange
 from limosa.errors import BadInput, UnusableFile, VolumeFailed
-from limosa.storage.rows import Batch, Bundle
 from limosa.storage.view import NEW, SETTLED
+from limosa.tabular.rows import Batch, Bundle
 from tests.storage.faulty_files import Moment, Operation, fails, nothing_happens
 from tests.storage.samples import (
     BIRDS,

@@ -8,9 +8,9 @@ import pytest
 
 from limosa.core.model.keys import WHOLE, TokenRange
 from limosa.errors import BadInput, VolumeFailed
-from limosa.storage.digest import Digest
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.digest import Digest
+from limosa.tabular.rows import Batch, Bundle
 from tests.storage.faulty_files import Moment, Operation, fails
 from tests.storage.samples import (
     BIRDS,
@@ -29,7 +29,7 @@ from tests.storage.samples import (
     versioned,
 )
 
-ROOMY = Settings()
+ROOMY = StorageSettings()
 
 
 def many(count: int, start: int = 0) -> Batch:

@@ -35,10 +35,10 @@ from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import FOREVER, StoredReplica
-from limosa.storage.rows import Batch, Bundle, concat_columns
-from limosa.storage.schema import Table
 from limosa.storage.view import View
-from limosa.storage.volume import Settings, Volume
+from limosa.storage.volume import StorageSettings, Volume
+from limosa.tabular.rows import Batch, Bundle, concat_columns
+from limosa.tabular.schema import Table
 from tests.storage.faulty_files import (
     Died,
     FaultyFiles,
@@ -70,7 +70,7 @@ KEYS: dict[str, Sequence[Any]] = {
     "nests": list(range(12)),
     "songs": ["wren", "rook"],
 }
-TINY = Settings(
+TINY = StorageSettings(
     log_file_bytes=HEADER_BYTES + 2000,
     log_bytes_max=14_000,
     replica_memory_bytes=600,

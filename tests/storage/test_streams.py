@@ -5,10 +5,10 @@ import pytest
 
 from limosa.core.model.rows import Entry
 from limosa.simulation.files import MemoryFiles
-from limosa.storage.rows import Batch, Bundle
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Batch, Bundle
 from tests.storage.samples import (
     SONGS,
     TINY,
@@ -23,7 +23,7 @@ from tests.storage.samples import (
     songs,
 )
 
-ROOMY = Settings()
+ROOMY = StorageSettings()
 
 
 def tones(first: int, count: int) -> Batch:

@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
 from limosa.errors import LimosaError
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 from limosa.transport import frames
 from limosa.transport.failures import from_flight_error
 from limosa.transport.security import call_options

@@ -21,7 +21,7 @@ from limosa.errors import (
     Unauthenticated,
 )
 from limosa.transport.failures import (
-    Failure,
+    WireFailure,
     errors_received,
     errors_sent,
     from_flight_error,
@@ -224,7 +224,7 @@ def test_a_foreign_server_is_understood_as_far_as_it_goes() -> None:
 
 
 def packed(code: str, definite: bool) -> flight.FlightError:
-    data = msgspec.msgpack.encode(Failure(code, "what", "advice", definite))
+    data = msgspec.msgpack.encode(WireFailure(code, "what", "advice", definite))
     return flight.FlightServerError("text", extra_info=data)  # type: ignore[call-arg]
 
 

@@ -18,11 +18,11 @@ from limosa.admin import changes, controls, health, operations, rebalance, views
 from limosa.admin.gate import CALLER, Gate
 from limosa.admin.openapi import describe
 from limosa.admin.routing import ANSWERS, ROLE, RoleRoute, Routes
-from limosa.admin.service import Caller, Service
+from limosa.admin.service import AdminService, Caller
 from limosa.errors import BadInput
 
 
-def build(service: Service) -> ASGIApp:
+def build(service: AdminService) -> ASGIApp:
     """The application; routes about runs are there if the service has runs."""
     app = bare_app(service.runs is not None)
     check_roles(app.routes)

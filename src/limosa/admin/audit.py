@@ -1,4 +1,4 @@
-"""Who changed what, and what came of it? A file of JSON lines that only grows.
+"""Who changed what, and with which result? An append-only file of JSON lines.
 
     asked      before a change is asked for: who, what, and how it was before; no line, no change
     answered   what the caller was told, with the HTTP status

@@ -1,4 +1,4 @@
-"""What may be changed? Routes that move partitions, make and drop tables, and remove nodes.
+"""What can be changed over HTTP? Routes that move partitions, change tables, and remove nodes.
 
 Each asks for an operation and answers at once; what the coordinator would refuse is refused here.
 """
@@ -16,7 +16,7 @@ from limosa.admin.names import (
     TableInPath,
 )
 from limosa.admin.problems import not_found
-from limosa.admin.requests import Change, Changing, all_agreed, checked
+from limosa.admin.requests import ChangeRequest, Changing, all_agreed, checked
 from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.admin.service import Caller
 from limosa.client.requests import PARTITIONS, creation
@@ -48,13 +48,13 @@ ColumnType: TypeAlias = Literal[
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=HOLD_SECONDS_MAX, allow_inf_nan=False)]
 
 
-class Body(BaseModel):
+class ChangeBody(BaseModel):
     """What is sent: nothing that is not known here, and no text where a number is meant."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TableBody(Body):
+class TableBody(ChangeBody):
     """A table that is to be made."""
 
     name: Name
@@ -70,7 +70,7 @@ class TableBody(Body):
     """Share the partitions of a zone; without it the table has its own."""
 
 
-class MoveBody(Body):
+class MoveBody(ChangeBody):
     """A move of one replica."""
 
     to: Name
@@ -201,7 +201,7 @@ def reverse(caller: Calling, change: Changing, partition: PartitionInPath) -> Ac
 
 
 def _end_hold(
-    caller: Caller, change: Change, kind: Literal["complete", "reverse"], partition: str
+    caller: Caller, change: ChangeRequest, kind: Literal["complete", "reverse"], partition: str
 ) -> Accepted:
     agreed = _state(caller, partition)
     return change.ask(

@@ -8,7 +8,7 @@ from limosa.core.model.changes import Agreed, Topology
 from limosa.core.model.intent import Request
 
 
-class Cluster(Protocol):
+class ClusterAccess(Protocol):
     """A connection, or a stand-in; several threads may use it at once."""
 
     @property

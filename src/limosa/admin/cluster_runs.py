@@ -1,12 +1,13 @@
 """How are a real cluster's runs planned, asked for and seen? As commands do it."""
 
-from limosa.admin.cluster import Cluster
+from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on
-from limosa.admin.runs import MoveFacts, Plan, RunFacts, RunStatus, RunWanted
+from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, RunStatus, RunWanted
 from limosa.client import cluster_view
-from limosa.core.coordinator import proposing, run_requests
-from limosa.core.coordinator.progress import progress
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator import run_requests
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight import proposing
+from limosa.core.insight.progress import progress
 from limosa.core.model.intent import Placement, Request, RequestKind
 from limosa.core.model.runs import PlannedMove, Run, RunMove, RunPlan
 
@@ -16,19 +17,19 @@ ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
 class ClusterRuns:
     """Implements `Runs`; nothing is kept here."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
 
     # --- what is wanted
 
-    def plan(self, wanted: RunWanted) -> Plan:
+    def plan(self, wanted: RunWanted) -> RunPreview:
         view = cluster_view.look(self._cluster)
         run = self._planned(view, wanted)
         moves = tuple(
             MoveFacts(move.partition, move.source, move.target.node, "PENDING")
             for move in run.moves
         )
-        return Plan(moves, 0 if run.estimate is None else run.estimate.bytes)
+        return RunPreview(moves, 0 if run.estimate is None else run.estimate.bytes)
 
     # The coordinator decides; but what it would refuse as things are now is refused at once, by the
     # same rules and in the same words.
@@ -52,10 +53,10 @@ class ClusterRuns:
         return self._turn(Request(id, "cancel_run"))
 
     def _turn(self, request: Request) -> Request:
-        run_requests.turn(View(self._cluster.runs(), {}, 0, 0.0), request, 0)
+        run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), request, 0)
         return request
 
-    def _planned(self, view: View, wanted: RunWanted) -> RunPlan:
+    def _planned(self, view: ClusterView, wanted: RunWanted) -> RunPlan:
         if wanted.add_node:
             like = RunPlan(f"fill {wanted.add_node}")
             return proposing.filling(view, [wanted.add_node], like)[1]
@@ -89,13 +90,13 @@ class ClusterRuns:
 
     def history(self) -> list[RunFacts]:
         agreed = self._cluster.runs()
-        view = View(agreed, {}, 0, 0.0)
+        view = ClusterView(agreed, {}, 0, 0.0)
         runs = sorted(agreed.runs.values(), key=lambda run: run.started, reverse=True)
         state = agreed.rebalance.state.upper()
         return [run_facts(view, run, ENDED.get(run.outcome, state)) for run in runs]
 
 
-def run_facts(view: View, run: Run, state: str) -> RunFacts:
+def run_facts(view: ClusterView, run: Run, state: str) -> RunFacts:
     moves = sorted(view.agreed.moves.get(run.id, {}).values(), key=lambda move: move.number)
     current = tuple(m.partition for m in moves if m.state in ("DUAL_WRITE", "COPYING"))
     committed = sum(move.state == "COMMITTED" for move in moves)

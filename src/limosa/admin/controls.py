@@ -1,11 +1,11 @@
-"""What else may an operator do? Lock the cluster, and take back what was asked for."""
+"""How is the cluster locked, and an operation aborted? Routes for both."""
 
 from typing import Annotated
 
 from msgspec import Struct
 from pydantic import Field
 
-from limosa.admin.changes import Body
+from limosa.admin.changes import ChangeBody
 from limosa.admin.names import OperationInPath
 from limosa.admin.operations import operation_of
 from limosa.admin.problems import not_found
@@ -19,14 +19,14 @@ routes = Routes("controls")
 Words = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-class LockBody(Body):
+class LockBody(ChangeBody):
     """Why the cluster is locked."""
 
     why: Words
     """For others who come by."""
 
 
-class Lock(Struct, frozen=True):
+class LockState(Struct, frozen=True):
     locked: bool
     why: str
 
@@ -34,11 +34,11 @@ class Lock(Struct, frozen=True):
 # --- the lock
 
 
-@routes.get("/v1/lock", role="viewer", answers=Lock)
-def lock_state(caller: Calling) -> Lock:
+@routes.get("/v1/lock", role="viewer", answers=LockState)
+def lock_state(caller: Calling) -> LockState:
     """Whether the cluster is locked, and why."""
     why = caller.cluster.runs().controls.locked
-    return Lock(bool(why), why)
+    return LockState(bool(why), why)
 
 
 @routes.post("/v1/lock", role="operator")

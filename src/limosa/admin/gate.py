@@ -1,4 +1,4 @@
-"""Who gets in? Before anything is routed: a token, and a body that is not too large.
+"""Who gets in? Before routing, a request needs a valid token and a body that is not too large.
 
 Everything is refused without a token but the paths that are open by name, also what does not exist.
 """
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from limosa.admin.problems import Problem
-from limosa.admin.service import Caller, Service
+from limosa.admin.service import AdminService, Caller
 from limosa.errors import LimosaError
 
 CALLER = "limosa.caller"
@@ -20,7 +20,7 @@ HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosnif
 class Gate:
     """Stands before the application."""
 
-    def __init__(self, app: ASGIApp, service: Service, open_paths: Container[str]) -> None:
+    def __init__(self, app: ASGIApp, service: AdminService, open_paths: Container[str]) -> None:
         self._app = app
         self._service = service
         self._open_paths = open_paths
@@ -41,7 +41,7 @@ class Gate:
             if scope["path"] not in self._open_paths:
                 shown = _values(scope, b"authorization")
                 caller.identity = await self._service.in_thread(self._service.identify, shown)
-            body = Body(receive, caller, self._service.settings.body_bytes_max)
+            body = RequestBody(receive, caller, self._service.settings.body_bytes_max)
             body.check_declared(_values(scope, b"content-length"))
             await self._app(scope, body.receive, answer.send)
         except Exception as error:
@@ -68,7 +68,7 @@ class Answering:
         await self._send(message)
 
 
-class Body:
+class RequestBody:
     """Counts what comes, and keeps it for the audit log."""
 
     def __init__(self, receive: Receive, caller: Caller, bytes_max: int) -> None:

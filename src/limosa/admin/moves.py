@@ -1,4 +1,4 @@
-"""What about one partition? Its explanation, how a change of it ended, and what a move leaves open.
+"""What happens to one partition? Its explanation, how its change ended, what may still be done.
 
 What is worked out here is worked out by whoever asks, from the agreed state and from what nodes
 say; a coordinator is not needed.
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from limosa.admin.cluster import Cluster
+from limosa.admin.cluster import ClusterAccess
 from limosa.client.cluster_view import ask_all
-from limosa.core.coordinator.explaining import Explanation, explain
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight.explaining import Explanation, explain
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology, report_key
 from limosa.core.model.reports import Report
@@ -25,7 +25,7 @@ LOOKS_MAX = 3
 # --- one look
 
 
-def look_at(connection: Cluster, partition: str) -> Explanation:
+def look_at(connection: ClusterAccess, partition: str) -> Explanation:
     view = gather(connection, partition)
     record = record_of(view.agreed, partition)
     change = record.transition
@@ -41,7 +41,7 @@ def record_of(agreed: Agreed, partition: str) -> Partition:
     return record
 
 
-def gather(connection: Cluster, partition: str) -> View:
+def gather(connection: ClusterAccess, partition: str) -> ClusterView:
     """What is agreed, and what every live node says; again, if the record changed meanwhile."""
     agreed = connection.state(partition)
     statuses: dict[str, Status] = {}
@@ -51,7 +51,7 @@ def gather(connection: Cluster, partition: str) -> View:
         if agreed.topology.revision_of(partition) == before.topology.revision_of(partition):
             break
     now = time.time()
-    return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
+    return ClusterView(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
 
 
 # --- how it ended
@@ -73,7 +73,7 @@ class Wanted(Struct, frozen=True):
         return self.to in held and self.source not in held
 
 
-class Ended(Struct, frozen=True):
+class EndedChange(Struct, frozen=True):
     """How a change ended."""
 
     state: str
@@ -82,7 +82,7 @@ class Ended(Struct, frozen=True):
     report: Report | None = None
 
 
-def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> Ended | None:
+def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> EndedChange | None:
     """None: it goes on, or has not begun."""
     if record.transition is not None and record.transition.id == wanted.transition:
         return None
@@ -92,10 +92,12 @@ def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> Ended | None:
             return None
     report = agreed.reports.get(report_key(record.id, wanted.transition))
     if report is not None:
-        return Ended(report.outcome, report.why, report)
+        return EndedChange(report.outcome, report.why, report)
     if wanted.is_goal(each.node for each in record.replicas):
-        return Ended("done")
-    return Ended("replaced", "another request took its place, or cancelled it, before it began")
+        return EndedChange("done")
+    return EndedChange(
+        "replaced", "another request took its place, or cancelled it, before it began"
+    )
 
 
 # --- what a move leaves open

@@ -1,4 +1,4 @@
-"""What may stand in a path, a query or a body?"""
+"""Which names are valid in a path, a query or a body?"""
 
 from typing import Annotated, TypeAlias
 

@@ -1,4 +1,4 @@
-"""What does the service say of itself? Its description, with every answer that it may give."""
+"""How does the service describe itself? As OpenAPI, with every answer that a route may give."""
 
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""What became of what was asked for? An operation is a request's row, and the change it led to."""
+"""What became of a change? An operation is a request's row, and the change that it led to."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from fastapi import Query
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.admin.cluster import Cluster
+from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import Wanted, ending
 from limosa.admin.names import LIMIT, Limit, OperationInPath
 from limosa.admin.problems import not_found
@@ -107,11 +107,11 @@ def leads_to_transition(row: Request) -> bool:
     return row.state == "done" and row.kind in TRANSITIONS and row.answer == "accepted"
 
 
-def operation_of(cluster: Cluster, row: Request) -> Operation:
+def operation_of(cluster: ClusterAccess, row: Request) -> Operation:
     return replace(_followed(cluster, row), asked=row.asked, answered=row.answered)
 
 
-def _followed(cluster: Cluster, row: Request) -> Operation:
+def _followed(cluster: ClusterAccess, row: Request) -> Operation:
     if leads_to_transition(row):
         return _of_transition(cluster, row)
     if row.state == "done" and row.kind in RUNS:
@@ -119,7 +119,7 @@ def _followed(cluster: Cluster, row: Request) -> Operation:
     return Operation(row.id, row.kind, about(row), row.state, row.answer)
 
 
-def _of_run(cluster: Cluster, row: Request) -> Operation:
+def _of_run(cluster: ClusterAccess, row: Request) -> Operation:
     """A run's name is made of the request's trigger; one that is forgotten has ended."""
     name = run_of(row)
     run = cluster.runs(name).runs.get(name)
@@ -131,7 +131,7 @@ def _of_run(cluster: Cluster, row: Request) -> Operation:
     return Operation(row.id, row.kind, name, state, row.answer, "", why.rstrip(": "), where)
 
 
-def _of_transition(cluster: Cluster, row: Request) -> Operation:
+def _of_transition(cluster: ClusterAccess, row: Request) -> Operation:
     def told(state: State, stage: str = "", why: str = "") -> Operation:
         where = f"/v1/partitions/{row.partition}/explain"
         return Operation(row.id, row.kind, row.partition, state, row.answer, stage, why, where)
@@ -156,7 +156,7 @@ _STATES: dict[str, State] = {"done": "done", "reverted": "reverted", "replaced":
 # --- until it has ended
 
 
-def facts_about(cluster: Cluster, row: Request) -> Any:
+def facts_about(cluster: ClusterAccess, row: Request) -> Any:
     """How the thing is that a request concerns, for those who compare before and after."""
     if row.partition:
         record = cluster.state(row.partition).topology.partitions.get(row.partition)

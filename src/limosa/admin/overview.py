@@ -1,4 +1,4 @@
-"""What is the cluster like now? Its topology, who lives, and what each live node says."""
+"""What is the state of the cluster? Its topology, its live nodes, and each live node's status."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from limosa.admin.cluster import Cluster
+from limosa.admin.cluster import ClusterAccess
 from limosa.core.model.changes import Topology
 from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError, UnknownTable
@@ -60,7 +60,7 @@ class Overview(Struct, frozen=True):
         return None
 
 
-def look(connection: Cluster, ask_nodes: bool = True) -> Overview:
+def look(connection: ClusterAccess, ask_nodes: bool = True) -> Overview:
     topology = connection.refresh()
     agreed = connection.agreed()
     statuses: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ class PartitionsInBrief(Struct, frozen=True):
     changing: list[str]
 
 
-class Status(Struct, frozen=True):
+class ClusterStatus(Struct, frozen=True):
     """The cluster in a few lines."""
 
     cluster: str
@@ -144,11 +144,11 @@ class PartitionFacts(Struct, frozen=True):
     stage: str | None
 
 
-def status_of(overview: Overview) -> Status:
+def status_of(overview: Overview) -> ClusterStatus:
     topology = overview.topology
     cluster = topology.cluster
     changing = [id for id, each in topology.partitions.items() if each.transition is not None]
-    return Status(
+    return ClusterStatus(
         "" if cluster is None else cluster.name,
         "" if cluster is None else cluster.id,
         overview.agreed["coordinator"],

@@ -1,4 +1,4 @@
-"""What is a caller told when it goes wrong? A problem (RFC 9457), and what to do about it.
+"""What does a caller get when a call fails? A problem (RFC 9457), with advice.
 
     401  no token, or nobody's           409  it contradicts the agreed state, or another operation
     403  the role is too low             413, 415, 422  the body, its type, or what it says is wrong

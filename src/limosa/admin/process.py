@@ -16,7 +16,7 @@ from limosa.admin.audit import AuditLog
 from limosa.admin.cluster_runs import ClusterRuns
 from limosa.admin.operations import Follower
 from limosa.admin.reconnection import ReconnectingCluster
-from limosa.admin.service import Log, Service, Settings
+from limosa.admin.service import AdminService, AdminSettings, Logger
 from limosa.admin.tokens import Tokens
 from limosa.client.operator import Operator
 from limosa.errors import BadInput, Refused
@@ -38,13 +38,13 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
     certificate: str | None = None
     key: str | None = None
     insecure: bool = False
-    settings: Settings = Settings()
+    settings: AdminSettings = AdminSettings()
 
 
 class AdminProcess:
     """From its socket to its last answer."""
 
-    def __init__(self, config: AdminConfig, log: Log) -> None:
+    def __init__(self, config: AdminConfig, log: Logger) -> None:
         host, port = address_of(config.bind)
         security = Security(
             certificate=config.certificate,
@@ -60,7 +60,7 @@ class AdminProcess:
             raise BadInput(f"there is no directory {directory}", "make it, or name another one")
         self._socket = listen(host, port)
         self.cluster = ReconnectingCluster(config.connect)
-        self.service = Service(
+        self.service = AdminService(
             self.cluster,
             Tokens(directory / tokens.FILE),
             AuditLog(directory / audit.FILE),

@@ -1,10 +1,10 @@
-"""Is the service of use now? It reaches the cluster, and somebody coordinates there."""
+"""Is the service ready? It reaches the cluster, and a coordinator is in office."""
 
 import threading
 import time
 from collections.abc import Callable
 
-from limosa.admin.cluster import Cluster
+from limosa.admin.cluster import ClusterAccess
 from limosa.errors import LimosaError
 
 KEPT_SECONDS = 1.0
@@ -16,7 +16,7 @@ UNKNOWN = ("it is not known yet whether the cluster can be reached", "ask again"
 class Readiness:
     """What is in the way, as it was found a moment ago; nobody waits while another one looks."""
 
-    def __init__(self, cluster: Cluster, log: Callable[..., None]) -> None:
+    def __init__(self, cluster: ClusterAccess, log: Callable[..., None]) -> None:
         self._cluster = cluster
         self._log = log
         self._looking = threading.Lock()

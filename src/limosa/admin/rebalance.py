@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from msgspec import Struct
 from pydantic import ConfigDict, Field, model_validator
 
-from limosa.admin.changes import Body
+from limosa.admin.changes import ChangeBody
 from limosa.admin.names import LIMIT, Limit, Name, PartitionName
-from limosa.admin.requests import Change, Changing
+from limosa.admin.requests import ChangeRequest, Changing
 from limosa.admin.routing import Accepted, Calling, Routes
-from limosa.admin.runs import MoveWanted, Plan, RunFacts, Runs, RunStatus, RunWanted
+from limosa.admin.runs import MoveWanted, RunFacts, RunPreview, Runs, RunStatus, RunWanted
 from limosa.admin.service import Caller
 
 MOVES_MAX = 10_000
@@ -30,7 +30,7 @@ def _one_of(schema: dict[str, Any]) -> None:
     schema["oneOf"] = [{"required": [name]} for name in KINDS]
 
 
-class MoveOfRun(Body):
+class MoveOfRun(ChangeBody):
     """One replica goes from one node to another."""
 
     partition: PartitionName
@@ -38,7 +38,7 @@ class MoveOfRun(Body):
     to: Name
 
 
-class RunBody(Body):
+class RunBody(ChangeBody):
     """What a run is for: one of the three."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_one_of)
@@ -62,7 +62,7 @@ class RunBody(Body):
         return RunWanted(self.add_node or "", self.remove_node or "", moves)
 
 
-class History(Struct, frozen=True):
+class RunHistory(Struct, frozen=True):
     runs: list[RunFacts]
     """The latest first."""
 
@@ -82,10 +82,10 @@ def rebalance_status(caller: Calling) -> RunStatus:
     return runs_of(caller).status()
 
 
-@routes.get("/admin/rebalance/history", role="admin", answers=History)
-def rebalance_history(caller: Calling, limit: Limit = LIMIT) -> History:
+@routes.get("/admin/rebalance/history", role="admin", answers=RunHistory)
+def rebalance_history(caller: Calling, limit: Limit = LIMIT) -> RunHistory:
     """Runs of the past."""
-    return History(runs_of(caller).history()[:limit])
+    return RunHistory(runs_of(caller).history()[:limit])
 
 
 @routes.post("/admin/rebalance/start", role="admin")
@@ -115,10 +115,10 @@ def rebalance_cancel(caller: Calling, change: Changing) -> Accepted:
 # --- the same by role
 
 
-@routes.get("/v1/runs", role="viewer", answers=History)
-def runs(caller: Calling, limit: Limit = LIMIT) -> History:
+@routes.get("/v1/runs", role="viewer", answers=RunHistory)
+def runs(caller: Calling, limit: Limit = LIMIT) -> RunHistory:
     """Runs of the past."""
-    return History(runs_of(caller).history()[:limit])
+    return RunHistory(runs_of(caller).history()[:limit])
 
 
 @routes.get("/v1/runs/current", role="viewer", answers=RunStatus)
@@ -133,8 +133,8 @@ def start_run(caller: Calling, change: Changing, body: RunBody) -> Accepted:
     return _start(caller, change, body)
 
 
-@routes.post("/v1/runs/plan", role="operator", answers=Plan)
-def plan_run(caller: Calling, body: RunBody) -> Plan:
+@routes.post("/v1/runs/plan", role="operator", answers=RunPreview)
+def plan_run(caller: Calling, body: RunBody) -> RunPreview:
     """What a run would do; nothing changes."""
     return runs_of(caller).plan(body.wanted)
 
@@ -157,7 +157,7 @@ def cancel_run(caller: Calling, change: Changing) -> Accepted:
     return change.ask(runs_of(caller).cancel, before=runs_of(caller).status())
 
 
-def _start(caller: Caller, change: Change, body: RunBody) -> Accepted:
+def _start(caller: Caller, change: ChangeRequest, body: RunBody) -> Accepted:
     if body.remove_node is not None:
         caller.must_be("admin")
     known = runs_of(caller)

@@ -1,4 +1,4 @@
-"""How does a service that outlives its cluster reach it? It connects when it has to, and again."""
+"""How does the service reach a cluster that restarts? It connects on demand, and reconnects."""
 
 import threading
 import time

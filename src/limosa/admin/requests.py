@@ -1,4 +1,4 @@
-"""How is a change asked for? As a request row, whose id is the operation's.
+"""How does the service ask for a change? By a request row, whose id is the operation's.
 
 An `Idempotency-Key` decides the id, together with who asks and for which path. So the same call
 again finds the row of the first, whoever serves it; with another body it is refused.
@@ -18,7 +18,7 @@ from limosa.admin.problems import Problem
 from limosa.admin.routing import Accepted, Calling
 from limosa.admin.service import Caller
 from limosa.core.coordinator.requests import SERVICES
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import NodeLease
@@ -36,7 +36,7 @@ Key: TypeAlias = Annotated[
 ]
 
 
-class Change:
+class ChangeRequest:
     """What one caller asks for."""
 
     def __init__(self, caller: Caller, key: str | None) -> None:
@@ -101,11 +101,11 @@ def accepted(row: Request) -> Accepted:
     return Accepted(row.id, state, f"/v1/operations/{row.id}")
 
 
-async def change_of(caller: Calling, key: Key = None) -> Change:
-    return Change(caller, key)
+async def change_of(caller: Calling, key: Key = None) -> ChangeRequest:
+    return ChangeRequest(caller, key)
 
 
-Changing: TypeAlias = Annotated[Change, Depends(change_of)]
+Changing: TypeAlias = Annotated[ChangeRequest, Depends(change_of)]
 
 
 # --- may it be?
@@ -113,7 +113,7 @@ Changing: TypeAlias = Annotated[Change, Depends(change_of)]
 
 def checked(agreed: Agreed, request: Request) -> Request:
     """Refuse up front what the coordinator would refuse, by its own rules; it has the last word."""
-    view = View(agreed, {}, 0, 0.0)
+    view = ClusterView(agreed, {}, 0, 0.0)
     SERVICES[request.kind].act(view, request, agreed.revision + 1)
     return request
 

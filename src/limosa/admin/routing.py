@@ -1,4 +1,4 @@
-"""How is a route declared? With its role and what it answers; one without can't be added.
+"""How is a route declared? With its role and its answers; a route without a role is refused.
 
     @routes.get("/v1/nodes", role="viewer", answers=Nodes)
     def nodes(caller: Calling) -> Nodes: ...

@@ -1,4 +1,4 @@
-"""How are rebalance runs planned, started and steered? What the routes about runs need.
+"""How are rebalance runs planned, started and controlled? What the routes about runs need.
 
 `start`, `pause`, `resume` and `cancel` build a request of that id, or refuse with `IllegalRequest`;
 it is put, written down and followed as every other change.
@@ -41,7 +41,7 @@ class MoveFacts(Struct, frozen=True):
     detail: str = ""
 
 
-class Plan(Struct, frozen=True):
+class RunPreview(Struct, frozen=True):
     """What a run would do."""
 
     moves: tuple[MoveFacts, ...]
@@ -81,7 +81,7 @@ class RunStatus(Struct, frozen=True):
 class Runs(Protocol):
     """The rebalance of a cluster; several threads may use it at once."""
 
-    def plan(self, wanted: RunWanted) -> Plan: ...
+    def plan(self, wanted: RunWanted) -> RunPreview: ...
 
     def start(self, id: str, wanted: RunWanted) -> Request: ...
 

@@ -15,12 +15,12 @@ from starlette.exceptions import HTTPException
 
 from limosa.admin import problems
 from limosa.admin.audit import AuditLog
-from limosa.admin.cluster import Cluster
+from limosa.admin.cluster import ClusterAccess
 from limosa.admin.problems import Problem
 from limosa.admin.readiness import Readiness
 from limosa.admin.roles import Role, allows
 from limosa.admin.runs import Runs
-from limosa.admin.tokens import Identity, Tokens
+from limosa.admin.tokens import AdminIdentity, Tokens
 from limosa.errors import LimosaError
 
 Result = TypeVar("Result")
@@ -28,11 +28,11 @@ Result = TypeVar("Result")
 THREADS = 32
 
 
-class Log(Protocol):
+class Logger(Protocol):
     def __call__(self, what: str, **details: object) -> None: ...
 
 
-class Settings(Struct, frozen=True):
+class AdminSettings(Struct, frozen=True):
     deadline_seconds: float = 15.0
     """How long a caller waits at most; what is under way then goes on."""
     body_bytes_max: int = 1 << 20
@@ -40,24 +40,24 @@ class Settings(Struct, frozen=True):
     """How often an operation is looked at, until its end is in the audit log."""
 
 
-class Service:
+class AdminService:
     """Handlers run in threads of its own: nothing waits on the event loop."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterAccess,
         tokens: Tokens,
         audit: AuditLog,
-        log: Log,
+        log: Logger,
         runs: Runs | None = None,
-        settings: Settings | None = None,
+        settings: AdminSettings | None = None,
     ) -> None:
         self.cluster = cluster
         self.tokens = tokens
         self.audit = audit
         self.log = log
         self.runs = runs
-        self.settings = settings or Settings()
+        self.settings = settings or AdminSettings()
         self.readiness = Readiness(cluster, log)
         self.asked: Callable[[Caller, str], None] = lambda caller, operation: None
         """Told of each operation that was asked for."""
@@ -76,7 +76,7 @@ class Service:
 
     # --- who is it?
 
-    def identify(self, authorization: list[str]) -> Identity:
+    def identify(self, authorization: list[str]) -> AdminIdentity:
         """By its token; raises a problem."""
         if not self.tokens.entries():
             raise problems.unauthenticated(
@@ -139,24 +139,24 @@ class Service:
 class Caller:
     """One request of somebody."""
 
-    def __init__(self, service: Service, method: str, path: str) -> None:
+    def __init__(self, service: AdminService, method: str, path: str) -> None:
         self.service = service
         self.method = method
         self.path = path
         self.route = path
         """As it was declared, with the names of its parameters."""
-        self.identity: Identity | None = None
+        self.identity: AdminIdentity | None = None
         self.body = bytearray()
         """As far as it was read."""
         self.operation = ""
         """The one that it asks for, once that has an id."""
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterAccess:
         return self.service.cluster
 
     @property
-    def who(self) -> Identity:
+    def who(self) -> AdminIdentity:
         assert self.identity is not None
         return self.identity
 

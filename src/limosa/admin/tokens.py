@@ -1,4 +1,4 @@
-"""Who asks over HTTP? Tokens of the admin service: made, listed and taken back in one file.
+"""Who is calling over HTTP? One file holds the tokens: created, listed and revoked.
 
 A token is 256 random bits, and only their SHA-256 is kept. A slow or salted hash would add nothing:
 those are against guessing words that people choose, and nobody guesses 256 bits.
@@ -32,7 +32,7 @@ TOKEN_LENGTH_MAX = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
-class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class TokenEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """A token, without the token."""
 
     name: str
@@ -42,7 +42,7 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     """In seconds of the wall clock."""
 
 
-class Identity(Struct, frozen=True):
+class AdminIdentity(Struct, frozen=True):
     """Who asks, and as what."""
 
     subject: str
@@ -56,7 +56,7 @@ def digest(token: str) -> str:
 # --- the file
 
 
-def read_entries(path: Path) -> list[Entry]:
+def read_entries(path: Path) -> list[TokenEntry]:
     """None if there is no file; raises if others could have written it, or it is damaged."""
     try:
         with open(path, "rb") as file:
@@ -69,7 +69,7 @@ def read_entries(path: Path) -> list[Entry]:
     if mode & 0o077:
         raise UnusableFile(f"others than its owner have rights on {path}", f"chmod 600 {path}")
     try:
-        return msgspec.json.decode(data, type=list[Entry])
+        return msgspec.json.decode(data, type=list[TokenEntry])
     except (msgspec.DecodeError, ValueError) as error:
         raise UnusableFile(
             f"{path} is damaged: {error}", "remove it, and make the tokens anew"
@@ -92,7 +92,7 @@ def add(path: Path, name: str, role: str) -> str:
             raise BadInput(
                 f"there is a token {name} already", "choose another name, or remove it first"
             )
-        entries.append(Entry(name, known, digest(token), round(time.time(), 3)))
+        entries.append(TokenEntry(name, known, digest(token), round(time.time(), 3)))
     return token
 
 
@@ -106,7 +106,7 @@ def remove(path: Path, name: str) -> None:
 
 
 @contextmanager
-def _changing(path: Path) -> Iterator[list[Entry]]:
+def _changing(path: Path) -> Iterator[list[TokenEntry]]:
     """One at a time; the file is replaced whole, or not at all."""
     try:
         lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -145,18 +145,18 @@ class Tokens:
         self.path = path
         self._lock = threading.Lock()
         self._stamp: tuple[int, ...] | None = None
-        self._entries: list[Entry] = []
+        self._entries: list[TokenEntry] = []
 
-    def identify(self, token: str) -> Identity | None:
+    def identify(self, token: str) -> AdminIdentity | None:
         """None: it is nobody's. All entries are looked at, each in the same time."""
         given = digest(token)
-        found: Identity | None = None
+        found: AdminIdentity | None = None
         for entry in self.entries():
             if hmac.compare_digest(entry.sha256, given):
-                found = Identity(entry.name, entry.role)
+                found = AdminIdentity(entry.name, entry.role)
         return found
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TokenEntry]:
         with self._lock:
             stamp = self._look()
             if stamp is None or stamp != self._stamp:

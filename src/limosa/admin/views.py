@@ -1,4 +1,4 @@
-"""What is there? Routes that look at the cluster, its nodes, tables and partitions."""
+"""What does the cluster contain? Routes that show the cluster, its nodes, tables and partitions."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
@@ -17,9 +17,9 @@ from limosa.admin.names import (
     TableInPath,
 )
 from limosa.admin.overview import (
+    ClusterStatus,
     NodeFacts,
     PartitionFacts,
-    Status,
     look,
     node_facts,
     partition_facts,
@@ -29,7 +29,7 @@ from limosa.admin.overview import (
 from limosa.admin.problems import not_found
 from limosa.admin.routing import Calling, Routes
 from limosa.client.connection import Description
-from limosa.core.coordinator.explaining import Explanation
+from limosa.core.insight.explaining import Explanation
 from limosa.errors import IllegalRequest, UnknownTable
 
 Item = TypeVar("Item")
@@ -37,11 +37,11 @@ Item = TypeVar("Item")
 routes = Routes("views")
 
 
-class Nodes(Struct, frozen=True):
+class NodeList(Struct, frozen=True):
     nodes: list[NodeFacts]
 
 
-class Tables(Struct, frozen=True):
+class TableList(Struct, frozen=True):
     tables: list[Description]
 
 
@@ -51,17 +51,17 @@ class Partitions(Struct, frozen=True):
     """Give it as `after` for those that follow; null: there are no more."""
 
 
-@routes.get("/v1/topology", role="viewer", answers=Status)
-def topology(caller: Calling) -> Status:
+@routes.get("/v1/topology", role="viewer", answers=ClusterStatus)
+def topology(caller: Calling) -> ClusterStatus:
     """The cluster in a few lines: who coordinates, who lives, what changes."""
     return status_of(look(caller.cluster, ask_nodes=False))
 
 
-@routes.get("/v1/nodes", role="viewer", answers=Nodes)
-def nodes(caller: Calling) -> Nodes:
+@routes.get("/v1/nodes", role="viewer", answers=NodeList)
+def nodes(caller: Calling) -> NodeList:
     """All nodes, and what each of them holds; those that have left, too."""
     overview = look(caller.cluster)
-    return Nodes([node_facts(overview, name) for name in sorted(overview.topology.nodes)])
+    return NodeList([node_facts(overview, name) for name in sorted(overview.topology.nodes)])
 
 
 @routes.get("/v1/nodes/{node}", role="viewer", answers=NodeFacts)
@@ -73,8 +73,8 @@ def node(caller: Calling, node: NodeInPath) -> NodeFacts:
     return node_facts(overview, node)
 
 
-@routes.get("/v1/tables", role="viewer", answers=Tables)
-def tables(caller: Calling) -> Tables:
+@routes.get("/v1/tables", role="viewer", answers=TableList)
+def tables(caller: Calling) -> TableList:
     """All tables."""
     described = []
     for name in caller.cluster.tables():
@@ -82,7 +82,7 @@ def tables(caller: Calling) -> Tables:
             described.append(caller.cluster.describe(name))
         except UnknownTable:
             continue  # dropped meanwhile
-    return Tables(described)
+    return TableList(described)
 
 
 @routes.get("/v1/tables/{table}", role="viewer", answers=Description)

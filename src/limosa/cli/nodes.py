@@ -1,15 +1,15 @@
 """Which nodes are there, and what does each hold? `limosa nodes`."""
 
 from limosa.admin.overview import look, node_facts
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import place_of, print_json, print_table, size
 
 
 @of_cluster
-def nodes(target: Target) -> None:
-    """List the nodes, and what each of them holds.
+def nodes(target: ClusterOptions) -> None:
+    """List the nodes and what each of them holds.
 
-    Rows are counted as they are stored, with older versions that are not merged yet.
+    The number of rows includes older versions that have not been merged yet.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What was asked of the cluster, and what came of it? `limosa operations`."""
+"""Which changes were requested, and what is their state? `limosa operations …`."""
 
 import time
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import NOTHING, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import RUNS, aborting, run_of
@@ -18,21 +18,23 @@ from limosa.errors import IllegalRequest
 
 SHOWN = 50
 operations = typer.Typer(
-    help="See what was asked of the cluster; take it back.", no_args_is_help=True
+    help="List, await or abort requested changes; lock the cluster.", no_args_is_help=True
 )
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations list` shows it.")]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The id, as `limosa operations list` shows it.")
+]
 
 
 @operations.command("list")
 @of_cluster
 def list_(
-    target: Target,
+    target: ClusterOptions,
     every: Annotated[
-        bool, typer.Option("--all", help="Not only the last ones that are kept.")
+        bool, typer.Option("--all", help=f"List all that are kept, not only {SHOWN}.")
     ] = False,
 ) -> None:
-    """List what was asked for: what waits first, then the last that was answered.
+    """List requested changes, waiting ones first, then the latest.
 
     \b
     Examples:
@@ -48,18 +50,18 @@ def list_(
         print_json({"operations": [facts(each) for each in shown]})
         return
     if not shown:
-        typer.echo("Nothing was asked for.")
+        typer.echo("There are no operations.")
         return
     print_table(
-        ("id", "kind", "about", "state", "asked", "answered", "answer"),
+        ("id", "kind", "about", "state", "requested", "answered", "answer"),
         [row_of(each) for each in shown],
     )
 
 
 @operations.command()
 @of_cluster
-def show(target: Target, id: Id) -> None:
-    """Show one: what was asked for, what was answered, and what comes of it.
+def show(target: ClusterOptions, id: Id) -> None:
+    """Show one operation: its request, its answer, and what to do next.
 
     \b
     Examples:
@@ -79,10 +81,11 @@ def show(target: Target, id: Id) -> None:
 
 @operations.command()
 @of_cluster
-def wait(target: Target, id: Id) -> None:
-    """Wait until one is answered. The exit code is 0 if it was done, 1 if it was refused.
+def wait(target: ClusterOptions, id: Id) -> None:
+    """Wait until an operation is answered.
 
-    A move or a run goes on after that: see `limosa rebalance status --wait`.
+    The exit code is 0 if it was accepted, and 1 if it was refused. A move or a run continues after
+    the answer: see `limosa rebalance status --wait`.
 
     \b
     Examples:
@@ -100,10 +103,10 @@ def wait(target: Target, id: Id) -> None:
 
 @operations.command()
 @of_cluster
-def abort(target: Target, id: Id) -> None:
-    """Take one back: withdraw it while it waits, or give up the move or the run that came of it.
+def abort(target: ClusterOptions, id: Id) -> None:
+    """Withdraw a waiting operation, or cancel its move or run.
 
-    What has switched already, or was committed, stays.
+    Moves that are committed or whose reads have switched stay.
 
     \b
     Examples:
@@ -122,9 +125,12 @@ def abort(target: Target, id: Id) -> None:
 @operations.command()
 @of_cluster
 def lock(
-    target: Target, why: Annotated[str, typer.Argument(help="Why, for others who come by.")]
+    target: ClusterOptions,
+    why: Annotated[str, typer.Argument(help="The reason, for other operators.")],
 ) -> None:
-    """Let nothing begin that changes the topology, until `unlock`; what runs goes on.
+    """Let no change of the topology start, until `unlock`.
+
+    Changes that have started continue.
 
     \b
     Examples:
@@ -136,8 +142,8 @@ def lock(
 
 @operations.command()
 @of_cluster
-def unlock(target: Target) -> None:
-    """Let changes of the topology begin again.
+def unlock(target: ClusterOptions) -> None:
+    """Let changes of the topology start again.
 
     \b
     Examples:
@@ -147,7 +153,7 @@ def unlock(target: Target) -> None:
         _told(target, connection.switch("unlock"))
 
 
-def _told(target: Target, request: Request) -> None:
+def _told(target: ClusterOptions, request: Request) -> None:
     if target.as_json:
         print_json({"operation": request.id, "answer": request.answer})
     else:
@@ -172,7 +178,7 @@ def row_of(request: Request) -> tuple[object, ...]:
 
 
 def asked_words(request: Request) -> str:
-    """Also for how long it has waited so far."""
+    """When it was requested, and how long ago if it still waits."""
     when = moment(request.asked)
     if request.state != "waiting" or not when:
         return when
@@ -183,7 +189,8 @@ def find(agreed: Agreed, id: str) -> Request:
     request = agreed.requests.get(id)
     if request is None:
         raise IllegalRequest(
-            f"there is no operation {id}", "list them; old answers are forgotten after a while"
+            f"there is no operation {id}",
+            "see `limosa operations list`; old operations are deleted after a while",
         )
     return request
 
@@ -195,4 +202,4 @@ def next_of(request: Request) -> str:
         return f"limosa rebalance status {run_of(request)}"
     if request.state == "done" and request.partition:
         return f"limosa explain {request.partition}"
-    return "nothing: it has ended"
+    return "nothing: the operation has ended"

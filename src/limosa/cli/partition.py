@@ -1,13 +1,13 @@
-"""How is a partition moved while it is used? `limosa partition move`, and how to end a move."""
+"""How is a replica of a partition moved to another node? `limosa partition …`."""
 
 from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.moves import Ended, Wanted, leaving_replica, record_of, volume_on, wanted_of
+from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on, wanted_of
 from limosa.cli.shared.durations import lasted, seconds_of
-from limosa.cli.shared.move_progress import Progress, follow, on_errors
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.model.intent import Placement, Request, RequestKind
@@ -16,53 +16,57 @@ from limosa.errors import BadInput, IllegalRequest
 INTERRUPTED = 130
 ACCEPTED = "accepted"
 
-partition = typer.Typer(help="Move a partition, or end its move.", no_args_is_help=True)
+partition = typer.Typer(help="Move a partition, or end a move.", no_args_is_help=True)
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="PARTITION", help="Its name, as `limosa partitions` lists it."),
+    typer.Argument(metavar="PARTITION", help="The partition, as `limosa partitions` lists it."),
 ]
 
 
 @partition.command()
 @of_cluster
 def move(
-    target: Target,
+    target: ClusterOptions,
     name: Name,
-    to: Annotated[str, typer.Option("--to", metavar="NODE", help="Who gets the replica.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="NODE", help="The node that gets the replica.")
+    ],
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="NODE", help="Whose replica moves.", show_default="its owner's"
+            "--from", metavar="NODE", help="The node that loses it.", show_default="the owner"
         ),
     ] = None,
     volume: Annotated[
         str | None,
-        typer.Option(help="On which volume.", show_default="the one with the fewest replicas"),
+        typer.Option(
+            help="The volume on that node.", show_default="the one with the fewest replicas"
+        ),
     ] = None,
     hold: Annotated[
         str,
-        typer.Option(
-            metavar="DURATION", help="How long both sides are kept once the new one is read."
-        ),
+        typer.Option(metavar="DURATION", help="How long to keep the old replica after the switch."),
     ] = "0s",
     max_pause: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Hand over only while it would pause writes for no longer.",
+            help="Hand over only when the expected pause of writes is at most this long.",
             show_default="no limit",
         ),
     ] = None,
     wait: Annotated[
         bool | None,
-        typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+        typer.Option(
+            "--wait/--no-wait", help="Wait until the move has ended.", show_default="on a terminal"
+        ),
     ] = None,
 ) -> None:
-    """Move one replica of a partition to another node, while it is read and written.
+    """Move one replica of a partition to another node.
 
-    With --wait the exit code is 0 if the move is done, and 1 if it was given up: then all is as it
-    was. Ctrl-C leaves the move running.
+    The partition is read and written meanwhile. With --wait, the exit code is 0 if the move is
+    done, and 1 if it was rolled back. Ctrl-C does not stop the move.
 
     \b
     Examples:
@@ -74,7 +78,9 @@ def move(
     hold_seconds = seconds_of(hold, "--hold")
     pause_seconds = 0.0 if max_pause is None else seconds_of(max_pause, "--max-pause")
     if max_pause is not None and not pause_seconds:
-        raise BadInput("--max-pause of 0: no hand-over is that quick", "allow some, like 50ms")
+        raise BadInput(
+            "--max-pause must be more than 0", "every hand-over takes some time; try 50ms"
+        )
     waits = _is_watched(target) if wait is None else wait
     with target.operate() as connection:
         agreed = connection.state(name)
@@ -83,7 +89,7 @@ def move(
         place = Placement(to, volume_on(connection.refresh(), to, volume))
         if place == Placement(leaving.node, leaving.volume):
             raise IllegalRequest(
-                f"{to} holds a replica of {name} already", "choose another node, or --volume"
+                f"{to} holds a replica of {name} already", "choose another node or --volume"
             )
         request = connection.change_partition(
             "volume_move" if to == leaving.node else "move",
@@ -112,8 +118,10 @@ def move(
 
 @partition.command()
 @of_cluster
-def cancel(target: Target, name: Name) -> None:
-    """Give a move up, as long as the old replicas are read; nothing is lost.
+def cancel(target: ClusterOptions, name: Name) -> None:
+    """Cancel a move before reads have switched.
+
+    The move is rolled back, and no data is lost.
 
     \b
     Examples:
@@ -125,7 +133,7 @@ def cancel(target: Target, name: Name) -> None:
         intent = agreed.intents.get(name)
         if intent is None or intent.pending is None:
             raise IllegalRequest(
-                f"{name} has no change that could be cancelled", f"see `limosa explain {name}`"
+                f"{name} has no move that can be cancelled", f"see `limosa explain {name}`"
             )
         request = connection.change_partition("cancel", name, cancels=intent.pending.trigger)
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
@@ -133,8 +141,8 @@ def cancel(target: Target, name: Name) -> None:
 
 @partition.command()
 @of_cluster
-def complete(target: Target, name: Name) -> None:
-    """End the hold of a move: its old replica goes.
+def complete(target: ClusterOptions, name: Name) -> None:
+    """End the hold of a move: remove its old replica.
 
     \b
     Examples:
@@ -145,8 +153,10 @@ def complete(target: Target, name: Name) -> None:
 
 @partition.command()
 @of_cluster
-def reverse(target: Target, name: Name) -> None:
-    """Take a move that is held back to its old replicas; nothing is lost.
+def reverse(target: ClusterOptions, name: Name) -> None:
+    """Reverse a move during its hold.
+
+    The partition returns to its old replicas, and no data is lost.
 
     \b
     Examples:
@@ -155,13 +165,13 @@ def reverse(target: Target, name: Name) -> None:
     _end_hold(target, "reverse", name)
 
 
-def _end_hold(target: Target, kind: RequestKind, name: str) -> None:
+def _end_hold(target: ClusterOptions, kind: RequestKind, name: str) -> None:
     with target.operate() as connection:
         request = connection.change_partition(kind, name)
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
 
 
-# --- what is said
+# --- output
 
 
 def described(request: Request) -> dict[str, Any]:
@@ -179,35 +189,40 @@ def _answered(what: str, request: Request) -> str:
     return f"{what}." if request.answer == ACCEPTED else f"{what}: {request.answer}."
 
 
-def _is_watched(target: Target) -> bool:
+def _is_watched(target: ClusterOptions) -> bool:
     return not target.as_json and on_errors().is_terminal
 
 
-def _tell_answer(target: Target, answer: dict[str, Any], words: str) -> None:
+def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> None:
     if target.as_json:
         print_json(answer)
         return
     typer.echo(words)
-    typer.echo(f"How far it is: {answer['next']}")
+    typer.echo(f"See its progress: {answer['next']}")
 
 
 def _follow(
-    target: Target, connection: Operator, wanted: Wanted, answer: dict[str, Any], what: str
-) -> Ended:
-    progress = Progress(what, target.as_json, on_errors())
+    target: ClusterOptions, connection: Operator, wanted: Wanted, answer: dict[str, Any], what: str
+) -> EndedChange:
+    progress = ProgressDisplay(what, target.as_json, on_errors())
     try:
         with progress.open():
             return follow(connection, answer["partition"], wanted, progress.show)
     except KeyboardInterrupt:
         pass
     name = answer["partition"]
-    tell(f"The move goes on. See `limosa explain {name}`; end it: `limosa partition cancel {name}`")
+    tell(
+        f"The move continues. See its progress: `limosa explain {name}`; "
+        f"cancel it: `limosa partition cancel {name}`"
+    )
     if target.as_json:
         print_json({**answer, "state": "running"})
     raise typer.Exit(INTERRUPTED)
 
 
-def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -> None:
+def _tell_end(
+    target: ClusterOptions, answer: dict[str, Any], ended: EndedChange, what: str
+) -> None:
     report = ended.report
     if target.as_json:
         print_json({**answer, "state": ended.state, "why": ended.why, "report": report})
@@ -219,7 +234,7 @@ def _tell_end(target: Target, answer: dict[str, Any], ended: Ended, what: str) -
         typer.echo(f"{what}: done{_measured(ended)}.")
 
 
-def _measured(ended: Ended) -> str:
+def _measured(ended: EndedChange) -> str:
     report = ended.report
     if report is None:
         return ""

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from limosa.cli.shared.jobs import JobsOption, cores
 from limosa.simulation.story import story_of, told
-from limosa.simulation.swarm import Summary, Tally, run_seeds
+from limosa.simulation.swarm import SwarmSummary, Tally, run_seeds
 
 SEEDS = 100
 STORIES_MAX = 3
@@ -21,8 +21,8 @@ NUMBERS = (
 )
 
 
-class Storage(StrEnum):
-    """What the simulated nodes store in."""
+class StorageChoice(StrEnum):
+    """The storage of the simulated nodes."""
 
     fake = "fake"
     real = "real"
@@ -31,38 +31,39 @@ class Storage(StrEnum):
 def simulate(
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many seeds to run.", show_default=str(SEEDS)),
+        typer.Option(min=1, metavar="N", help="Number of seeds to run.", show_default=str(SEEDS)),
     ] = None,
     first: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="The first of them.", show_default="0")
+        int | None, typer.Option(min=0, metavar="N", help="The first seed.", show_default="0")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Run this one seed only.")
+        int | None, typer.Option(min=0, metavar="N", help="Run only this seed.")
     ] = None,
     story: Annotated[
-        bool, typer.Option("--story", help="With --seed: tell it, even if nothing is wrong.")
+        bool,
+        typer.Option("--story", help="With --seed: print what happened, also without a violation."),
     ] = False,
     jobs: JobsOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with one line of JSON instead of words.")
+        bool, typer.Option("--json", help="Print the result as one line of JSON.")
     ] = False,
     require_all_cells: Annotated[
         bool,
         typer.Option(
             "--require-all-cells",
-            help="Fail unless each fault met each stage, and runs took each edge.",
+            help="Fail unless every fault hit every stage, and runs took every edge.",
         ),
     ] = False,
     storage: Annotated[
-        Storage,
-        typer.Option(help="What nodes store in: tuples, or the real log and segments (slower)."),
-    ] = Storage.fake,
+        StorageChoice,
+        typer.Option(help="fake: rows in memory; real: the real log and segments (slower)."),
+    ] = StorageChoice.fake,
 ) -> None:
-    """Run simulated clusters, break them, and check that every promise holds.
+    """Simulate clusters with faults, and check all guarantees.
 
-    A seed draws a cluster, its applications, its operators and its faults; the same seed does
-    the same again. Exit code: 0 all is well, 1 something was violated (its story is printed) or
-    a required cell was not hit, 2 bad input, 130 interrupted.
+    A seed determines a cluster, its workload and its faults; the same seed always gives the same
+    run. Exit code: 0 no violation, 1 a violation (what happened is printed) or a required cell was
+    not hit, 2 bad input, 130 interrupted.
 
     \b
     Examples:
@@ -73,14 +74,14 @@ def simulate(
       limosa simulate --seed 4711 --story
     """
     wanted = _wanted(seeds, first, seed, story)
-    is_real = storage is Storage.real
+    is_real = storage is StorageChoice.real
     summary = _run(wanted, jobs or cores(), is_real)
     stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
     for number in [seed] if story and seed is not None else stories:
         typer.echo(told(story_of(number, real_storage=is_real)) + "\n")
     untold = len(summary.failed) - len(stories)
     if untold:
-        typer.echo(f"{untold} more seeds failed; `limosa simulate --seed N` tells one of them.\n")
+        typer.echo(f"{untold} more seeds failed; see one with `limosa simulate --seed N`.\n")
     typer.echo(json.dumps(as_object(summary)) if as_json else in_words(summary))
     if summary.violations or (require_all_cells and summary.missing_cells):
         raise typer.Exit(1)
@@ -89,7 +90,7 @@ def simulate(
 def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool) -> range:
     if seed is None:
         if story:
-            raise typer.BadParameter("--story tells one seed: name it with --seed.")
+            raise typer.BadParameter("--story is for one seed: name it with --seed.")
         start = first or 0
         return range(start, start + (seeds or SEEDS))
     if seeds is not None or first is not None:
@@ -98,7 +99,7 @@ def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool)
     return range(seed, seed + 1)
 
 
-def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
+def _run(wanted: range, jobs: int, real_storage: bool) -> SwarmSummary:
     tally = Tally()
     console = Console(stderr=True)
     columns = (
@@ -119,7 +120,7 @@ def _run(wanted: range, jobs: int, real_storage: bool) -> Summary:
     return tally.summary()
 
 
-def as_object(summary: Summary) -> dict[str, Any]:
+def as_object(summary: SwarmSummary) -> dict[str, Any]:
     """What `--json` prints; the two lists only if there is something in them."""
     found: dict[str, Any] = {name: getattr(summary, name) for name in NUMBERS}
     if summary.missing_cells:
@@ -132,7 +133,7 @@ def as_object(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def in_words(summary: Summary) -> str:
+def in_words(summary: SwarmSummary) -> str:
     lines = [
         f"{summary.seeds:,} {'seed' if summary.seeds == 1 else 'seeds'}: "
         f"{summary.operations:,} operations, {summary.moves:,} moves, {summary.faults:,} faults; "

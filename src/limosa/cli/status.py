@@ -3,15 +3,15 @@
 import typer
 
 from limosa.admin.overview import look, status_of
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json
 
 NAMED_AT_MOST = 5
 
 
 @of_cluster
-def status(target: Target) -> None:
-    """Is everything well? The cluster in a few lines.
+def status(target: ClusterOptions) -> None:
+    """Show the state of the cluster in a few lines.
 
     \b
     Examples:
@@ -28,7 +28,7 @@ def status(target: Target) -> None:
     silent = [node for node in answer.nodes.members if node not in answer.nodes.live]
     lines = {
         "cluster": f"{answer.cluster} ({answer.id})",
-        "coordinator": answer.coordinator or "none in office",
+        "coordinator": answer.coordinator or "none",
         "nodes": f"{len(overview.live)} of {len(overview.members)} live"
         + (f"; silent: {', '.join(silent)}" if silent else ""),
         "tables": ", ".join(answer.tables) or "none",

@@ -1,11 +1,11 @@
 """Which tables are there? `limosa tables`."""
 
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, print_table
 
 
 @of_cluster
-def tables(target: Target) -> None:
+def tables(target: ClusterOptions) -> None:
     """List the tables.
 
     \b

@@ -1,22 +1,24 @@
-"""How does a person's program see the cluster and its runs? By what is agreed, and nodes say."""
+"""What is the state of the cluster and its runs? Read from the metastore and the live nodes."""
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from limosa.core.coordinator.progress import Progress, progress
-from limosa.core.coordinator.view import View
-from limosa.core.coordinator.watching import Watched, watched
+from limosa.core.insight.progress import Progress, progress
+from limosa.core.insight.watching import WatchedRun, seen_from_outside, watched
 from limosa.core.messages import Status
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology
+from limosa.core.model.changes import Agreed, Topology
 from limosa.errors import LimosaError
+
+if TYPE_CHECKING:
+    from limosa.core.coordinator.view import ClusterView
 
 NODES_AT_ONCE = 8
 
 
 class Seen(Protocol):
-    """What is needed of a connection."""
+    """The methods of an operator's client that are needed here."""
 
     @property
     def topology(self) -> Topology: ...
@@ -28,16 +30,15 @@ class Seen(Protocol):
     def node_facts(self, node: str, partition: str = "") -> Status | None: ...
 
 
-def look(connection: Seen, run: str = "") -> View:
+def look(connection: Seen, run: str = "") -> "ClusterView":
     """The whole cluster, and the moves of one run."""
     agreed = connection.runs(run)
     statuses = ask_all(connection, sorted(agreed.leases))
-    now = time.time()
-    return View(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), now, now)
+    return seen_from_outside(agreed, statuses, time.time())
 
 
 def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict[str, Status]:
-    """Who is not in the answer did not answer."""
+    """The statuses of the nodes that answered."""
     statuses: dict[str, Status] = {}
     if any(node not in connection.topology.nodes for node in nodes):
         connection.refresh()
@@ -57,12 +58,12 @@ def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict
 
 
 def progress_of(connection: Seen, run: str = "") -> Progress | None:
-    """Of the named run, or of the one that is under way; None: there is none."""
+    """The progress of the named run, or of the current one; None if there is none."""
     view = look(connection, run)
     name = run or view.agreed.rebalance.run
     return progress(view, name) if name else None
 
 
-def watch(connection: Seen, run: str) -> Watched:
+def watch(connection: Seen, run: str) -> WatchedRun:
     """A run with its moves in flight, each with its stage."""
     return watched(look(connection, run), run)

@@ -1,4 +1,4 @@
-"""How does an operator's program begin? `limosa.operate()`, then status, requests and runs."""
+"""How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement, Request, RequestKind
 from limosa.core.model.runs import Policy, RunPlan
-from limosa.runtime.wire import Decoder
+from limosa.protocol.wire import Decoder
 
 FOLLOW_SECONDS = 2.0
 """How long a node may be behind another node that has answered."""
@@ -23,7 +23,7 @@ _states = msgspec.msgpack.Decoder(Agreed)
 
 
 class Operator(Connection):
-    """What an application can do, and also what only operators need: nodes, moves and runs."""
+    """An operator's client: everything that a `Connection` can do, and status, moves and runs."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -54,25 +54,25 @@ class Operator(Connection):
     # --- what the nodes know
 
     def agreed(self) -> dict[str, Any]:
-        """Who lives, who coordinates, which requests there are."""
+        """The live nodes, the active coordinator, and the requests."""
         known: dict[str, Any] = msgspec.json.decode(self._session.call("agreed"))
         return known
 
     def node_status(self, node: str) -> dict[str, Any]:
-        """What a node says of itself."""
+        """A node's description of itself."""
         status: dict[str, Any] = msgspec.json.decode(
             self._session.call_node(node, "status", seconds=5.0)
         )
         return status
 
     def state(self, partition: str) -> Agreed:
-        """All that is agreed about one partition."""
+        """Everything that the metastore has about one partition."""
         state: Agreed = _states.decode(self._session.call("state", partition.encode()))
         return state
 
     def runs(self, run: str = "") -> Agreed:
-        """What is agreed about the whole cluster, with the moves of the named run, or of the one
-        that is under way. What this connection asked for is in it, whichever node answers."""
+        """The agreed state of the whole cluster, with the moves of the named or the current run.
+        It includes the last request of this client, whichever node answers."""
         deadline = time.monotonic() + FOLLOW_SECONDS
         while True:
             state: Agreed = _states.decode(self._session.call("runs", run.encode()))
@@ -83,30 +83,29 @@ class Operator(Connection):
             time.sleep(0.01)
 
     def start_run(self, plan: RunPlan) -> Request:
-        """Begin a run of many moves, or one that empties nodes; raises `IllegalRequest` if it can't
-        be. Its name is in the answer."""
+        """Start a run; raises `IllegalRequest` if it is refused."""
         kind: RequestKind = "drain_nodes" if plan.drains else "start_run"
         return self.request(Request(request_id("run"), kind, run=plan))
 
     def change_run(self, kind: RequestKind, run: str = "") -> Request:
-        """Pause, resume or cancel a run: the named one, or whichever is under way."""
+        """Pause, resume or cancel the named or the current run."""
         return self.request(Request(request_id(kind.replace("_", "-")), kind, name=run))
 
     def switch(self, kind: RequestKind, *, on: bool = True, why: str = "") -> Request:
-        """Lock or unlock the cluster, or let the balancer begin runs or not."""
+        """Lock or unlock the cluster, or halt or continue automatic runs."""
         return self.request(Request(request_id(kind.replace("_", "-")), kind, name=why, on=on))
 
     def set_policy(self, policy: Policy) -> Request:
-        """When the balancer begins runs by itself."""
+        """Change the policy of automatic runs."""
         return self.request(Request(request_id("policy"), "set_policy", policy=policy))
 
     def undrain_nodes(self, names: Sequence[str]) -> Request:
-        """Let nodes that were drained, and did not leave, take part again."""
+        """Let drained nodes hold replicas again."""
         return self.request(Request(request_id("undrain"), "undrain_nodes", names=tuple(names)))
 
     def node_facts(self, node: str, partition: str = "") -> Status | None:
-        """What a node tells the coordinator about one partition, or all of them; None: it is not a
-        member yet."""
+        """The status that a node reports to the coordinator, of one partition or of all; None if
+        the node is not a member yet."""
         body = self._session.call_node(node, "facts", partition.encode(), seconds=5.0)
         said = Decoder(lambda _: None, trusted=True)(pa.py_buffer(body)) if body else []
         return next((each for each in said if isinstance(each, Status)), None)
@@ -122,9 +121,9 @@ class Operator(Connection):
         max_pause_seconds: float = 0.0,
         cancels: int = 0,
     ) -> Request:
-        """Ask for a move from `source` to `target`, or for the end of one.
+        """Request a move from `source` to `target`, or the end of a move.
 
-        Returns when it is agreed upon; raises `IllegalRequest` if it can't be.
+        Returns when the request is accepted; raises `IllegalRequest` if it is refused.
         """
         return self.request(
             Request(
@@ -147,11 +146,11 @@ class Operator(Connection):
         return digests
 
     def token(self) -> str | None:
-        """A fresh proof of who we are, for whoever calls the nodes in our name."""
+        """A fresh token, for processes that call the nodes on behalf of this client."""
         return self._session.token()
 
     def remove_node(self, node: str) -> None:
-        """A node that is gone for good, and holds nothing, leaves the cluster."""
+        """Remove a stopped node that holds no replicas."""
         self.request(Request(request_id("remove"), "remove_node", name=node))
 
 

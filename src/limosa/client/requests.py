@@ -1,4 +1,4 @@
-"""How is a change asked for? As a request, which the coordinator answers."""
+"""How is a change requested? A node stores the request, and the coordinator answers it."""
 
 import time
 import uuid
@@ -11,7 +11,7 @@ from limosa.core.model.changes import Topology
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Request
 from limosa.core.model.topology import NamedTable
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 REQUEST_SECONDS = 30.0
 ASK_SECONDS = 8.0
@@ -34,7 +34,7 @@ def answered(session: Session, request: Request) -> Request:
 
 
 def dated(request: Request) -> Request:
-    """People see since when it waits."""
+    """With the current time, so that people see how long it has waited."""
     return replace(request, asked=time.time())
 
 
@@ -55,7 +55,7 @@ def creation(
     min_in_sync: int = 0,
     zone: str | None = None,
 ) -> Request:
-    """The request for a new table; a zone that is there decides about its numbers."""
+    """The request for a new table; an existing zone determines partitions and replicas."""
     definition = Table(f"t{uuid.uuid4().hex[:16]}", columns, key)
     if replicas is None:
         holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]

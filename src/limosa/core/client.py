@@ -1,4 +1,4 @@
-"""What does a client do now? It routes by its cached topology, and by a fresh one when told.
+"""What does a client do next? It routes by its cached topology, and refreshes it when told.
 
 A write keeps its (producer, sequence) over every attempt, so that trying again is safe. Its outcome
 is definite only if no attempt is left that may still take effect.
@@ -32,7 +32,7 @@ from limosa.core.model.rows import Rows, Starts
 from limosa.core.model.topology import Layout, Partition
 
 
-class Settings(Struct, frozen=True):
+class ClientSettings(Struct, frozen=True):
     attempt_seconds: float = 1.0
     again_seconds_min: float = 0.005
     """After the first refusal; twice as long after each further one."""
@@ -106,7 +106,7 @@ class Part:
         """It is written, or it was split again."""
 
 
-class Operation:
+class ClientOperation:
     """What the application waits for."""
 
     __slots__ = (
@@ -147,10 +147,10 @@ class Operation:
         self.maybe = False
         """An attempt is unanswered, or was answered by one who may still commit it."""
         self.value: object = None
-        self.earlier: Operation | None = None
-        self.later: Operation | None = None
+        self.earlier: ClientOperation | None = None
+        self.later: ClientOperation | None = None
         """The unfinished writes before and after it."""
-        self.blocked: list[tuple[Operation, Part]] = []
+        self.blocked: list[tuple[ClientOperation, Part]] = []
         """What waits for this one."""
 
     def take(self, parts: list[Part]) -> None:
@@ -190,7 +190,7 @@ class Lanes:
         self._versions: dict[ZoneId, dict[int, int]] = {}
         """How many writes were split by which version of their zone's layout."""
 
-    def enter(self, operation: Operation, parts: Iterable[Part]) -> None:
+    def enter(self, operation: ClientOperation, parts: Iterable[Part]) -> None:
         versions = self._versions.setdefault(operation.asked.zone, {})
         versions[operation.version] = versions.get(operation.version, 0) + 1
         for part in parts:
@@ -198,7 +198,7 @@ class Lanes:
                 lane = self._lanes.setdefault(part.partition, [])
                 insort_right(lane, (operation.sequence, part), key=_sequence)
 
-    def leave(self, operation: Operation, parts: Iterable[Part]) -> None:
+    def leave(self, operation: ClientOperation, parts: Iterable[Part]) -> None:
         """The parts are done."""
         versions = self._versions[operation.asked.zone]
         versions[operation.version] -= 1
@@ -211,7 +211,7 @@ class Lanes:
             if part.partition is not None and not lane:
                 self._lanes.pop(part.partition, None)
 
-    def before(self, operation: Operation, part: Part) -> int | None:
+    def before(self, operation: ClientOperation, part: Part) -> int | None:
         """The sequence that comes before it there, 0 if none does; None: it is not so simple."""
         versions = self._versions[operation.asked.zone]
         if part.partition is None or len(versions) > 1 or part.version not in versions:
@@ -231,26 +231,26 @@ def _sequence(entry: tuple[int, Part]) -> int:
 class Client:
     """The brain of one run of one client, which is one producer: another run needs another name."""
 
-    def __init__(self, producer: str, settings: Settings) -> None:
+    def __init__(self, producer: str, settings: ClientSettings) -> None:
         self.producer = producer
         self.settings = settings
         self.topology = Topology()
-        self.operations: dict[str, Operation] = {}
+        self.operations: dict[str, ClientOperation] = {}
         self.out: list[Effect] = []
         self._sequence = 0
         self._asked = 0
-        self._writes: dict[int, Operation] = {}
+        self._writes: dict[int, ClientOperation] = {}
         """Unfinished ones, by their sequence."""
         self._lanes = Lanes()
-        self._first: Operation | None = None
-        self._last: Operation | None = None
+        self._first: ClientOperation | None = None
+        self._last: ClientOperation | None = None
         self._due: list[tuple[float, int, str, Part | None]] = []
         """A heap: when which part goes again, or an operation ends without an answer. What has
         ended stays in it for a while."""
         self._entries = 0
         self._starts: dict[ZoneId, tuple[Layout, Starts]] = {}
         self._refreshed_at = -1e9
-        self._sent: deque[tuple[Operation, Part]] = deque()
+        self._sent: deque[tuple[ClientOperation, Part]] = deque()
         """Writes that others wait for, and that are under way since a moment ago."""
 
     def handle(self, now: float, event: ClientEvent) -> list[Effect]:
@@ -289,7 +289,9 @@ class Client:
         if asked.rows is not None:
             self._sequence += 1
             sequence = self._sequence
-        operation = Operation(asked, self._asked, sequence, now + self.settings.operation_seconds)
+        operation = ClientOperation(
+            asked, self._asked, sequence, now + self.settings.operation_seconds
+        )
         self.operations[asked.id] = operation
         if sequence:
             self._link(operation)
@@ -302,7 +304,7 @@ class Client:
         if not operation.parts:
             self._finish(operation, "done", 0)
 
-    def _link(self, operation: Operation) -> None:
+    def _link(self, operation: ClientOperation) -> None:
         self._writes[operation.sequence] = operation
         operation.earlier = self._last
         if self._last is None:
@@ -311,7 +313,7 @@ class Client:
             self._last.later = operation
         self._last = operation
 
-    def _unlink(self, operation: Operation) -> None:
+    def _unlink(self, operation: ClientOperation) -> None:
         del self._writes[operation.sequence]
         earlier, later = operation.earlier, operation.later
         operation.earlier = operation.later = None
@@ -324,7 +326,7 @@ class Client:
         else:
             later.earlier = earlier
 
-    def _schedule(self, at: float, operation: Operation, part: Part | None) -> None:
+    def _schedule(self, at: float, operation: ClientOperation, part: Part | None) -> None:
         self._entries += 1
         if part is not None:
             part.entry = self._entries
@@ -357,7 +359,7 @@ class Client:
     # --- sending
 
     def _send_due(self, now: float) -> None:
-        parts: dict[int, tuple[Operation, list[Part]]] = {}
+        parts: dict[int, tuple[ClientOperation, list[Part]]] = {}
         while self._due and self._due[0][0] <= now:
             entry = heappop(self._due)
             if not self._is_due(*entry):
@@ -382,7 +384,7 @@ class Client:
             if due:
                 self._send_parts(now, operation, due)
 
-    def _is_elsewhere(self, operation: Operation, part: Part) -> bool:
+    def _is_elsewhere(self, operation: ClientOperation, part: Part) -> bool:
         """It is not under way, or it is on its way to somebody who is not asked any more."""
         record = None if part.partition is None else self.topology.partitions.get(part.partition)
         return not part.id or record is None or self._node(operation.asked, record) != part.node
@@ -396,11 +398,11 @@ class Client:
                 self._later(now, operation, part)
                 self._refresh(now)
 
-    def _give_up(self, now: float, operation: Operation, why: str) -> None:
+    def _give_up(self, now: float, operation: ClientOperation, why: str) -> None:
         maybe = operation.maybe or any(part.id or part.done for part in operation.parts)
         self._end(now, operation, "unknown" if maybe else "failed", why)
 
-    def _send_parts(self, now: float, operation: Operation, due: list[Part]) -> None:
+    def _send_parts(self, now: float, operation: ClientOperation, due: list[Part]) -> None:
         """Route them again; an attempt that was not answered may still take effect."""
         for part in due:
             if part.id:
@@ -413,7 +415,7 @@ class Client:
         for part in due:
             self._send(now, operation, part)
 
-    def _split_again(self, operation: Operation, due: list[Part]) -> list[Part]:
+    def _split_again(self, operation: ClientOperation, due: list[Part]) -> list[Part]:
         again: list[Part] = []
         for part in due:
             part.done = True
@@ -429,7 +431,7 @@ class Client:
             self._lanes.enter(operation, again)
         return again
 
-    def _send(self, now: float, operation: Operation, part: Part) -> None:
+    def _send(self, now: float, operation: ClientOperation, part: Part) -> None:
         record = None if part.partition is None else self.topology.partitions.get(part.partition)
         node = None if record is None else self._node(operation.asked, record)
         if record is None or node is None:
@@ -453,7 +455,7 @@ class Client:
         if operation.blocked:
             self._sent.append((operation, part))
 
-    def _held_up_by(self, operation: Operation, part: Part) -> Operation | None:
+    def _held_up_by(self, operation: ClientOperation, part: Part) -> ClientOperation | None:
         """Who comes first and is not under way: sent before it, this would only be sent back."""
         if part.rows is None:
             return None
@@ -471,7 +473,7 @@ class Client:
                 if waits and self.operations.get(other.asked.id) is other:
                     self._send_parts(now, other, [part])
 
-    def _read(self, operation: Operation, part: Part, record: Partition) -> Read | Write:
+    def _read(self, operation: ClientOperation, part: Part, record: Partition) -> Read | Write:
         asked = operation.asked
         return Read(
             part.id,
@@ -484,7 +486,9 @@ class Client:
             asked.eventual,
         )
 
-    def _write(self, operation: Operation, part: Part, rows: Rows, record: Partition) -> Write:
+    def _write(
+        self, operation: ClientOperation, part: Part, rows: Rows, record: Partition
+    ) -> Write:
         return Write(
             part.id,
             record.id,
@@ -505,11 +509,11 @@ class Client:
             return readers[asked.choice % len(readers)].node
         return None if record.owner is None else record.owner.replica.node
 
-    def _floor(self, operation: Operation) -> int:
+    def _floor(self, operation: ClientOperation) -> int:
         """Nothing below this sequence is waited for any more."""
         return (self._first or operation).sequence
 
-    def _after(self, operation: Operation, part: Part) -> int:
+    def _after(self, operation: ClientOperation, part: Part) -> int:
         """The write before this one that touches the same range and is not acknowledged yet."""
         before = self._lanes.before(operation, part)
         if before is not None:
@@ -561,31 +565,31 @@ class Client:
                 unknown = operation.maybe or others
                 self._end(now, operation, "unknown" if unknown else "failed", answer)
 
-    def _has_patience(self, now: float, operation: Operation) -> bool:
+    def _has_patience(self, now: float, operation: ClientOperation) -> bool:
         """A replica that was taken out is often back soon."""
         if operation.impatient_at is None:
             operation.impatient_at = now + self.settings.patience_seconds
         return now < operation.impatient_at
 
-    def _later(self, now: float, operation: Operation, part: Part) -> None:
+    def _later(self, now: float, operation: ClientOperation, part: Part) -> None:
         """Soon, and then less and less soon."""
         self._forget_attempt(operation, part)
         seconds = self.settings.again_seconds_min * 2 ** min(part.tries, 20)
         part.tries += 1
         self._schedule(now + min(seconds, self.settings.again_seconds), operation, part)
 
-    def _forget_attempt(self, operation: Operation, part: Part) -> None:
+    def _forget_attempt(self, operation: ClientOperation, part: Part) -> None:
         operation.under_way.pop(part.id, None)
         part.id = ""
 
-    def _end(self, now: float, operation: Operation, outcome: str, value: object) -> None:
+    def _end(self, now: float, operation: ClientOperation, outcome: str, value: object) -> None:
         self._finish(operation, outcome, value)
         for other, part in operation.blocked:
             waits = part.after == operation.sequence and not (part.id or part.done)
             if waits and self.operations.get(other.asked.id) is other:
                 self._send_parts(now, other, [part])
 
-    def _finish(self, operation: Operation, outcome: str, value: object = None) -> None:
+    def _finish(self, operation: ClientOperation, outcome: str, value: object = None) -> None:
         del self.operations[operation.asked.id]
         for part in operation.parts:
             part.done, part.rows = True, None

@@ -1,4 +1,4 @@
-"""What do processes say to each other?
+"""Which messages do processes send to each other?
 
 Every message of a partition names the incarnation that it is for, the epoch, and the revision of
 the record that its sender acted on, so that a late one can be told from a live one.

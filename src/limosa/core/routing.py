@@ -1,4 +1,4 @@
-"""Who serves a partition now? Readers and writers are a pure function of stage and record.
+"""Who serves a partition now? The stage and the record determine the readers and the writers.
 
 Nothing here looks at a clock, a lease or a cache: two processes that know the same record agree.
 """

@@ -1,4 +1,4 @@
-"""What is agreed, as records? Reads and commits of the core's records through any metastore.
+"""How are the core's records read and committed? Through any metastore.
 
 A watch is a hint: the state is re-read whenever the history between two looks is gone.
 """

@@ -1,4 +1,4 @@
-"""Where does the agreed state live in the simulator and in tests?
+"""Where does the agreed state live in the simulator and in tests? In memory.
 
 In this process: the `Metastore` port without a file. It is deterministic, its leases end by the
 given clock alone, and it is quick: reading a prefix again before the next commit copies one dict.
@@ -20,9 +20,9 @@ from limosa.errors import (
 )
 from limosa.ports import (
     LAST,
-    Change,
     Clock,
-    Entry,
+    KeyChange,
+    KeyEntry,
     check_commit,
     check_key,
     check_prefix,
@@ -48,20 +48,20 @@ class MemoryMetastore:
         self._changed = threading.Condition()
         self._closed = False
         self._revision = 0
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, KeyEntry] = {}
         self._keys: list[str] = []
         # `_history[i]` is what revision `_history_start + i` changed.
-        self._history: list[list[Change]] = []
+        self._history: list[list[KeyChange]] = []
         self._history_start = 1
         # Read results of the present revision, by prefix: entries change with the revision only.
-        self._read_before: dict[str, dict[str, Entry]] = {}
+        self._read_before: dict[str, dict[str, KeyEntry]] = {}
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
         # No lease ends before this, so most operations need not look at each of them.
         self._first_end = float("inf")
         self._boot = clock.boot_id()
 
-    def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
+    def read(self, prefix: str) -> tuple[int, dict[str, KeyEntry]]:
         check_prefix(prefix)
         with self._changed:
             self._catch_up()
@@ -73,7 +73,7 @@ class MemoryMetastore:
                 self._read_before[prefix] = found
             return self._revision, found.copy()
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeyEntry | None:
         check_key(key)
         with self._changed:
             self._catch_up()
@@ -198,8 +198,8 @@ class MemoryMetastore:
         if not puts and not present:
             return
         revision = self._revision + 1
-        changes = [Change(key, value, revision) for key, value in puts.items()]
-        changes += [Change(key, None, revision) for key in present]
+        changes = [KeyChange(key, value, revision) for key, value in puts.items()]
+        changes += [KeyChange(key, None, revision) for key in present]
         changes.sort(key=lambda change: change.key)
         for change in changes:
             self._set(change, lease)
@@ -208,7 +208,7 @@ class MemoryMetastore:
         self._read_before.clear()
         self._changed.notify_all()
 
-    def _set(self, change: Change, lease: int | None) -> None:
+    def _set(self, change: KeyChange, lease: int | None) -> None:
         old = self._entries.get(change.key)
         if old and old.lease is not None:
             self._leases[old.lease].keys.discard(change.key)
@@ -221,7 +221,7 @@ class MemoryMetastore:
         if lease is not None:
             self._leases[lease].keys.add(change.key)
         created = old.created if old else change.revision
-        self._entries[change.key] = Entry(change.value, change.revision, created, lease)
+        self._entries[change.key] = KeyEntry(change.value, change.revision, created, lease)
 
     def _check_kept(self, after_revision: int) -> None:
         if after_revision < self._history_start - 1:
@@ -231,7 +231,7 @@ class MemoryMetastore:
                 "read, then watch from there",
             )
 
-    def _changes(self, prefix: str, after_revision: int) -> tuple[int, list[Change]]:
+    def _changes(self, prefix: str, after_revision: int) -> tuple[int, list[KeyChange]]:
         self._check_kept(after_revision)
         return self._revision, [
             change
@@ -254,7 +254,7 @@ class MemoryWatch:
     def revision(self) -> int:
         return self._revision
 
-    def poll(self, timeout: float = 0.0) -> list[Change]:
+    def poll(self, timeout: float = 0.0) -> list[KeyChange]:
         deadline = time.monotonic() + timeout if timeout > 0 else None
         store = self._store
         with store._changed:

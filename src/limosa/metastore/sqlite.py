@@ -1,4 +1,4 @@
-"""Where does the agreed state of one machine live?
+"""Where does the agreed state of one machine's cluster live? In a SQLite file.
 
 In one SQLite file that all its processes open: the `Metastore` port without a server. Every change
 is one transaction (write-ahead log, `synchronous=FULL`), so a process that is killed leaves all of
@@ -33,9 +33,9 @@ from limosa.errors import (
 )
 from limosa.ports import (
     LAST,
-    Change,
     Clock,
-    Entry,
+    KeyChange,
+    KeyEntry,
     check_commit,
     check_key,
     check_prefix,
@@ -111,27 +111,27 @@ class SqliteMetastore:
         self._db = _open(self._path, busy_seconds)
         self._file = _identity(self._path)
 
-    def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
+    def read(self, prefix: str) -> tuple[int, dict[str, KeyEntry]]:
         check_prefix(prefix)
 
-        def work(db: sqlite3.Connection) -> tuple[int, dict[str, Entry]]:
+        def work(db: sqlite3.Connection) -> tuple[int, dict[str, KeyEntry]]:
             rows = db.execute(
                 "SELECT key, value, revision, created, lease FROM entries"
                 " WHERE key >= ? AND key < ? ORDER BY key",
                 (prefix, prefix + LAST),
             )
-            return _revision(db), {key: Entry(*rest) for key, *rest in rows}
+            return _revision(db), {key: KeyEntry(*rest) for key, *rest in rows}
 
         return self._look(work)
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeyEntry | None:
         check_key(key)
 
-        def work(db: sqlite3.Connection) -> Entry | None:
+        def work(db: sqlite3.Connection) -> KeyEntry | None:
             row = db.execute(
                 "SELECT value, revision, created, lease FROM entries WHERE key = ?", (key,)
             ).fetchone()
-            return Entry(*row) if row else None
+            return KeyEntry(*row) if row else None
 
         return self._look(work)
 
@@ -289,8 +289,8 @@ class SqliteMetastore:
         for (lease,) in due:
             _end(db, lease)
 
-    def _advance(self, watch: "SqliteWatch") -> list[Change]:
-        def work(db: sqlite3.Connection) -> tuple[int, list[Change]]:
+    def _advance(self, watch: "SqliteWatch") -> list[KeyChange]:
+        def work(db: sqlite3.Connection) -> tuple[int, list[KeyChange]]:
             after = watch._revision
             revision = _revision(db)
             if revision == after:
@@ -301,7 +301,7 @@ class SqliteMetastore:
                 " WHERE revision > ? AND key >= ? AND key < ? ORDER BY revision, key",
                 (after, watch._prefix, watch._prefix + LAST),
             )
-            return revision, [Change(*row) for row in rows]
+            return revision, [KeyChange(*row) for row in rows]
 
         watch._revision, changes = self._look(work)
         return changes
@@ -320,7 +320,7 @@ class SqliteWatch:
     def revision(self) -> int:
         return self._revision
 
-    def poll(self, timeout: float = 0.0) -> list[Change]:
+    def poll(self, timeout: float = 0.0) -> list[KeyChange]:
         deadline = time.monotonic() + timeout
         store = self._store
         with store._changed:
@@ -415,7 +415,7 @@ def _use_log(db: sqlite3.Connection, path: Path, deadline: float) -> None:
             continue
         if mode != "wal":
             raise UnusableFile(
-                f"{path} is on a file system without shared memory", "use a local disk, or etcd"
+                f"{path} is on a file system without shared memory", "use a local disk"
             )
         return
 

@@ -1,4 +1,4 @@
-"""What runs on Spark? An application of its own process, which its parent tells what to do.
+"""What runs on Spark? A process of its own, which its parent gives jobs to.
 
     python -m limosa.pipeline.application        orders on standard input, news on standard output,
                                                  both a JSON object a line
@@ -49,7 +49,7 @@ class Options(Struct, frozen=True):
     name: str = "limosa"
 
 
-class Order(Struct, frozen=True, omit_defaults=True):
+class JobOrder(Struct, frozen=True, omit_defaults=True):
     """Run these tasks as one job, or cancel it."""
 
     do: Literal["run", "cancel"]
@@ -97,7 +97,7 @@ class Application:
 
     # --- orders
 
-    def follow(self, orders: Iterable[Order]) -> None:
+    def follow(self, orders: Iterable[JobOrder]) -> None:
         """Until there are no more."""
         threading.Thread(target=self._watch_java, daemon=True).start()
         self.tell(News("ready", workers=self.workers))
@@ -107,12 +107,12 @@ class Application:
             else:
                 self._context.cancelJobsWithTag(order.job)
 
-    def _start(self, order: Order) -> None:
+    def _start(self, order: JobOrder) -> None:
         from pyspark import InheritableThread
 
         InheritableThread(target=self._run, args=(order,), daemon=True).start()
 
-    def _run(self, order: Order) -> None:
+    def _run(self, order: JobOrder) -> None:
         try:
             self._context.addJobTag(order.job)
             work, access = order.work, order.access
@@ -146,11 +146,11 @@ class Orders:
 
     def __init__(self, scratch: str) -> None:
         self._scratch = scratch
-        self._given: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[JobOrder | None] = queue.SimpleQueue()
         self._started = False
         threading.Thread(target=self._read, name="orders", daemon=True).start()
 
-    def __iter__(self) -> Iterator[Order]:
+    def __iter__(self) -> Iterator[JobOrder]:
         self._started = True
         return iter(self._given.get, None)
 
@@ -159,7 +159,7 @@ class Orders:
         # last line is not whole.
         with open(0, closefd=False) as lines, suppress(msgspec.DecodeError):
             for line in lines:
-                self._given.put(msgspec.json.decode(line, type=Order))
+                self._given.put(msgspec.json.decode(line, type=JobOrder))
         self._given.put(None)
         if not self._started:
             _end_at_once(self._scratch)

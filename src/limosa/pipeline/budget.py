@@ -1,4 +1,4 @@
-"""How much may be carried? So many bytes a second, of all waves together.
+"""How fast may rows be copied? All waves together share one limit of bytes per second.
 
 A wave is given a rate, and keeps to it but for its first slices, which go at once. So when it has
 ended, what it took is compared with what its time allowed, and the next one waits for the rest:

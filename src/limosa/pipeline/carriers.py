@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from limosa.pipeline import application
-from limosa.pipeline.application import News, Options, Order
+from limosa.pipeline.application import JobOrder, News, Options
 
 START_SECONDS = 180.0
 AGAIN_SECONDS = (1.0, 5.0, 30.0)
@@ -96,9 +96,9 @@ class SparkCarrier:
         self._failures = 0
         self._not_before = 0.0
         self._why = ""
-        self._orders: list[Order] = []
+        self._orders: list[JobOrder] = []
         """For when it is ready."""
-        self._said: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[JobOrder | None] = queue.SimpleQueue()
         """To the one that is; None: that was all."""
         self._done: dict[str, Done] = {}
         self._closed = False
@@ -110,7 +110,7 @@ class SparkCarrier:
             refusal = self._refusal() or self._start_if_off()
             if not refusal:
                 self._done[job] = done
-                self._order(Order("run", job, work, tuple(tasks), access))
+                self._order(JobOrder("run", job, work, tuple(tasks), access))
         if refusal:
             done((), refusal)
 
@@ -119,7 +119,7 @@ class SparkCarrier:
         done: Done | None = None
         with self._lock:
             if self._is_ready:
-                self._order(Order("cancel", job))
+                self._order(JobOrder("cancel", job))
                 self._later(CANCEL_SECONDS, self._kill_if_hanging, self._child, job)
             else:
                 self._orders = [order for order in self._orders if order.job != job]
@@ -134,7 +134,7 @@ class SparkCarrier:
             return f"Spark does not start: {self._why}"
         return ""
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: JobOrder) -> None:
         if self._is_ready:
             self._said.put(order)
         else:
@@ -271,7 +271,7 @@ def _kill(child: "subprocess.Popen[str]") -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _talk(child: "subprocess.Popen[str]", orders: "queue.SimpleQueue[Order | None]") -> None:
+def _talk(child: "subprocess.Popen[str]", orders: "queue.SimpleQueue[JobOrder | None]") -> None:
     """On a thread of its own: an application that hangs reads nothing, and would hold us up."""
     assert child.stdin is not None
     with suppress(OSError), child.stdin:  # whoever reads its news sees it end

@@ -1,4 +1,4 @@
-"""Which rows differ between two replicas that are written to? A rule for one key, then for many.
+"""Which rows differ between replicas that are being written to? A rule for one key, then for many.
 
 Replicas are read one after the other, each as it was at its own watermark. One that is behind is
 not different, only late. So the *lead*, which is the owner if there is one, is read first, at its
@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 
 from limosa.core.model.keys import COUNTER_BITS, NodeId, Position, epoch_of
 from limosa.core.tokens import tokens
-from limosa.storage.digest import digest
-from limosa.storage.order import Indices
-from limosa.storage.rows import Flags, Versions
-from limosa.storage.schema import Table, comparable_column
+from limosa.tabular.digest import digest
+from limosa.tabular.order import Indices
+from limosa.tabular.rows import Flags, Versions
+from limosa.tabular.schema import Table, comparable_column
 
 Key: TypeAlias = tuple[Any, ...]
 """As `Table.comparable_key` has it."""
@@ -87,7 +87,7 @@ def judge(
 # --- many rows
 
 
-class Rows:
+class ReplicaRows:
     """What one replica has of some ranges of tokens, at one moment."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Rows:
         hashed: list[int] = tokens([column.take(rows) for column in self.keys.columns]).tolist()
         return hashed
 
-    def unlike(self, other: "Rows") -> Indices:
+    def unlike(self, other: "ReplicaRows") -> Indices:
         """Rows that the other does not have exactly so; a hash is of all that a row is."""
         return np.flatnonzero(~np.isin(self.hashes, other.hashes))
 
@@ -153,7 +153,7 @@ class Candidate(NamedTuple):
 
 
 def compare(
-    lead: Rows, other: Rows, only: Collection[Key] | None = None, strict: bool = False
+    lead: ReplicaRows, other: ReplicaRows, only: Collection[Key] | None = None, strict: bool = False
 ) -> dict[Key, Candidate]:
     """Keys that differ or are open, or of some of them; all others are the same."""
     if digest(lead.hashes) == digest(other.hashes):

@@ -22,28 +22,20 @@ from limosa.pipeline.comparing import (
     Candidate,
     Key,
     Moment,
-    Rows,
+    ReplicaRows,
     State,
     compare,
     sentence,
     version_words,
 )
-from limosa.pipeline.loads import Target
+from limosa.pipeline.loads import CopyTarget
 from limosa.pipeline.pipe import Access
-from limosa.pipeline.portions import SLICE_ROWS, Examination, Finding, Limits, Portion
-from limosa.runtime.peers import Dialer
-from limosa.runtime.replicas import (
-    HASH,
-    Holding,
-    Named,
-    ReplicaScan,
-    moment_of,
-    schema_of,
-)
-from limosa.runtime.slices import slice_of
-from limosa.storage.rows import DELETED, VERSION
-from limosa.storage.schema import Table
-from limosa.storage.view import newer
+from limosa.pipeline.portions import SLICE_ROWS, Examination, Portion, PortionLimits, PortionResult
+from limosa.protocol.peers import Dialer
+from limosa.protocol.replica_scan import HASH, Holding, Named, ReplicaScan, moment_of, schema_of
+from limosa.protocol.slices import slice_of
+from limosa.tabular.rows import DELETED, VERSION
+from limosa.tabular.schema import Table, newer
 from limosa.transport.failures import errors_received
 
 SLICE_BYTES_MAX = 256 << 20
@@ -55,24 +47,24 @@ TOKENS_MAX = 32
 """As measured: looking for more tokens than these, one by one, takes longer than reading all."""
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where rows of replicas come from."""
 
-    def holding(self, target: Target, partition: PartitionId) -> Holding: ...
+    def holding(self, target: CopyTarget, partition: PartitionId) -> Holding: ...
 
     def read(
         self,
-        target: Target,
+        target: CopyTarget,
         partition: PartitionId,
         table: Table,
         ranges: Sequence[TokenRange],
         at_least: Position,
-    ) -> Rows:
+    ) -> ReplicaRows:
         """No rows, with its watermark, if the replica is not as far as that."""
         ...
 
 
-class TooLarge(Exception):
+class PortionTooLarge(Exception):
     """More rows than a worker should have in memory."""
 
 
@@ -95,9 +87,9 @@ class Examiner:
     def __init__(
         self,
         portion: Portion,
-        source: Source,
+        source: RowSource,
         strict: bool = False,
-        limits: Limits = Limits(),  # noqa: B008 - it is frozen
+        limits: PortionLimits = PortionLimits(),  # noqa: B008 - it is frozen
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -116,7 +108,7 @@ class Examiner:
         self._lags: list[str] = []
         self._errors: list[str] = []
 
-    def examine(self) -> Finding:
+    def examine(self) -> PortionResult:
         began = self._now()
         lead = self._portion.lead.node
         try:
@@ -124,7 +116,7 @@ class Examiner:
         except LimosaError as error:
             self._errors.append(self._said(lead, error))
             self._others = []
-        return Finding(
+        return PortionResult(
             self._portion.partition,
             self._rows,
             (lead, *(other.node for other in self._others)) if self._others else (),
@@ -171,7 +163,7 @@ class Examiner:
             return
         try:
             differing = self._rounds(table, held)
-        except TooLarge:
+        except PortionTooLarge:
             middle = (held.start + held.end) // 2
             if middle == held.start:
                 raise Refused(f"token {held.start} has rows of too many bytes") from None
@@ -220,7 +212,9 @@ class Examiner:
         self._unsettled += len({key for keys in suspects.values() for key in keys})
         return list(differing.values())
 
-    def _await(self, other: Target, lead: Rows, ranges: Sequence[TokenRange]) -> Rows | None:
+    def _await(
+        self, other: CopyTarget, lead: ReplicaRows, ranges: Sequence[TokenRange]
+    ) -> ReplicaRows | None:
         """The other's rows, once it is as far as the lead was; None: it counts no longer."""
         portion, wanted = self._portion, lead.at.watermark
         deadline = self._now() + self._limits.lag_seconds
@@ -243,7 +237,7 @@ class Examiner:
         )
         return None
 
-    def _drop(self, other: Target, error: LimosaError) -> None:
+    def _drop(self, other: CopyTarget, error: LimosaError) -> None:
         self._others.remove(other)
         self._errors.append(self._said(other.node, error))
 
@@ -301,7 +295,7 @@ class FlightSource:
             self._silent[node] = error.message
             raise
 
-    def holding(self, target: Target, partition: PartitionId) -> Holding:
+    def holding(self, target: CopyTarget, partition: PartitionId) -> Holding:
         named = msgspec.msgpack.encode(Named(partition, target.incarnation))
         with self._asking(target.node):
             options = self._dialer.options(CALL_SECONDS)
@@ -310,12 +304,12 @@ class FlightSource:
 
     def read(
         self,
-        target: Target,
+        target: CopyTarget,
         partition: PartitionId,
         table: Table,
         ranges: Sequence[TokenRange],
         at_least: Position,
-    ) -> Rows:
+    ) -> ReplicaRows:
         wanted = tuple((held.start, held.end) for held in ranges)
         scan = ReplicaScan(partition, target.incarnation, table.encode(), wanted, at_least)
         with self._asking(target.node):
@@ -331,12 +325,12 @@ class FlightSource:
                 size += chunk.data.nbytes
                 if size > SLICE_BYTES_MAX:
                     reader.cancel()
-                    raise TooLarge
+                    raise PortionTooLarge
         self.bytes += size
         at = Moment(moment.watermark, moment.collected)
         return rows_of(target.node, at, Table.decode(moment.table), batches)
 
-    def _client(self, target: Target) -> flight.FlightClient:
+    def _client(self, target: CopyTarget) -> flight.FlightClient:
         client = self._clients.get(target.node)
         if client is None:
             address = self._addresses[target.node]
@@ -348,11 +342,13 @@ class FlightSource:
             client.close()
 
 
-def rows_of(node: NodeId, at: Moment, table: Table, batches: Sequence[pa.RecordBatch]) -> Rows:
+def rows_of(
+    node: NodeId, at: Moment, table: Table, batches: Sequence[pa.RecordBatch]
+) -> ReplicaRows:
     """Of batches as a node sends them."""
     whole = pa.Table.from_batches(batches, schema_of(table)).combine_chunks()
     (batch,) = whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=schema_of(table))]
-    return Rows(
+    return ReplicaRows(
         node,
         at,
         table,

@@ -1,4 +1,4 @@
-"""Which Java runs Spark? The machine's own, or the one that came as a Python package.
+"""Which Java runs Spark? The machine's own, or the one installed as a Python package.
 
 The package's lacks an incubator module that Spark always asks for and does without as well: a
 small script in front of it leaves that option out.

@@ -1,4 +1,4 @@
-"""What is to be carried, and in which tasks? A wave of copies becomes a few tasks of like weight.
+"""What is copied, and in which tasks? A wave of copies becomes a few tasks of similar size.
 
 Starting a task costs tens of milliseconds and a row next to nothing, so many small partitions share
 one, and a large partition is shared out by slices of its token range.
@@ -21,19 +21,19 @@ TASK_BYTES_MIN = 64 << 20
 """What is worth a task of its own."""
 
 
-class Target(Struct, frozen=True, array_like=True):
+class CopyTarget(Struct, frozen=True, array_like=True):
     node: NodeId
     incarnation: Incarnation
 
 
-class Load(Struct, frozen=True, array_like=True):
+class CopyLoad(Struct, frozen=True, array_like=True):
     """Slices `first` to `last`, without that, of a partition: from its owner to new replicas."""
 
     partition: PartitionId
     session: SessionId
     epoch: int
-    source: Target
-    targets: tuple[Target, ...]
+    source: CopyTarget
+    targets: tuple[CopyTarget, ...]
     slices: int
     first: int
     last: int
@@ -46,13 +46,13 @@ class Load(Struct, frozen=True, array_like=True):
 class Task(Struct, frozen=True, array_like=True):
     """All that one worker needs to know."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[CopyLoad, ...]
     addresses: dict[NodeId, str]
     bytes_per_second: float = 0.0
     """0: as fast as it goes."""
 
 
-class Carried(Struct, frozen=True, array_like=True):
+class LoadResult(Struct, frozen=True, array_like=True):
     """What became of a load."""
 
     partition: PartitionId
@@ -64,16 +64,16 @@ class Carried(Struct, frozen=True, array_like=True):
     failure: str = ""
 
 
-def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> Load:
+def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> CopyLoad:
     """A whole copy, in so many slices, or in ones that are small enough."""
     if not slices:
         slices = min(SLICES_MAX, -(-size // SLICE_BYTES)) if size else UNKNOWN_SLICES
-    return Load(
+    return CopyLoad(
         job.partition,
         job.session,
         job.epoch,
-        Target(job.source.node, job.source.incarnation),
-        tuple(Target(replica.node, replica.incarnation) for replica in job.targets),
+        CopyTarget(job.source.node, job.source.incarnation),
+        tuple(CopyTarget(replica.node, replica.incarnation) for replica in job.targets),
         slices,
         0,
         slices,
@@ -83,7 +83,7 @@ def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> Load:
 
 
 def share_out(
-    loads: Sequence[Load],
+    loads: Sequence[CopyLoad],
     addresses: dict[NodeId, str],
     workers: int,
     bytes_per_second: float,
@@ -92,7 +92,7 @@ def share_out(
     total = sum(load.bytes for load in loads)
     count = max(1, min(workers, total // TASK_BYTES_MIN))
     pieces = [piece for load in loads for piece in _cut(load, -(-total // count))]
-    bins: list[list[Load]] = [[] for _ in range(count)]
+    bins: list[list[CopyLoad]] = [[] for _ in range(count)]
     weights = [0] * count
     for piece in sorted(pieces, key=lambda each: -each.bytes):
         lightest = weights.index(min(weights))
@@ -101,7 +101,7 @@ def share_out(
     return [Task(tuple(share), addresses, bytes_per_second / len(bins)) for share in bins if share]
 
 
-def _cut(load: Load, bytes_max: int) -> list[Load]:
+def _cut(load: CopyLoad, bytes_max: int) -> list[CopyLoad]:
     """Neighbouring slices stay together."""
     parts = min(load.slices, -(-load.bytes // bytes_max)) if bytes_max else 1
     if parts <= 1:

@@ -1,4 +1,4 @@
-"""Which copies run now? Those that the coordinator asks for: gathered into waves, each one job.
+"""Which copies run now? Those the coordinator asks for, gathered into waves; a wave is one job.
 
 The coordinator asks again and again for a copy that it still wants, and knows from the targets what
 has landed. So nothing is kept here that a successor would need: what failed is carried again when
@@ -16,9 +16,9 @@ from limosa.core.effects import Compare, StartCopy
 from limosa.core.model.keys import NodeId, PartitionId, SessionId
 from limosa.pipeline.budget import Budget
 from limosa.pipeline.carriers import Carrier
-from limosa.pipeline.loads import Carried, Target, load_of, share_out
+from limosa.pipeline.loads import CopyTarget, LoadResult, load_of, share_out
 from limosa.pipeline.pipe import Access
-from limosa.pipeline.portions import EXAMINE, Examination, Finding, Portion
+from limosa.pipeline.portions import EXAMINE, Examination, Portion, PortionResult
 
 GATHER_SECONDS = 0.04
 """So that copies which begin together become one job."""
@@ -43,7 +43,7 @@ class _Copy:
         self.again = False
 
 
-class Mover:
+class PipelineMover:
     """Copies of any number of partitions."""
 
     def __init__(
@@ -96,8 +96,8 @@ class Mover:
             (
                 Portion(
                     job.partition,
-                    Target(job.source.node, job.source.incarnation),
-                    tuple(Target(replica.node, replica.incarnation) for replica in job.targets),
+                    CopyTarget(job.source.node, job.source.incarnation),
+                    tuple(CopyTarget(replica.node, replica.incarnation) for replica in job.targets),
                 ),
             ),
             {node: self._addresses.get(node, "") for node in nodes},
@@ -181,7 +181,7 @@ class Mover:
         carried = [
             each
             for result in results
-            for each in msgspec.msgpack.decode(result, type=list[Carried])
+            for each in msgspec.msgpack.decode(result, type=list[LoadResult])
         ]
         failed = {(each.partition, each.session): each.failure for each in carried if each.failure}
         size = sum(each.bytes for each in carried)
@@ -210,6 +210,6 @@ def _told(results: Sequence[bytes], why: str) -> tuple[tuple[str, ...], int]:
     """Differences in words; also, why there are none if nothing was compared."""
     if why:
         return (f"the rows were not compared: {why}",), 0
-    (finding,) = msgspec.msgpack.decode(results[0], type=list[Finding])
+    (finding,) = msgspec.msgpack.decode(results[0], type=list[PortionResult])
     failures = tuple(f"the rows were not compared: {each}" for each in finding.errors)
     return (*finding.differences, *failures, *finding.lags), finding.more

@@ -1,4 +1,4 @@
-"""Which replicas are compared with which, and in which tasks? All that hold every committed row."""
+"""Which replicas are compared, and in which tasks? All that hold every committed row."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,7 +10,7 @@ from limosa.core import routing
 from limosa.core.machines.machine import Side
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.topology import Partition, Replica
-from limosa.pipeline.loads import Target
+from limosa.pipeline.loads import CopyTarget
 
 EXAMINE = "limosa.pipeline.examining:run"
 SLICE_ROWS = 250_000
@@ -26,8 +26,8 @@ class Portion(Struct, frozen=True, array_like=True):
     """Slices `first` to `last`, without that, of one partition: a replica against others."""
 
     partition: PartitionId
-    lead: Target
-    others: tuple[Target, ...]
+    lead: CopyTarget
+    others: tuple[CopyTarget, ...]
     table: bytes = b""
     """The definition of the only table that counts; empty: all that there are."""
     slices: int = 0
@@ -36,7 +36,7 @@ class Portion(Struct, frozen=True, array_like=True):
     last: int = 0
 
 
-class Limits(Struct, frozen=True, array_like=True):
+class PortionLimits(Struct, frozen=True, array_like=True):
     differences: int = 100
     """So many are told; of more, how many there are."""
     rounds: int = 6
@@ -52,10 +52,10 @@ class Examination(Struct, frozen=True, array_like=True):
     portions: tuple[Portion, ...]
     addresses: dict[NodeId, str]
     strict: bool = False
-    limits: Limits = Limits()
+    limits: PortionLimits = PortionLimits()
 
 
-class Finding(Struct, frozen=True, array_like=True):
+class PortionResult(Struct, frozen=True, array_like=True):
     """What came of a portion."""
 
     partition: PartitionId
@@ -91,8 +91,8 @@ def portion_of(record: Partition, table: bytes = b"") -> Portion:
     owner = None if record.owner is None else record.owner.replica
     first = owner if owner in found else next(iter(found), None)
     ordered = [] if first is None else [first, *(each for each in found if each != first)]
-    targets = [Target(each.node, each.incarnation) for each in ordered]
-    lead = targets[0] if targets else Target("", "")
+    targets = [CopyTarget(each.node, each.incarnation) for each in ordered]
+    lead = targets[0] if targets else CopyTarget("", "")
     return Portion(record.id, lead, tuple(targets[1:]), table)
 
 

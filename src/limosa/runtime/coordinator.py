@@ -1,4 +1,4 @@
-"""Who runs the coordinator? A driver that keeps its office, hears nodes, and makes its commits.
+"""How does a coordinator run? Its driver renews its lease, receives statuses, and commits.
 
 Commits that are asked for together are made together, if they do not contradict each other: a
 failover of a thousand partitions is then a few commits, each guarded by all that it was computed
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Literal, Protocol, TypeAlias
 
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import Compare, Effect, Explain, MakeCommit, Send, StartCopy
 from limosa.core.events import (
     AgreedRead,
@@ -32,8 +32,8 @@ from limosa.core.model.topology import CoordinatorLease
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
+from limosa.protocol.peers import Peers
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
-from limosa.runtime.peers import Peers
 
 PipelineState: TypeAlias = Literal["off", "starting", "ready", "failed"]
 
@@ -73,7 +73,7 @@ class CoordinatorDriver:
         open_metastore: Callable[[], Metastore],
         clock: Clock,
         peers: Peers,
-        settings: Settings,
+        settings: CoordinatorSettings,
         mover: MakeMover,
         log: Log,
     ) -> None:

@@ -38,7 +38,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_SECONDS = 15.0
 
 
-class Layout(Struct, frozen=True):
+class LocalLayout(Struct, frozen=True):
     """What a restart must find again."""
 
     cluster: str
@@ -96,13 +96,13 @@ class LocalCluster:
         self.secret = str(self.directory / "secret") if secret else None
         self.metastore = str(self.directory / "metastore.db")
 
-    def _known(self) -> Layout | None:
+    def _known(self) -> LocalLayout | None:
         try:
             data = (self.directory / "local.json").read_bytes()
         except FileNotFoundError:
             return None
         try:
-            return msgspec.json.decode(data, type=Layout)
+            return msgspec.json.decode(data, type=LocalLayout)
         except msgspec.DecodeError as error:
             raise BadInput(
                 f"{self.directory / 'local.json'} is damaged: {error}", "name another directory"
@@ -155,7 +155,7 @@ class LocalCluster:
         ports = {name: int(self.addresses[name].rsplit(":", 1)[1]) for name in self.nodes}
         self._ports = ports
         new = self.directory / "local.json.new"
-        new.write_bytes(msgspec.json.encode(Layout(self.cluster, ports)))
+        new.write_bytes(msgspec.json.encode(LocalLayout(self.cluster, ports)))
         new.replace(self.directory / "local.json")
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""How does a process become a node, and stay one? By a handshake that leaves its trace on disk.
+"""How does a process become a node, and stay one? By a handshake, recorded on its disk.
 
 `JOINING` is in the directory before the request is in the metastore, and `NODE` after its answer,
 so a process that comes back knows whether it is a member, is none, or must not guess. Only the
@@ -50,7 +50,7 @@ POLL_SECONDS = 0.05
 ATTEMPTS = 10
 
 
-class Identity(Struct, frozen=True, forbid_unknown_fields=True):
+class NodeIdentity(Struct, frozen=True, forbid_unknown_fields=True):
     """What a directory says of its node."""
 
     node: NodeId
@@ -139,7 +139,7 @@ def join(
     if known is not None:
         return known
     directory.mkdir(parents=True, exist_ok=True)
-    identity = Identity(node.id, node.host, request=request_id)
+    identity = NodeIdentity(node.id, node.host, request=request_id)
     _write(directory / JOINING, identity)
     try:
         _ask(store, Request(request_id, "join", node=node, cluster=cluster, asked=time.time()))
@@ -254,9 +254,9 @@ def register(
 # --- what a directory says
 
 
-def _read(path: Path) -> Identity | None:
+def _read(path: Path) -> NodeIdentity | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Identity)
+        return msgspec.json.decode(path.read_bytes(), type=NodeIdentity)
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, OSError) as error:
@@ -265,7 +265,7 @@ def _read(path: Path) -> Identity | None:
         ) from error
 
 
-def _write(path: Path, identity: Identity) -> None:
+def _write(path: Path, identity: NodeIdentity) -> None:
     """Whole or not at all, and durable: the file first, then its name."""
     draft = path.with_name(path.name + ".new")
     with draft.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Who runs a node? A driver that hands events to the brain and carries its effects out.
+"""How does a node run? Its driver passes events to the core and carries out the effects.
 
 One lock stands around the brain and the order of writes to the storage. Nothing slow happens under
 it: rows are checked before, syncs, the metastore and the network have threads of their own, and
@@ -52,20 +52,20 @@ from limosa.core.model.changes import Agreed
 from limosa.core.model.keys import WHOLE, PartitionId
 from limosa.core.model.topology import Node
 from limosa.core.participant.node import Participant
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
 from limosa.errors import LimosaError, Refused
 from limosa.ports import Clock, Metastore
+from limosa.protocol.peers import Peers
+from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
-from limosa.runtime.peers import Peers
 from limosa.runtime.reading import Reading
-from limosa.runtime.slices import slice_of
-from limosa.runtime.tables import Tables
 from limosa.runtime.traffic import Traffic
-from limosa.runtime.work import Worker
-from limosa.storage.rows import Bundle
+from limosa.runtime.work import BackgroundWorker
 from limosa.storage.store import Store
+from limosa.tabular.rows import Bundle
+from limosa.tabular.tables import KnownTables
 
 TICK_SECONDS = 0.02
 SYNC_SECONDS = 0.02
@@ -77,7 +77,7 @@ ROOM_SECONDS = 1.0
 class NodeSettings(Struct, frozen=True):
     """What a node is told when it starts."""
 
-    participant: Settings = Settings()
+    participant: ParticipantSettings = ParticipantSettings()
     free_bytes_min: int = 256 << 20
     """With less than this left on a disk, clients' writes are refused."""
 
@@ -102,7 +102,7 @@ class NodeDriver:
         self.store = store
         self.peers = peers
         self.settings = settings
-        self.tables = Tables()
+        self.tables = KnownTables()
         self.surprises: Counter[str] = Counter()
         self.log = log
         self.brain = Participant(node.id, settings.participant)
@@ -116,15 +116,15 @@ class NodeDriver:
         self._wanted = 0
         self._synced = 0
         self._syncing = threading.Lock()
-        self._here = False
-        """The thread that has the lock will sync what it writes."""
+        self._sync_here = False
+        """The thread that has the lock will sync what it writes: a lone request."""
         self._to_sync = threading.Condition(threading.Lock())
         self._no_room = ""
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(open_metastore, clock, log)
         self._watcher = Watcher(open_metastore, self._followed, log)
-        self._worker = Worker(log)
-        self._shelver = Worker(log, "shelver")
+        self._worker = BackgroundWorker(log)
+        self._shelver = BackgroundWorker(log, "shelver")
         self._threads = [
             threading.Thread(target=self._sync, name="sync", daemon=True),
             threading.Thread(target=self._tick, name="tick", daemon=True),
@@ -157,16 +157,15 @@ class NodeDriver:
                 if not self.is_over:
                     self._carry_out_all(self.brain.handle(self.now(), event))
 
-    def write(self, sender: str, messages: Sequence[Write], at_once: bool = False) -> None:
-        """What a client wants written, in its order; it was checked before.
+    def write(self, sender: str, messages: Sequence[Write], lone: bool = False) -> None:
+        """A client's writes in their order; the service has checked them.
 
-        `at_once`: nothing else will come from this caller before the answer, so that the calling
-        thread may as well sync itself, and spare two changes of threads.
+        The calling thread syncs a lone request itself (`transport.lone`).
         """
-        at_once = at_once and self._syncing.acquire(blocking=False)
+        sync_here = lone and self._syncing.acquire(blocking=False)
         try:
             with self._lock, self._fatal():
-                self._here = at_once
+                self._sync_here = sync_here
                 try:
                     for message in messages:
                         if self.is_over:
@@ -175,11 +174,11 @@ class NodeDriver:
                         event = Received(sender, message, found)
                         self._carry_out_all(self.brain.handle(self.now(), event))
                 finally:
-                    self._here = False
-            if at_once:
+                    self._sync_here = False
+            if sync_here:
                 self._sync_once()
         finally:
-            if at_once:
+            if sync_here:
                 self._syncing.release()
 
     def _newest(self, message: Write) -> int:
@@ -224,7 +223,7 @@ class NodeDriver:
         if change.ticket:
             with self._to_sync:
                 self._wanted = change.ticket
-                if not self._here:
+                if not self._sync_here:
                     self._to_sync.notify()
 
     def _carry_out(self, effect: Effect) -> None:

@@ -1,4 +1,4 @@
-"""What is a node's process made of, and a coordinator's? Everything put together, from settings."""
+"""What do the processes of nodes and coordinators consist of? Parts, put together by settings."""
 
 import platform
 import threading
@@ -12,22 +12,22 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.topology import Node
 from limosa.errors import BadInput, UnusableFile
 from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
+from limosa.protocol.peers import Dialer, Peers, Token
+from limosa.protocol.wire import Goodbye
 from limosa.runtime import membership
 from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
-from limosa.runtime.peers import Dialer, Peers, Token
 from limosa.runtime.service import NodeService
-from limosa.runtime.wire import Goodbye
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings as VolumeSettings
+from limosa.storage.volume import StorageSettings as VolumeSettings
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
 from limosa.transport.tokens import issue, read_secret
@@ -73,7 +73,7 @@ class CoordinatorConfig(Struct, frozen=True, kw_only=True):
     cluster: str
     metastore: str
     security: Security = Security()
-    settings: Settings = Settings()
+    settings: CoordinatorSettings = CoordinatorSettings()
 
 
 def machine_id() -> str:
@@ -91,7 +91,7 @@ def machine_id() -> str:
 def opener(path: str, clock: Clock) -> Callable[[], Metastore]:
     """How to reach the agreed state: the path of a file."""
     if path.startswith("etcd:"):
-        raise BadInput("etcd is not supported yet", "give the path of a file")
+        raise BadInput("etcd is not supported as a metastore", "give the path of a file")
     plain = path.removeprefix("sqlite:")
     return lambda: SqliteMetastore(plain, clock)
 

@@ -1,106 +1,38 @@
-"""What does one replica hold? Its rows as they are here, for whoever compares it with another.
+"""What does one replica hold? Its own rows, for those who compare it with another replica.
 
 Unlike a scan this asks no brain: any replica answers, an owner, a follower or one that is being
 made, with what was committed up to its own watermark. A view is taken and the node's lock is not,
 so whatever is written or merged meanwhile, all rows are of one moment.
-
-Rows come as their key, their version, whether they are deleted, and a hash of the whole row: what
-a comparison needs, in a fraction of the bytes.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import Struct
 
 from limosa.core.model.changes import Topology
-from limosa.core.model.keys import Incarnation, PartitionId, Position, TokenRange
+from limosa.core.model.keys import TokenRange
 from limosa.errors import BadInput
-from limosa.storage.rows import DELETED, VERSION, Batch, deleted_of
-from limosa.storage.schema import Table
+from limosa.protocol.replica_scan import (
+    KIND,
+    MOMENT,
+    RANGES_MAX,
+    SIZE_MAX,
+    Holding,
+    Named,
+    ReplicaMoment,
+    ReplicaScan,
+    schema_of,
+)
 from limosa.storage.store import Store
-from limosa.storage.view import View, newer
-
-HASH: Final = "__hash"
-RANGES_MAX: Final = 1_024
-SIZE_MAX: Final = 1 << 20
-
-_KIND: Final = b"replica:"
-"""How such a ticket begins; no scan does."""
-_MOMENT: Final = b"limosa"
-
-
-class ReplicaScan(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Rows of one table in some ranges of tokens, of one replica."""
-
-    partition: PartitionId
-    incarnation: Incarnation
-    table: bytes
-    """Its definition, which must be of the asker's own time or older."""
-    ranges: tuple[tuple[int, int], ...]
-    at_least: Position = 0
-    """With a lower watermark there are no rows, only the word how far the replica is."""
-
-    def encode(self) -> bytes:
-        return _KIND + msgspec.msgpack.encode(self)
-
-
-class Moment(Struct, frozen=True, array_like=True):
-    """When that was; it comes with the schema, before the first row."""
-
-    watermark: Position
-    collected: Position
-    table: bytes
-    """What the rows were hashed by: the newest definition that is known here."""
-
-
-class Holding(Struct, frozen=True, array_like=True):
-    """What a replica is made of, about."""
-
-    watermark: Position
-    rows: int
-    range: tuple[int, int]
-    """Of its partition."""
-    tables: tuple[tuple[str, bytes], ...]
-    """Names, or ids of those that were dropped, and definitions."""
-
-
-class Named(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which replica is meant."""
-
-    partition: PartitionId
-    incarnation: Incarnation
-
+from limosa.storage.view import View
+from limosa.tabular.rows import Batch, deleted_of
+from limosa.tabular.schema import Table, newer
 
 _scans = msgspec.msgpack.Decoder(ReplicaScan)
 _names = msgspec.msgpack.Decoder(Named)
-_moments = msgspec.msgpack.Decoder(Moment)
-
-
-def is_replica_scan(ticket: bytes) -> bool:
-    return ticket.startswith(_KIND)
-
-
-def schema_of(table: Table) -> pa.Schema:
-    return pa.schema(
-        [
-            *(table.physical.field(name) for name in table.key),
-            pa.field(VERSION, pa.int64(), nullable=False),
-            pa.field(DELETED, pa.bool_(), nullable=False),
-            pa.field(HASH, pa.uint64(), nullable=False),
-        ]
-    )
-
-
-def moment_of(schema: pa.Schema) -> Moment:
-    return _moments.decode((schema.metadata or {}).get(_MOMENT, b""))
-
-
-# --- on the node
 
 
 def holding(store: Store, topology: Topology, body: bytes) -> bytes:
@@ -127,7 +59,7 @@ def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.Re
     if len(ticket) > SIZE_MAX:
         raise BadInput(f"a ticket of {len(ticket)} bytes", f"use at most {SIZE_MAX}")
     try:
-        scan = _scans.decode(ticket.removeprefix(_KIND))
+        scan = _scans.decode(ticket.removeprefix(KIND))
     except (ValueError, RecursionError):
         raise BadInput("a ticket that names no replica", "speak Limosa's protocol") from None
     ranges = _checked(scan.ranges)
@@ -139,9 +71,9 @@ def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.Re
     if held is not None:
         held.table.check_kin(wanted)
     table = wanted if held is None else newer(wanted, held.table)
-    moment = Moment(view.watermark, view.collected, table.encode())
+    moment = ReplicaMoment(view.watermark, view.collected, table.encode())
     schema = schema_of(table)
-    known = schema.with_metadata({_MOMENT: msgspec.msgpack.encode(moment)})
+    known = schema.with_metadata({MOMENT: msgspec.msgpack.encode(moment)})
     late = view.watermark < scan.at_least
     return known, iter(()) if late else _rows(view, table, ranges, schema)
 

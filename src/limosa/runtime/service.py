@@ -1,4 +1,4 @@
-"""What does a node do for those who call it? It takes messages in, answers calls, serves scans.
+"""What does a node do for its callers? It receives messages, answers calls and serves scans.
 
 This is the boundary of trust: what a client says is checked here, completely, before the brain or
 the storage sees it.
@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from limosa.core.coordinator.explaining import about, about_run, status_about
 from limosa.core.coordinator.requests import about as about_request
 from limosa.core.events import Received, Ticked
+from limosa.core.insight.explaining import about, about_run, status_about
 from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
 from limosa.core.model.codec import decode, encode
@@ -38,12 +38,13 @@ from limosa.errors import (
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
+from limosa.protocol.replica_scan import is_replica_scan
+from limosa.protocol.scan import Scan
+from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
 from limosa.runtime.node import NodeDriver
-from limosa.runtime.reading import Scan
-from limosa.runtime.replicas import holding, is_replica_scan, read_replica
-from limosa.runtime.wire import Decoder, Encoder, Unreadable, size_of
-from limosa.storage.rows import Batch, Bundle, hash_together
-from limosa.storage.schema import Table
+from limosa.runtime.replicas import holding, read_replica
+from limosa.tabular.rows import Batch, Bundle, hash_together
+from limosa.tabular.schema import Table
 from limosa.transport.server import Inbound
 from limosa.transport.tokens import Identity
 
@@ -119,7 +120,7 @@ class NodeService:
         decoder = self._decoders[id(inbound)]
         said = decoder(frame)
         if inbound.hello.kind == "client":
-            self._serve(inbound, said, decoder.alone)
+            self._serve(inbound, said, decoder.lone)
         else:
             for each in said:
                 if isinstance(each, Unreadable | Write | Read):
@@ -136,7 +137,7 @@ class NodeService:
         with suppress(VolumeFailed):  # whoever writes is told
             self.driver.store.wait_for_room(share)
 
-    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], alone: bool) -> None:
+    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], lone: bool) -> None:
         writes: list[Write] = []
         for request in said:
             match request:
@@ -151,7 +152,7 @@ class NodeService:
                         f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
                     )
         if writes:
-            self._write(inbound, writes, alone)
+            self._write(inbound, writes, lone)
 
     def _read(self, request: Read) -> Answer:
         try:
@@ -162,7 +163,7 @@ class NodeService:
             self.driver.deliver(Ticked())
         return answer
 
-    def _write(self, inbound: Inbound, requests: list[Write], alone: bool) -> None:
+    def _write(self, inbound: Inbound, requests: list[Write], lone: bool) -> None:
         """Those of a frame together: they share the wait for their turn, and mostly a sync."""
         sizes = {each.id: sum(batch.bytes for batch in _batches(each)) for each in requests}
         inbound.take_up(sizes)  # first, since it may wait
@@ -180,7 +181,7 @@ class NodeService:
                     self.driver.note_deletes(request.partition)
         for first in range(0, len(checked), TOGETHER_MAX):
             some = checked[first : first + TOGETHER_MAX]
-            self.driver.write(inbound.name, some, at_once=alone)
+            self.driver.write(inbound.name, some, lone)
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write as the brain may have it."""

@@ -1,4 +1,4 @@
-"""Who does what takes a while? A thread of its own, one thing after the other."""
+"""How does slow work run? On a thread of its own, one task after the other."""
 
 import os
 import queue
@@ -11,7 +11,7 @@ NICENESS = 10
 """Digests and slices take a processor for seconds; whoever writes meanwhile comes first."""
 
 
-class Worker:
+class BackgroundWorker:
     def __init__(self, log: Callable[..., None], name: str = "worker") -> None:
         self._log = log
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

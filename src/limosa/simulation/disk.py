@@ -25,12 +25,12 @@ from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.producers import Producers
-from limosa.simulation.rows import Row, SimulatedRows
+from limosa.simulation.rows import SimulatedRow, SimulatedRows
 
 FOREVER: Position = 2**62
 
 
-class StoredReplica:
+class SimulatedReplica:
     """One replica's rows (committed or copied), and its log above the watermark."""
 
     __slots__ = (
@@ -61,14 +61,14 @@ class StoredReplica:
         """Tombstones up to here may be gone, and no longer hide what they hid."""
         self.entries: list[Entry] = []
         self.producers = Producers()
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, SimulatedRow] = {}
 
-    def copy(self) -> "StoredReplica":
-        other = StoredReplica(self.partition, self.replica, self.on_commit)
+    def copy(self) -> "SimulatedReplica":
+        other = SimulatedReplica(self.partition, self.replica, self.on_commit)
         other.take(self)
         return other
 
-    def take(self, other: "StoredReplica") -> None:
+    def take(self, other: "SimulatedReplica") -> None:
         """Hold what another one holds."""
         self.epoch, self.begun = other.epoch, other.begun
         self.first, self.watermark = other.first, other.watermark
@@ -123,7 +123,7 @@ class StoredReplica:
             case _:
                 raise AssertionError(change)
 
-    def put_copied(self, row: Row) -> None:
+    def put_copied(self, row: SimulatedRow) -> None:
         """By row version: a copied old row never overwrites a newer one."""
         there = self.rows.get(row.key)
         if there is None or there.version < row.version:
@@ -142,10 +142,10 @@ class StoredReplica:
             if entry.rows is not None:
                 assert isinstance(entry.rows, SimulatedRows)
                 for row in entry.rows.rows:
-                    self.put_logged(Row(row.key, row.token, row.value, entry.at))
+                    self.put_logged(SimulatedRow(row.key, row.token, row.value, entry.at))
         self.watermark = max(self.watermark, to)
 
-    def put_logged(self, row: Row) -> None:
+    def put_logged(self, row: SimulatedRow) -> None:
         self.put_copied(row)
 
     def collect(self, up_to: Position) -> None:
@@ -156,7 +156,7 @@ class StoredReplica:
 
     # --- reading
 
-    def contents(self) -> dict[str, Row]:
+    def contents(self) -> dict[str, SimulatedRow]:
         """Committed or copied rows and tombstones."""
         return self.rows
 
@@ -197,13 +197,13 @@ class StoredReplica:
         return sum(row.fingerprint() for row in self.rows.values())
 
 
-class Disk:
+class SimulatedDisk:
     """One node's volumes."""
 
     def __init__(self, on_commit: Callable[[str, Entry], None]) -> None:
         self._on_commit = on_commit
-        self.live: dict[tuple[PartitionId, Incarnation], StoredReplica] = {}
-        self._durable: dict[tuple[PartitionId, Incarnation], StoredReplica] = {}
+        self.live: dict[tuple[PartitionId, Incarnation], SimulatedReplica] = {}
+        self._durable: dict[tuple[PartitionId, Incarnation], SimulatedReplica] = {}
         self._journal: deque[VolumeEffect] = deque()
 
     def write(self, change: VolumeEffect, node: str) -> None:
@@ -227,7 +227,7 @@ class Disk:
             and (each.partition, each.incarnation) == key
             for each in self._journal
         ):
-            Disk.sync(self, FOREVER, node)
+            SimulatedDisk.sync(self, FOREVER, node)
         for volumes in (self.live, self._durable):
             volumes[key].apply(change)
 
@@ -254,7 +254,7 @@ def ignore(partition: str, entry: Entry) -> None:
 
 
 def carry_out(
-    volumes: dict[tuple[PartitionId, Incarnation], StoredReplica],
+    volumes: dict[tuple[PartitionId, Incarnation], SimulatedReplica],
     change: VolumeEffect,
     node: str,
     on_commit: Callable[[str, Entry], None],
@@ -262,7 +262,7 @@ def carry_out(
     key = (change.partition, change.incarnation)
     if isinstance(change, CreateReplica):
         replica = Replica(node, change.incarnation, change.volume)
-        volumes[key] = StoredReplica(change.partition, replica, on_commit)
+        volumes[key] = SimulatedReplica(change.partition, replica, on_commit)
     elif isinstance(change, DiscardReplica):
         volumes.pop(key, None)
     elif key in volumes:

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from limosa.core import routing
 from limosa.core.machines.catalogue import MACHINES, REBALANCE, RUN_MOVE
 from limosa.core.model.topology import Partition
-from limosa.simulation.hosts import METASTORE, NodeProcess, Process
+from limosa.simulation.hosts import METASTORE, Process, SimulatedNode
 from limosa.simulation.world import World
 
 
-def _owner(world: World, record: Partition) -> NodeProcess:
+def _owner(world: World, record: Partition) -> SimulatedNode:
     if record.owner is not None:
         return world.nodes[record.owner.replica.node]
     return world.nodes[world.dice.choice(record.replicas).node]
 
 
-def _target(world: World, record: Partition) -> NodeProcess:
+def _target(world: World, record: Partition) -> SimulatedNode:
     """A node that the transition is about; outside of one, a follower."""
     chosen = (
         routing.new_only(record)
@@ -193,7 +193,7 @@ def is_calm(world: World, dead: str) -> bool:
     return True
 
 
-def _start_empty(world: World, node: NodeProcess) -> None:
+def _start_empty(world: World, node: SimulatedNode) -> None:
     """If nobody counts on the node any more, its disk may go, whatever else is wrong."""
     if node.run:
         return

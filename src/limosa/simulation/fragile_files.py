@@ -1,4 +1,4 @@
-"""How does a process end in the middle of something? At any operation on its files.
+"""How does a process die in the middle of its work? At any operation on its files.
 
 What runs beside the process's own thread, an errand, hands over at file operations, and goes on
 when the dice say so: a thread, but never two at once, so that a seed replays it.
@@ -11,12 +11,13 @@ from random import Random
 import pyarrow as pa
 
 from limosa.simulation.files import MemoryFiles
-from limosa.storage.files import Lock, OpenFile, Piece
+from limosa.storage.files import FileLock, OpenFile
+from limosa.tabular.bodies import Piece
 
 NEVER = 2**62
 
 
-class Ended(BaseException):
+class ProcessGone(BaseException):
     """The process that did this is gone; no handler of errors may go on after this."""
 
 
@@ -36,7 +37,7 @@ class Errand:
         self._turn.acquire()
         try:
             self._act()
-        except Ended:
+        except ProcessGone:
             pass
         except BaseException as error:
             self._error = error
@@ -80,7 +81,7 @@ class FragileFiles:
             self.errand.pause()
         self.left -= 1
         if self.left < 0:
-            raise Ended
+            raise ProcessGone
 
     def part(self, pieces: Sequence[Piece]) -> bytes:
         """What is written of an append in the middle of which the process ends."""
@@ -122,7 +123,7 @@ class FragileFiles:
         self.happen(path + "/")
         self._files.sync_directory(path)
 
-    def lock(self, path: str) -> Lock:
+    def lock(self, path: str) -> FileLock:
         return self._files.lock(path)
 
     def device(self, path: str) -> int:
@@ -143,7 +144,7 @@ class FragileFile:
     def append(self, pieces: Sequence[Piece]) -> None:
         try:
             self._files.happen(self._path)
-        except Ended:
+        except ProcessGone:
             self._file.append([self._files.part(pieces)])
             raise
         self._file.append(pieces)

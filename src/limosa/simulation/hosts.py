@@ -67,7 +67,7 @@ from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, leas
 from limosa.core.model.keys import Position
 from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
 from limosa.core.participant.node import Participant
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.rows import SimulatedRows
 
 if TYPE_CHECKING:
@@ -178,10 +178,10 @@ class _Later:
         self.answer = answer
 
 
-class NodeProcess(Process):
+class SimulatedNode(Process):
     """A node: a participant, a disk, and a lease."""
 
-    def __init__(self, world: "World", name: str, settings: Settings) -> None:
+    def __init__(self, world: "World", name: str, settings: ParticipantSettings) -> None:
         super().__init__(world, name)
         self.settings = settings
         self.disk = world.make_disk(name)
@@ -376,7 +376,7 @@ class NodeProcess(Process):
         self.on_event(SliceShelved(effect.ticket, effect.rows[len(kept) :]))
 
 
-class CoordinatorProcess(Process):
+class SimulatedCoordinator(Process):
     """One of several that want the office."""
 
     tick_seconds = 0.3
@@ -517,7 +517,7 @@ class _Task:
         return named == (self.job.partition, self.job.session, self.slice)
 
 
-class Mover(Process):
+class SimulatedMover(Process):
     """Carries rows from sources to targets, as Spark's tasks will: at least once, in no order."""
 
     def __init__(self, world: "World", name: str) -> None:

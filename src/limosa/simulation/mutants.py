@@ -13,7 +13,7 @@ from limosa.core import client as client_module
 from limosa.core import routing
 from limosa.core.client import Client
 from limosa.core.coordinator import ownership, transitions
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import ApplySlice, BeginLog, Send
 from limosa.core.events import TopologyRead
 from limosa.core.machines.catalogue import CLEANUP_TARGET, READ_NEW, USE_NEW, WRITE_BOTH
@@ -28,20 +28,20 @@ from limosa.core.participant.node import Participant
 from limosa.core.participant.owner import Lease, Owner
 from limosa.core.producers import Applied, Producers
 from limosa.simulation import run_mutants as run_mutants
-from limosa.simulation.disk import Disk, StoredReplica
+from limosa.simulation.disk import SimulatedDisk, SimulatedReplica
 from limosa.simulation.planting import MUTANTS as MUTANTS
 from limosa.simulation.planting import REDUNDANT as REDUNDANT
 from limosa.simulation.planting import SEEDS as SEEDS
 from limosa.simulation.planting import mutant
 from limosa.simulation.planting import planted as planted
-from limosa.simulation.rows import Row, SimulatedRows
+from limosa.simulation.rows import SimulatedRow, SimulatedRows
 
 # --- reading and acknowledging
 
 
 @mutant("owner reads see committed rows only")
 def reads_above_the_watermark(change: Any) -> None:
-    def committed(self: StoredReplica, key: str) -> tuple[int, object]:
+    def committed(self: SimulatedReplica, key: str) -> tuple[int, object]:
         for entry in reversed(self.entries):
             if entry.at <= self.watermark:
                 break
@@ -52,7 +52,7 @@ def reads_above_the_watermark(change: Any) -> None:
         there = self.rows.get(key)
         return (0, None) if there is None or there.value is None else (there.version, there.value)
 
-    change(StoredReplica, "committed", committed)
+    change(SimulatedReplica, "committed", committed)
 
 
 @mutant("an owner serves only while its lease holds")
@@ -130,11 +130,11 @@ def restart_keeps_its_epoch(change: Any) -> None:
     def is_mine(self: Participant, record: Any, replica: Any) -> bool:
         return record.owner is not None and record.owner.replica == replica and bool(self.lease)
 
-    def owner_lives(self: View, record: Any) -> bool:
+    def owner_lives(self: ClusterView, record: Any) -> bool:
         return record.owner is not None and record.owner.replica.node in self.agreed.leases
 
     change(Participant, "_is_mine", is_mine)
-    change(View, "owner_lives", owner_lives)
+    change(ClusterView, "owner_lives", owner_lives)
 
 
 @mutant("followers refuse an older epoch")
@@ -168,7 +168,7 @@ def lost_replica_made_anew(change: Any) -> None:
 
 @mutant("a commit is guarded by the revisions that it was computed from")
 def commit_without_revisions(change: Any) -> None:
-    change(View, "guards", lambda self, record: {COORDINATOR_KEY: self.coordinator})
+    change(ClusterView, "guards", lambda self, record: {COORDINATOR_KEY: self.coordinator})
 
 
 @mutant(
@@ -177,12 +177,12 @@ def commit_without_revisions(change: Any) -> None:
     "go one at a time; a successor's are guarded by the office.",
 )
 def switch_overtakes_cancel(change: Any) -> None:
-    guards = View.guards
+    guards = ClusterView.guards
 
-    def without_intent(self: View, record: Any) -> dict[str, int]:
+    def without_intent(self: ClusterView, record: Any) -> dict[str, int]:
         return {k: v for k, v in guards(self, record).items() if k != intent_key(record.id)}
 
-    change(View, "guards", without_intent)
+    change(ClusterView, "guards", without_intent)
 
 
 # --- failover
@@ -195,12 +195,12 @@ def failover_to_the_unread_side(change: Any) -> None:
 
 @mutant("failover happens when the owner's lease has ended")
 def failover_without_lease_end(change: Any) -> None:
-    lives = View.owner_lives
+    lives = ClusterView.owner_lives
 
-    def suspected(self: View, record: Any) -> bool:
+    def suspected(self: ClusterView, record: Any) -> bool:
         return lives(self, record) and self.owner_status(record) is not None
 
-    change(View, "owner_lives", suspected)
+    change(ClusterView, "owner_lives", suspected)
 
 
 @mutant("a new owner makes every replica equal to itself before it serves")
@@ -265,7 +265,7 @@ def new_side_taken_out_and_put_back(change: Any) -> None:
 
 @mutant("fallback only to an in-sync old replica")
 def fallback_to_one_that_was_taken_out(change: Any) -> None:
-    def live(view: View, record: Any) -> tuple[Any, ...]:
+    def live(view: ClusterView, record: Any) -> tuple[Any, ...]:
         return tuple(r for r in record.replicas if view.is_live(r.node))
 
     change(transitions, "fallback_candidates", live)
@@ -308,7 +308,7 @@ def fence_raised_after_the_drain(change: Any) -> None:
 
 
 def _without_barrier(change: Any, stage: str) -> None:
-    def barrier(view: View, record: Any, since: float) -> Any:
+    def barrier(view: ClusterView, record: Any, since: float) -> Any:
         assert record.transition is not None
         if record.transition.stage == stage:
             return None
@@ -330,10 +330,10 @@ def no_barrier_before_cleanup(change: Any) -> None:
 @mutant("a target is prepared as an empty incarnation")
 def leftover_reused(change: Any) -> None:
     """What was dropped is found again: neither the drop nor the beginning empties it."""
-    leftovers: dict[tuple[int, str, str], dict[str, Row]] = {}
-    init, apply = StoredReplica.__init__, StoredReplica.apply
+    leftovers: dict[tuple[int, str, str], dict[str, SimulatedRow]] = {}
+    init, apply = SimulatedReplica.__init__, SimulatedReplica.apply
 
-    def made(self: StoredReplica, partition: str, replica: Any, on_commit: Any) -> None:
+    def made(self: SimulatedReplica, partition: str, replica: Any, on_commit: Any) -> None:
         init(self, partition, replica, on_commit)
         key = (
             id(on_commit.__self__) if hasattr(on_commit, "__self__") else 0,
@@ -342,7 +342,7 @@ def leftover_reused(change: Any) -> None:
         )
         self.rows = leftovers.setdefault(key, self.rows)
 
-    def applied(self: StoredReplica, step: Any) -> None:
+    def applied(self: SimulatedReplica, step: Any) -> None:
         if isinstance(step, BeginLog):
             rows = dict(self.rows)
             apply(self, step)
@@ -350,8 +350,8 @@ def leftover_reused(change: Any) -> None:
         else:
             apply(self, step)
 
-    change(StoredReplica, "__init__", made)
-    change(StoredReplica, "apply", applied)
+    change(SimulatedReplica, "__init__", made)
+    change(SimulatedReplica, "apply", applied)
 
 
 # --- copying
@@ -391,7 +391,7 @@ def slices_of_any_number(change: Any) -> None:
 def switch_despite_a_mismatch(change: Any) -> None:
     verify = transitions.verify
 
-    def trusting(view: View, record: Any, targets: Any) -> Any:
+    def trusting(view: ClusterView, record: Any, targets: Any) -> Any:
         progress = verify(view, record, targets)
         return None if isinstance(progress, transitions.Differs) else progress
 
@@ -400,13 +400,13 @@ def switch_despite_a_mismatch(change: Any) -> None:
 
 @mutant("a copied row counts only if its version is newer")
 def copy_without_versions(change: Any) -> None:
-    logged = StoredReplica.put_copied
+    logged = SimulatedReplica.put_copied
 
-    def put(self: StoredReplica, row: Row) -> None:
+    def put(self: SimulatedReplica, row: SimulatedRow) -> None:
         self.rows[row.key] = row
 
-    change(StoredReplica, "put_logged", logged)
-    change(StoredReplica, "put_copied", put)
+    change(SimulatedReplica, "put_logged", logged)
+    change(SimulatedReplica, "put_copied", put)
 
 
 @mutant("the copy begins where the log of the new replica does")
@@ -479,7 +479,7 @@ def repair_shelved(change: Any) -> None:
     "stage passes a barrier that waits for it, and until then nothing is collected.",
 )
 def shelved_behind_a_collection(change: Any) -> None:
-    change(Disk, "collected", lambda self, partition, incarnation: 0)
+    change(SimulatedDisk, "collected", lambda self, partition, incarnation: 0)
 
 
 @mutant(
@@ -493,9 +493,9 @@ def shelved_twice(change: Any) -> None:
 
 @mutant("a row that is stored past the log counts only if its version is newer")
 def shelved_over_newer_rows(change: Any) -> None:
-    shelve = Disk.shelve
+    shelve = SimulatedDisk.shelve
 
-    def over(self: Disk, step: ApplySlice, node: str) -> None:
+    def over(self: SimulatedDisk, step: ApplySlice, node: str) -> None:
         for volumes in (self.live, self._durable):
             stored = volumes.get((step.partition, step.incarnation))
             kept = {} if stored is None else stored.rows
@@ -505,7 +505,7 @@ def shelved_over_newer_rows(change: Any) -> None:
                     kept.pop(row.key, None)
         shelve(self, step, node)
 
-    change(Disk, "shelve", over)
+    change(SimulatedDisk, "shelve", over)
 
 
 @mutant(
@@ -653,12 +653,12 @@ def no_barrier_before_streaming(change: Any) -> None:
     "what a deposed coordinator computes from the present state is what its successor would.",
 )
 def coordinator_key_not_guarded(change: Any) -> None:
-    guards = View.guards
+    guards = ClusterView.guards
 
-    def without(self: View, record: Any) -> dict[str, int]:
+    def without(self: ClusterView, record: Any) -> dict[str, int]:
         return {k: v for k, v in guards(self, record).items() if k != COORDINATOR_KEY}
 
-    change(View, "guards", without)
+    change(ClusterView, "guards", without)
 
 
 @mutant(

@@ -1,4 +1,4 @@
-"""What does an operator of many moves do? Runs, drains, pauses, cancels, locks: sensible or not.
+"""What does an operator of runs do? Starts, drains, pauses, cancels, locks: sensibly or not.
 
 It has dice of its own, so that worlds without runs stay as they are.
 """

@@ -15,7 +15,7 @@ def token_of(key: str) -> int:
     return (crc32(key.encode()) << 32) - 2**63 + crc32(key[::-1].encode())
 
 
-class Row(Struct, frozen=True, gc=False):
+class SimulatedRow(Struct, frozen=True, gc=False):
     """A row; the value None is a tombstone."""
 
     key: str
@@ -30,7 +30,7 @@ class Row(Struct, frozen=True, gc=False):
 class SimulatedRows(Struct, frozen=True, gc=False):
     """The simulator's `Rows`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SimulatedRow, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,7 +56,7 @@ class SimulatedRows(Struct, frozen=True, gc=False):
         return SimulatedRows(tuple(row for row in self.rows if held.holds(row.token)))
 
     def split(self, starts: Starts) -> "list[tuple[int, SimulatedRows]]":
-        shares: dict[int, list[Row]] = {}
+        shares: dict[int, list[SimulatedRow]] = {}
         for row in self.rows:
             shares.setdefault(bisect_right(starts.starts, row.token) - 1, []).append(row)
         if len(shares) == 1:

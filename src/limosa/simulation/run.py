@@ -1,5 +1,4 @@
-"""What does one seed do? It draws a world, lets applications, operators and faults loose on it,
-heals it, and looks at what is left.
+"""What does one seed do? It builds a world, runs workloads and faults, heals it, and checks it.
 
 Every run has three acts: trouble, healing (in which everything must end), and the reckoning.
 """
@@ -22,8 +21,16 @@ from limosa.simulation.faults import inject
 from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
 from limosa.simulation.themes import REPAIRS, RUNS, THEMES, Theme, weather_of
-from limosa.simulation.workloads import KINDS, Bank, History, Reader, Registers, Then, Workload
-from limosa.simulation.world import ZONE, Shape, World
+from limosa.simulation.workloads import (
+    KINDS,
+    Bank,
+    OperationHistory,
+    Registers,
+    StickyReader,
+    Then,
+    Workload,
+)
+from limosa.simulation.world import ZONE, World, WorldShape
 
 HEALING_SECONDS = 45.0
 LATEST_MESSAGE_SECONDS = 7.0
@@ -59,9 +66,9 @@ def theme_of(seed: int, dice: Random) -> Theme:
     return dice.choice(RUNS if is_about_runs(seed) else THEMES)
 
 
-def shape_of(theme: Theme, dice: Random) -> Shape:
+def shape_of(theme: Theme, dice: Random) -> WorldShape:
     replicas = dice.choice(theme.replicas)
-    return Shape(
+    return WorldShape(
         nodes=dice.choice((replicas + 1, *theme.nodes)),
         partitions=dice.choice(theme.partitions),
         replicas=replicas,
@@ -92,7 +99,7 @@ def run_seed(
     )
     world = world_type(seed, shape, telling)
     world.mix = theme.clients
-    history = History(world)
+    history = OperationHistory(world)
     drama = Drama(world, history, theme, dice)
     try:
         drama.trouble()
@@ -114,7 +121,7 @@ def run_seed(
 class Drama:
     """The three acts of one run."""
 
-    def __init__(self, world: World, history: History, theme: Theme, dice: Random) -> None:
+    def __init__(self, world: World, history: OperationHistory, theme: Theme, dice: Random) -> None:
         self.world = world
         self.history = history
         self.theme = theme
@@ -127,7 +134,7 @@ class Drama:
         self.requests = 0
         self.workloads: list[Workload] = []
         reader, *others = world.clients
-        self.workloads.append(Reader(world, history, reader))
+        self.workloads.append(StickyReader(world, history, reader))
         for client in others:
             self.workloads.append(Registers(world, history, client))
             kind = Bank if theme.bank else dice.choice(KINDS)

@@ -1,14 +1,14 @@
-"""Which bugs could a run have? Each of these is one that the simulator finds; see `mutants`."""
+"""Which bugs could a rebalance run have? Each mutant is found by the simulator; see `mutants`."""
 
 from typing import Any
 
 from msgspec.structs import replace
 
 from limosa.core.coordinator import drains, run_moves, run_requests, run_starts, runs
-from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.flights import Flights
-from limosa.core.coordinator.run_starts import Traffic
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.run_starts import MovesUnderWay
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.changes import REBALANCE_KEY, Commit, Put
 from limosa.core.model.intent import Request
@@ -16,18 +16,18 @@ from limosa.core.model.runs import Outcome, Rebalance, Run, RunMove
 from limosa.simulation.planting import mutant
 
 
-def _as_if(view: View, **what: Any) -> View:
+def _as_if(view: ClusterView, **what: Any) -> ClusterView:
     """What a coordinator sees that does not look at some of it."""
     agreed = replace(view.agreed, **what)
     seen = (agreed, view.statuses, view.coordinator, view.now, view.wall)
-    return View(*seen, view.settings, view.memory)
+    return ClusterView(*seen, view.settings, view.memory)
 
 
 @mutant("a second start is refused, and disturbs nothing")
 def second_start_overwrites(change: Any) -> None:
     next_state = run_requests.next_state
 
-    def always(view: View, event: str) -> Any:
+    def always(view: ClusterView, event: str) -> Any:
         return "running" if event == "start" else next_state(view, event)
 
     change(run_requests, "check_idle", lambda view: None)
@@ -38,7 +38,7 @@ def second_start_overwrites(change: Any) -> None:
 def checkpoint_of_one_move(change: Any) -> None:
     start = run_requests.start
 
-    def first_only(view: View, request: Request, trigger: int) -> Answer:
+    def first_only(view: ClusterView, request: Request, trigger: int) -> RequestAnswer:
         answer = start(view, request, trigger)
         kept = [
             each
@@ -66,7 +66,7 @@ def pause_forgotten_by_a_successor(change: Any) -> None:
     stopped = run_starts.stopped
     seen: dict[tuple[str, int], int] = {}
 
-    def remembered(view: View, run: Run) -> str:
+    def remembered(view: ClusterView, run: Run) -> str:
         if view.agreed.rebalance.state == "paused":
             first = seen.setdefault((run.id, run.starts), view.coordinator)
             if first != view.coordinator:
@@ -80,7 +80,7 @@ def pause_forgotten_by_a_successor(change: Any) -> None:
 def begins_while_cancelling(change: Any) -> None:
     stopped = run_starts.stopped
 
-    def ignoring(view: View, run: Run) -> str:
+    def ignoring(view: ClusterView, run: Run) -> str:
         if view.agreed.rebalance.state == "cancelling":
             view = _as_if(view, rebalance=Rebalance("running", run.id))
         return stopped(view, run)
@@ -92,7 +92,7 @@ def begins_while_cancelling(change: Any) -> None:
 def lock_ignored(change: Any) -> None:
     stopped = run_starts.stopped
 
-    def ignoring(view: View, run: Run) -> str:
+    def ignoring(view: ClusterView, run: Run) -> str:
         controls = replace(view.agreed.controls, locked="")
         return stopped(_as_if(view, controls=controls), run)
 
@@ -103,7 +103,7 @@ def lock_ignored(change: Any) -> None:
 def balancing_never_off(change: Any) -> None:
     stopped = run_starts.stopped
 
-    def ignoring(view: View, run: Run) -> str:
+    def ignoring(view: ClusterView, run: Run) -> str:
         controls = replace(view.agreed.controls, balancing=True)
         return stopped(_as_if(view, controls=controls), run)
 
@@ -124,14 +124,14 @@ def begins_by_an_older_state(change: Any) -> None:
 
 @mutant("a run has no more moves in flight than its limits allow")
 def limits_ignored(change: Any) -> None:
-    change(Traffic, "full", lambda self, source, target: "")
+    change(MovesUnderWay, "full", lambda self, source, target: "")
 
 
 @mutant("a cancelled run ends when what was in flight has ended")
 def cancelled_at_once(change: Any) -> None:
     is_over = runs.is_over
 
-    def hasty(view: View, flights: Flights) -> bool:
+    def hasty(view: ClusterView, flights: Flights) -> bool:
         return view.agreed.rebalance.state == "cancelling" or is_over(view, flights)
 
     change(runs, "is_over", hasty)
@@ -166,7 +166,7 @@ def left_with_a_replica(change: Any) -> None:
 def cancelled_drain_keeps_its_nodes(change: Any) -> None:
     end = drains.end
 
-    def without_nodes(view: View, run: Run, outcome: Outcome) -> Any:
+    def without_nodes(view: ClusterView, run: Run, outcome: Outcome) -> Any:
         nodes, outcome, words = end(view, run, outcome)
         return (() if outcome == "cancelled" else nodes), outcome, words
 

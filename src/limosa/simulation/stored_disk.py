@@ -25,17 +25,17 @@ from limosa.core.effects import AppendEntries, ApplySlice, CreateReplica, Volume
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry, Rows
-from limosa.simulation.disk import FOREVER, Disk, StoredReplica, carry_out, ignore
-from limosa.simulation.fragile_files import Ended, Errand, FragileFiles
-from limosa.simulation.rows import Row, SimulatedRows, token_of
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
+from limosa.simulation.disk import FOREVER, SimulatedDisk, SimulatedReplica, carry_out, ignore
+from limosa.simulation.fragile_files import Errand, FragileFiles, ProcessGone
+from limosa.simulation.rows import SimulatedRow, SimulatedRows, token_of
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 
 ReplicaKey = tuple[PartitionId, Incarnation]
 Answer = TypeVar("Answer")
-State = tuple[HeldReplica, tuple[Entry, ...], dict[str, Row]]
+State = tuple[HeldReplica, tuple[Entry, ...], dict[str, SimulatedRow]]
 Violate = Callable[[str, PartitionId], None]
 
 TABLE = Table("rows", pa.schema({"key": pa.string(), "value": pa.string()}), ("key",))
@@ -58,7 +58,7 @@ def to_bundle(rows: SimulatedRows, versioned: bool = False) -> Bundle:
     )
 
 
-def from_batches(batches: Iterable[Batch]) -> Iterator[Row]:
+def from_batches(batches: Iterable[Batch]) -> Iterator[SimulatedRow]:
     for batch in batches:
         versions = [0] * len(batch) if batch.versions is None else batch.versions.tolist()
         deleted = [False] * len(batch) if batch.deleted is None else batch.deleted.tolist()
@@ -66,7 +66,7 @@ def from_batches(batches: Iterable[Batch]) -> Iterator[Row]:
         for columns, version, is_gone in rows:
             key, text = str(columns["key"]), columns["value"]
             assert is_gone == (text is None), "a tombstone has nothing but its key"
-            yield Row(key, token_of(key), None if is_gone else _value(text), version)
+            yield SimulatedRow(key, token_of(key), None if is_gone else _value(text), version)
 
 
 @lru_cache(1024)
@@ -103,12 +103,12 @@ def _entry(entry: Entry) -> Entry:
 # ---------------------------------------------------------------- what is there, and must be
 
 
-class CheckedReplica(StoredReplica):
+class CheckedReplica(SimulatedReplica):
     """What must be there, and answers of what is there."""
 
     __slots__ = ("_disk", "_key")
 
-    def __init__(self, model: StoredReplica, disk: "StoredDisk") -> None:
+    def __init__(self, model: SimulatedReplica, disk: "StoredDisk") -> None:
         super().__init__(model.partition, model.replica, disk.on_commit)
         self.take(model)
         self._disk = disk
@@ -120,7 +120,7 @@ class CheckedReplica(StoredReplica):
         assert there is not None
         return there
 
-    def contents(self) -> dict[str, Row]:
+    def contents(self) -> dict[str, SimulatedRow]:
         return self._disk.agreed("has rows", self._key, self._disk.rows(self._key), self.rows)
 
     def committed(self, key: str) -> tuple[Position, object]:
@@ -151,9 +151,9 @@ class CheckedReplica(StoredReplica):
         return self._disk.agreed("digests", self._key, there, _bundle(rows, True).digest())
 
 
-def _settings(dice: Random) -> Settings:
+def _settings(dice: Random) -> StorageSettings:
     """A log file has room for some ten changes, and a segment is made of a few rows."""
-    return Settings(
+    return StorageSettings(
         log_file_bytes=dice.choice((6, 12, 24)) << 10,
         log_bytes_max=dice.choice((20, 40, 100)) << 10,
         log_useful_max=0.95,
@@ -163,7 +163,7 @@ def _settings(dice: Random) -> Settings:
     )
 
 
-class StoredDisk(Disk):
+class StoredDisk(SimulatedDisk):
     """One node's volumes, on real storage."""
 
     def __init__(
@@ -197,7 +197,7 @@ class StoredDisk(Disk):
         rows = [_bundle(some, True) for some in change.rows]
         # The real one flushes a replica first that is not at rest, and so makes more durable.
         self.store.sync()
-        Disk.sync(self, FOREVER, node)
+        SimulatedDisk.sync(self, FOREVER, node)
         digest = sum(some.digest() for some in rows)
         place = (change.partition, change.incarnation)
         self.store.shelve(place, rows, WHOLE, digest, self.store.view(*place).collected)
@@ -274,7 +274,7 @@ class StoredDisk(Disk):
 
     def _interrupted(self, act: Callable[[], object]) -> None:
         self._files.left = self._dice.choice((0, 1, 2, 3, 5, 10, 20))
-        with suppress(Ended):
+        with suppress(ProcessGone):
             act()
 
     def _survive(self) -> None:
@@ -294,7 +294,7 @@ class StoredDisk(Disk):
 
     def _after_some(
         self, key: ReplicaKey, unsynced: Iterable[VolumeEffect], there: State | None
-    ) -> StoredReplica | None:
+    ) -> SimulatedReplica | None:
         """The replica as it was synced, and then with so many changes as make what is there."""
         volumes = {key: self._durable[key].copy()} if key in self._durable else {}
         states = [_state(volumes.get(key))]
@@ -327,7 +327,7 @@ class StoredDisk(Disk):
     def _state_of(self, key: ReplicaKey, held: HeldReplica) -> State:
         return held, self.entries(key), self.rows(key)
 
-    def rows(self, key: ReplicaKey) -> dict[str, Row]:
+    def rows(self, key: ReplicaKey) -> dict[str, SimulatedRow]:
         view = self.store.view(*key)
         return {row.key: row for row in from_batches(view.batches(TABLE, tombstones=True))}
 
@@ -343,10 +343,10 @@ class StoredDisk(Disk):
             self.agreed("has", key, there.get(key), wanted.get(key))
 
 
-def _state(model: StoredReplica | None) -> State | None:
+def _state(model: SimulatedReplica | None) -> State | None:
     if model is None:
         return None
-    return _plain(StoredReplica.restored(model)), tuple(model.entries), dict(model.rows)
+    return _plain(SimulatedReplica.restored(model)), tuple(model.entries), dict(model.rows)
 
 
 def _plain(held: HeldReplica) -> HeldReplica:

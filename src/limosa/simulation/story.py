@@ -1,4 +1,4 @@
-"""What happened in this seed? It is run again, and told.
+"""What happened in this seed? It is run again, and its events are printed.
 
 A story has the lines of the partitions concerned, in virtual time: who did what. Faults are told
 whichever partition they were aimed at, because they hit processes.
@@ -10,14 +10,14 @@ from msgspec import Struct
 
 from limosa.simulation.run import run_seed
 from limosa.simulation.swarm import SEED_SECONDS_MAX, TookTooLong, named, within
-from limosa.simulation.world import Shape, World
+from limosa.simulation.world import World, WorldShape
 
 
 class Story(Struct, frozen=True):
     """One seed, told; `partitions` are those that exist, `end` is when it stopped."""
 
     seed: int
-    shape: Shape
+    shape: WorldShape
     partitions: tuple[str, ...]
     lines: tuple[tuple[float, str, str], ...]
     violations: tuple[tuple[str, str], ...]
@@ -35,7 +35,7 @@ def story_of(seed: int, seconds_max: float = SEED_SECONDS_MAX, real_storage: boo
     worlds: list[World] = []
 
     class Remembered(World):
-        def __init__(self, seed: int, shape: Shape, telling: bool = False) -> None:
+        def __init__(self, seed: int, shape: WorldShape, telling: bool = False) -> None:
             worlds.append(self)
             super().__init__(seed, shape, telling)
 

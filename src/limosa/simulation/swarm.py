@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 # --- what the seeds show together
 
 
-class Failure(Struct, frozen=True):
+class SeedFailure(Struct, frozen=True):
     """A seed and the first thing that it violated."""
 
     seed: int
@@ -40,7 +40,7 @@ class Failure(Struct, frozen=True):
     partition: str
 
 
-class Summary(Struct, frozen=True):
+class SwarmSummary(Struct, frozen=True):
     """What the seeds of a swarm showed together."""
 
     seeds: int
@@ -51,7 +51,7 @@ class Summary(Struct, frozen=True):
     cells_hit: int
     cells_total: int
     seeds_per_minute: float
-    failed: tuple[Failure, ...]
+    failed: tuple[SeedFailure, ...]
     missing_cells: tuple[tuple[str, str], ...]
     seconds: float
 
@@ -61,7 +61,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.seeds = self.operations = self.moves = self.faults = self.violations = 0
-        self.failed: list[Failure] = []
+        self.failed: list[SeedFailure] = []
         self._cells: set[tuple[str, str]] = set()
         self._began = monotonic()
 
@@ -73,12 +73,12 @@ class Tally:
         self.violations += len(result.violations)
         self._cells.update(result.cells)
         if result.violations:
-            self.failed.append(Failure(result.seed, *result.violations[0]))
+            self.failed.append(SeedFailure(result.seed, *result.violations[0]))
 
-    def summary(self) -> Summary:
+    def summary(self) -> SwarmSummary:
         seconds = monotonic() - self._began
         missing = tuple(cell for cell in CELLS if cell not in self._cells)
-        return Summary(
+        return SwarmSummary(
             self.seeds,
             self.operations,
             self.moves,

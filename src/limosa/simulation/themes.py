@@ -1,4 +1,4 @@
-"""What is a run about? A mix of workloads, operators and faults, written as data.
+"""What is a simulated run about? A mix of workloads, operators and faults, written as data.
 
 Three seeds in ten let everything loose; the others dwell on one kind of trouble, because some
 interleavings need three unlikely things in a row.

@@ -1,4 +1,4 @@
-"""What do applications do? Each workload asks, remembers, and tells afterwards what must be true.
+"""What do applications do? Each workload writes and reads, and checks its own answers at the end.
 
 A register's history goes to the linearizability checker; a bank's transfers are rows of one part,
 which become visible together or not at all; a set's members are inserted once; a list grows by
@@ -11,9 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from limosa.core.client import Asked, Finished
-from limosa.simulation.checkers.linearizability import Operation
+from limosa.simulation.checkers.linearizability import ObservedOperation
 from limosa.simulation.hosts import ClientProcess
-from limosa.simulation.rows import Row, SimulatedRows, token_of
+from limosa.simulation.rows import SimulatedRow, SimulatedRows, token_of
 
 if TYPE_CHECKING:
     from limosa.simulation.world import World
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Then = Callable[[Finished], None]
 
 
-class History:
+class OperationHistory:
     """What clients asked for and were answered, by key."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.operations: list[Operation] = []
+        self.operations: list[ObservedOperation] = []
         self.asked = 0
         self.expected: dict[str, object] = {}
         self._waiting: dict[str, tuple[Asked, float, Then]] = {}
@@ -61,7 +61,7 @@ class History:
             unknown = Finished(asked.id, "unknown")
             self.operations += self._operations(asked, since, unknown)
 
-    def _operations(self, asked: Asked, since: float, effect: Finished) -> list[Operation]:
+    def _operations(self, asked: Asked, since: float, effect: Finished) -> list[ObservedOperation]:
         client = asked.id.split("-")[0]
         # An answer arrives a little before the client can ask again.
         returned = None if effect.outcome == "unknown" else self.world.now
@@ -73,7 +73,7 @@ class History:
             assert isinstance(effect.value, tuple)
             assert isinstance(asked.keys, tuple)
             return [
-                Operation(
+                ObservedOperation(
                     client=client,
                     key=key,
                     kind="read",
@@ -89,14 +89,14 @@ class History:
         if compares:
             row = asked.rows.rows[0]
             return [
-                Operation(
+                ObservedOperation(
                     client=client, key=row.key, kind="compare", value=row.value,
                     expected=self.expected[asked.id], invoked=since, returned=returned,
                     result=effect.outcome == "done", label=effect.id,
                 )
             ]  # fmt: skip
         return [
-            Operation(
+            ObservedOperation(
                 client=client,
                 key=row.key,
                 kind="delete" if row.value is None else "write",
@@ -121,13 +121,13 @@ class History:
 
 
 def rows_of(*pairs: tuple[str, object]) -> SimulatedRows:
-    return SimulatedRows(tuple(Row(key, token_of(key), value) for key, value in pairs))
+    return SimulatedRows(tuple(SimulatedRow(key, token_of(key), value) for key, value in pairs))
 
 
 class Workload(ABC):
     """Something that a client does over and over."""
 
-    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+    def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         self.world = world
         self.history = history
         self.client = client
@@ -151,7 +151,7 @@ class Registers(Workload):
 
     NAMES = ("r0", "r1", "r2", "r3", "r4", "r5")
 
-    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+    def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         super().__init__(world, history, client)
         self.seen: dict[str, tuple[int, object]] = {}
 
@@ -191,7 +191,7 @@ class Registers(Workload):
         return then
 
 
-class Reader(Registers):
+class StickyReader(Registers):
     """Only reads, so nothing tells it of a new owner: it stays with an old one that answers."""
 
     def step(self) -> None:
@@ -204,7 +204,7 @@ class Appends(Workload):
 
     KEY = "list"
 
-    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+    def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         super().__init__(world, history, client)
         self.acked: list[str] = []
 
@@ -245,7 +245,7 @@ class Appends(Workload):
 class UniqueSet(Workload):
     """Keys that are each written once: those acknowledged must all be there."""
 
-    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+    def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         super().__init__(world, history, client)
         self.count = 0
         self.acked: list[str] = []
@@ -283,7 +283,7 @@ class Bank(Workload):
     ACCOUNTS = 3
     TOTAL = 300
 
-    def __init__(self, world: "World", history: History, client: ClientProcess) -> None:
+    def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         super().__init__(world, history, client)
         self.names = self._names()
         self.balances: dict[str, int] | None = None

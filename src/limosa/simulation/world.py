@@ -1,4 +1,4 @@
-"""What happens? A world of processes, one queue of events and one die, all drawn from a seed."""
+"""What happens in a simulated world? It holds processes, a queue of events and the dice."""
 
 import heapq
 from bisect import bisect_right
@@ -10,10 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.client import Asked, Client, Finished
-from limosa.core.client import Settings as ClientSettings
+from limosa.core.client import Asked, Client, ClientSettings, Finished
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.settings import Settings as CoordinatorSettings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import ApplySlice
 from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
@@ -25,15 +24,15 @@ from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
 from limosa.core.participant.node import Participant
-from limosa.core.participant.settings import Settings
-from limosa.simulation.disk import Disk
+from limosa.core.participant.settings import ParticipantSettings
+from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
     METASTORE,
     ClientProcess,
-    CoordinatorProcess,
-    Mover,
-    NodeProcess,
     Process,
+    SimulatedCoordinator,
+    SimulatedMover,
+    SimulatedNode,
 )
 from limosa.simulation.metastore import SimulatedMetastore
 from limosa.simulation.network import Network, Weather
@@ -42,7 +41,7 @@ from limosa.simulation.rows import SimulatedRows
 ZONE = "zone"
 
 
-class Shape(Struct, frozen=True):
+class WorldShape(Struct, frozen=True):
     """How large the world is, and how bad its weather; a seed draws one."""
 
     nodes: int = 4
@@ -73,7 +72,7 @@ def edge(life: Life, was: str, now: str) -> list[tuple[str, str]]:
 class World:
     """Everything that exists in one run."""
 
-    def __init__(self, seed: int, shape: Shape, telling: bool = False) -> None:
+    def __init__(self, seed: int, shape: WorldShape, telling: bool = False) -> None:
         self.seed = seed
         self.shape = shape
         self.dice = Random(seed)
@@ -105,7 +104,7 @@ class World:
         self.on_record: Callable[[PartitionId], None] = lambda partition: None
         self.on_wait: Callable[[PartitionId, str], None] = lambda partition, why: None
         self.on_run: Callable[[str], None] = lambda state: None
-        settings = Settings(
+        settings = ParticipantSettings(
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
             silence_seconds_max=shape.silence_seconds,
@@ -119,13 +118,13 @@ class World:
         self.agreed = Agreed()
         self.processes: dict[str, Process] = {}
         self.nodes = {
-            f"n{i + 1}": NodeProcess(self, f"n{i + 1}", settings) for i in range(shape.nodes)
+            f"n{i + 1}": SimulatedNode(self, f"n{i + 1}", settings) for i in range(shape.nodes)
         }
-        self.coordinators = [CoordinatorProcess(self, f"k{i + 1}") for i in range(2)]
+        self.coordinators = [SimulatedCoordinator(self, f"k{i + 1}") for i in range(2)]
         self.clients = [
             ClientProcess(self, f"c{i + 1}", self._finished) for i in range(shape.clients)
         ]
-        self.mover = Mover(self, "mover")
+        self.mover = SimulatedMover(self, "mover")
         self.finished: Callable[[Finished], None] = lambda effect: None
         for process in (*self.nodes.values(), *self.coordinators, *self.clients, self.mover):
             self.processes[process.name] = process
@@ -151,7 +150,7 @@ class World:
 
     # --- brains, made here so that a mutant can be planted
 
-    def make_participant(self, name: str, settings: Settings) -> Participant:
+    def make_participant(self, name: str, settings: ParticipantSettings) -> Participant:
         return Participant(name, settings)
 
     def make_coordinator(self, name: str) -> Coordinator:
@@ -165,9 +164,9 @@ class World:
             ),
         )
 
-    def make_disk(self, node: str) -> Disk:
+    def make_disk(self, node: str) -> SimulatedDisk:
         if not self.shape.real_storage:
-            return Disk(self.on_row_commit)
+            return SimulatedDisk(self.on_row_commit)
         # Arrow takes longer to import than a fake run does to end.
         from limosa.simulation.stored_disk import StoredDisk
 

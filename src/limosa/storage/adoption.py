@@ -1,4 +1,4 @@
-"""How does a replica get rows that were somewhere else before? As segments, past the log.
+"""How does a replica take over rows from elsewhere? As segments, without the log.
 
 Segments never change, so the same file may serve several replicas: by another name in each
 directory, and by the range of tokens that counts there. What comes from another node is written to
@@ -14,13 +14,13 @@ from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.errors import BadInput
 from limosa.storage import compaction
 from limosa.storage.manifest import Manifest
-from limosa.storage.merge import is_sorted, newest
 from limosa.storage.replica import StoredReplica, check_copied, describe_table
-from limosa.storage.rows import Batch, Bundle, concat
-from limosa.storage.schema import Table
 from limosa.storage.segment import Segment
 from limosa.storage.shelf import Shelf, directory
-from limosa.storage.view import NEW, SETTLED, Ranged, TableView, newer, overlap
+from limosa.storage.view import NEW, SETTLED, Ranged, TableView, overlap
+from limosa.tabular.merge import is_sorted, newest
+from limosa.tabular.rows import Batch, Bundle, concat
+from limosa.tabular.schema import Table, newer
 
 
 def link(

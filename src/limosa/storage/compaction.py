@@ -1,4 +1,4 @@
-"""Which segments should become one, and which rows need not be kept?
+"""Which segments should be merged, and which rows can be dropped?
 
 Segments of a table are *new* (what a flush or a copy left: they overlap), *settled* (they do not),
 or *going*: on their way from new to settled. A sweep takes new segments through the token space
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from limosa.core.model.keys import WHOLE, Position, TokenRange
-from limosa.storage.merge import Source, cut
-from limosa.storage.rows import Batch
 from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
+from limosa.tabular.merge import MergeSource, cut
+from limosa.tabular.rows import Batch
 
 NEW_OF_A_SIZE = 4
 STREAM_SEGMENTS = 8
@@ -71,7 +71,7 @@ def _bytes(segments: Iterable[Ranged]) -> int:
 def _next_piece(going: Sequence[Ranged], settled: Sequence[Ranged], piece_bytes: int) -> Job:
     start = min(ranged.held.start for ranged in going)
     whole = TokenRange(start, max(ranged.held.end for ranged in going))
-    sources: list[Source] = [*going, *settled]
+    sources: list[MergeSource] = [*going, *settled]
     end = cut(sources, whole, piece_bytes)[0].end
     for ranged in settled:
         # A settled segment is replaced as a whole, so that none is ever left in pieces.
@@ -123,7 +123,7 @@ def _join_records(view: TableView, piece_bytes: int) -> Job | None:
     return None
 
 
-def oldest_beside(view: TableView, inputs: Sequence[Source], held: TokenRange) -> Position:
+def oldest_beside(view: TableView, inputs: Sequence[MergeSource], held: TokenRange) -> Position:
     """The lowest version of a range outside of some sources: older rows may hide from them."""
     beside = [source for source in view.sources if not any(source is given for given in inputs)]
     return min((source.min_version for source in beside if source.spans(held)), default=2**62)

@@ -1,4 +1,4 @@
-"""What do we need of a file system?
+"""What does the storage need from a file system?
 
 Few things, so that each can fail on purpose: every kill, torn write and full disk of the tests
 comes in through this port. Nothing is durable before it was synced: a file's bytes by its own
@@ -11,16 +11,15 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import pyarrow as pa
 
 from limosa.errors import VolumeInUse
 from limosa.storage.mapping import mapped
+from limosa.tabular.bodies import Piece
 
 IOV_MAX = 1024
-
-Piece: TypeAlias = bytes | pa.Buffer
 
 
 class OpenFile(Protocol):
@@ -41,7 +40,7 @@ class OpenFile(Protocol):
     def close(self) -> None: ...
 
 
-class Lock(Protocol):
+class FileLock(Protocol):
     def close(self) -> None: ...
 
 
@@ -80,7 +79,7 @@ class Files(Protocol):
 
     def sync_directory(self, path: str) -> None: ...
 
-    def lock(self, path: str) -> Lock:
+    def lock(self, path: str) -> FileLock:
         """Held until closed or the process ends; a second one is refused with VolumeInUse."""
         ...
 

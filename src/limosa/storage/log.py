@@ -1,4 +1,4 @@
-"""What happened on this volume, in what order, and how much of it is durable?
+"""What happened on this volume, in which order, and how much of it is durable?
 
 One write-ahead log for all replicas of a volume, so that one sync serves them all. It is a row of
 files, numbered without gaps; each is a header and then frames:
@@ -21,9 +21,9 @@ import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from limosa.errors import UnusableFile
-from limosa.storage.files import Files, OpenFile, Piece
+from limosa.storage.files import Files, OpenFile
+from limosa.tabular.bodies import ALIGNMENT, Piece, padded
 
-ALIGNMENT = 64
 HEADER_BYTES = 4096
 
 _FILE = struct.Struct("<8sIQQ")  # magic, format, number, first sequence
@@ -54,10 +54,6 @@ class Frame(NamedTuple):
     place: Place
 
 
-def padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def file_name(number: int) -> str:
     return f"{number:08}.log"
 
@@ -81,7 +77,7 @@ class _Batch:
         self.size = 0
 
 
-class Log:
+class VolumeLog:
     """The log of one volume. `append` is called by one thread at a time, so is `sync`."""
 
     def __init__(
@@ -230,7 +226,7 @@ def _checksum(front: bytes, head: bytes, bodies: Sequence[Piece]) -> int:
 # ---------------------------------------------------------------- reading it back
 
 
-class Reading(NamedTuple):
+class FoundLogFile(NamedTuple):
     """One file of the log, as it was found."""
 
     frames: list[Frame]
@@ -242,7 +238,7 @@ class Reading(NamedTuple):
     """What its marker promises."""
 
 
-def read_file(files: Files, directory: str, number: int, is_last: bool) -> Reading:
+def read_file(files: Files, directory: str, number: int, is_last: bool) -> FoundLogFile:
     """Every frame of one file; damage is refused, a torn end is where the file ends."""
     path = f"{directory}/{file_name(number)}"
     try:
@@ -263,10 +259,10 @@ def read_file(files: Files, directory: str, number: int, is_last: bool) -> Readi
         at += frame.place.size
     if at < durable:
         raise damaged(path, f"it ends at byte {at}, though {durable} bytes were durable")
-    return Reading(frames, first_sequence, at, durable)
+    return FoundLogFile(frames, first_sequence, at, durable)
 
 
-def adopt_tail(files: Files, directory: str, number: int, reading: Reading) -> None:
+def adopt_tail(files: Files, directory: str, number: int, reading: FoundLogFile) -> None:
     """What survived without having been synced is now counted on, the marker too: make it durable.
 
     Another file will follow, and then only what the marker covers is read.
@@ -333,7 +329,11 @@ def _sequence_at(content: pa.Buffer, at: int) -> int:
 
 
 def read_frames(
-    files: Files, directory: str, first: int, last: int, on_read: Callable[[int, Reading], None]
+    files: Files,
+    directory: str,
+    first: int,
+    last: int,
+    on_read: Callable[[int, FoundLogFile], None],
 ) -> Iterator[Frame]:
     """All frames of the log; nothing may be missing between its first and its last file."""
     sequence: int | None = None

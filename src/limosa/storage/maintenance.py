@@ -1,4 +1,4 @@
-"""What is to be done when nobody waits? Rows go to segments, segments are merged, space is freed.
+"""What happens in the background? Rows are flushed to segments, segments merged, space freed.
 
 Every step ends with one atomic replacement of a manifest. What it made before is nothing until
 then, and what became useless by it is removed only after that; so it can be killed anywhere, and a
@@ -19,13 +19,13 @@ from limosa.storage.adoption import link, shelve
 from limosa.storage.compaction import Job
 from limosa.storage.log import HEADER_BYTES, file_name
 from limosa.storage.manifest import Manifest
-from limosa.storage.merge import cut, merged, newest_rows, sweep
 from limosa.storage.replica import StoredReplica, describe_table, name_of
-from limosa.storage.rows import Batch, Bundle, concat
-from limosa.storage.schema import Table
 from limosa.storage.shelf import Shelf, directory
 from limosa.storage.view import NEW, SETTLED, Ranged, TableView, records
 from limosa.storage.volume import Volume
+from limosa.tabular.merge import cut, merged, newest_rows, sweep
+from limosa.tabular.rows import Batch, Bundle, concat
+from limosa.tabular.schema import Table
 
 MERGE_BYTES = 16 << 20
 FLUSH_BYTES_MAX = 256 << 20

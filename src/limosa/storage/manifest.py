@@ -1,4 +1,4 @@
-"""What does a replica consist of, apart from the log? One small file says so, replaced as a whole.
+"""What does a replica consist of, apart from the log? One small file, replaced as a whole.
 
 All that the log told up to `sequence` is in here and in the segments named here, but for entries of
 the replica's own log: those stay in the volume's log for as long as they are needed.

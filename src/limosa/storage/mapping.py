@@ -1,4 +1,4 @@
-"""How is a file read? Mapped into memory, and let go of without holding up other threads.
+"""How is a file read? Mapped into memory, and unmapped without blocking other threads.
 
 The last one to let go of a file that was removed frees all of its pages, which can take a tenth of
 a second. Arrow would do that while it keeps Python from all other threads; a foreign function is

@@ -1,4 +1,4 @@
-"""Which rows are newer than any segment, and where is one of them?
+"""Which rows are newer than any segment, and where is the row of a key?
 
 Rows come in batches and stay as they came. Neighbouring batches form a run, few runs so that a
 look-up has few places to look at; a run is sorted when somebody first looks for a row in it. Only
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limosa.core.model.keys import Position, TokenRange
-from limosa.storage.merge import Span, newest
-from limosa.storage.order import order_of
-from limosa.storage.rows import Batch, Tokens, concat
-from limosa.storage.schema import Table
+from limosa.tabular.merge import Span, newest
+from limosa.tabular.order import order_of
+from limosa.tabular.rows import Batch, Tokens, concat
+from limosa.tabular.schema import Table
 
 MERGE_RUNS = 8
 RUN_ROWS_MAX = 262_144
@@ -30,7 +30,7 @@ TINY_BYTES = 1 << 20
 NOTHING: list[tuple[Batch, int]] = []
 
 
-class Index:
+class TokenIndex:
     """The rows of a run in the order of their tokens; equal tokens in the order of their rows."""
 
     __slots__ = ("batches", "one_by_one", "rows", "tokens")
@@ -65,7 +65,7 @@ class Filter:
         self.probe: tuple[int, Callable[[int], int]] = (0, _no)
         """Look up a token's lowest bits: 0 says that it is in no run."""
 
-    def learn(self, runs: Iterable["Run"]) -> None:
+    def learn(self, runs: Iterable["RowRun"]) -> None:
         with self._learning:
             unknown = [run for run in runs if run.filter is not self]
             more = [batch.tokens for run in unknown for batch in run.batches]
@@ -92,7 +92,7 @@ def _no(place: int) -> int:
     return 0
 
 
-class Run:
+class RowRun:
     """Versioned rows in memory."""
 
     __slots__ = (
@@ -116,18 +116,18 @@ class Run:
         self.bytes = sum(batch.bytes for batch in batches)
         self.filter: Filter | None = None
         """The one that knows its tokens."""
-        self._index: Index | None = None
+        self._index: TokenIndex | None = None
         self._sorted: Batch | None = None
         """All of them as one, once somebody reads ranges: piece after piece of many small batches
         would take far longer."""
 
     @classmethod
-    def at(cls, batch: Batch, position: Position) -> "Run":
+    def at(cls, batch: Batch, position: Position) -> "RowRun":
         """Rows of one log entry."""
         return cls((batch.at(position),), position, position)
 
     @classmethod
-    def of(cls, batch: Batch) -> "Run":
+    def of(cls, batch: Batch) -> "RowRun":
         """Rows that have versions already."""
         assert batch.versions is not None
         return cls((batch,), int(batch.versions.min()), int(batch.versions.max()))
@@ -140,10 +140,10 @@ class Run:
         return self.batches[-1].table
 
     @property
-    def index(self) -> Index:
+    def index(self) -> TokenIndex:
         index = self._index
         if index is None:
-            index = self._index = Index(self.batches)
+            index = self._index = TokenIndex(self.batches)
         return index
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
@@ -179,7 +179,7 @@ class Run:
         return [sorted_out.slice(start, stop)] if start < stop else []
 
 
-Runs: TypeAlias = tuple[Run, ...]
+Runs: TypeAlias = tuple[RowRun, ...]
 
 
 def span(tokens: Tokens, held: TokenRange) -> tuple[int, int]:
@@ -197,7 +197,7 @@ def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
     return start, end
 
 
-def added(runs: Runs, run: Run) -> Runs:
+def added(runs: Runs, run: RowRun) -> Runs:
     """One run more, or a few less: neighbours that are no larger than the new one are united."""
     level = _level(run)
     start, rows = len(runs), len(run)
@@ -213,11 +213,11 @@ def added(runs: Runs, run: Run) -> Runs:
         newest = max((batch.table for batch in batches), key=lambda table: table.version)
         batches = (concat(newest, batches),)
     lowest = min(each.min_version for each in together)
-    united = Run(batches, lowest, max(each.max_version for each in together))
+    united = RowRun(batches, lowest, max(each.max_version for each in together))
     if all(each.filter is run.filter for each in together):
         united.filter = run.filter
     return (*runs[:start], united)
 
 
-def _level(run: Run) -> int:
+def _level(run: RowRun) -> int:
     return (run.length.bit_length() - 1) // 3

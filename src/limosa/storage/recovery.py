@@ -12,8 +12,8 @@ from limosa.errors import LimosaError, UnusableFile
 from limosa.storage.files import Files
 from limosa.storage.log import (
     HEADER_BYTES,
+    FoundLogFile,
     Frame,
-    Reading,
     adopt_tail,
     damaged,
     file_name,
@@ -31,17 +31,17 @@ from limosa.storage.manifest import (
 from limosa.storage.records import (
     AnyRecord,
     Appended,
-    Carried,
+    CarriedEntries,
     Created,
     Discarded,
-    Reader,
+    RecordReader,
     SchemaDefined,
     decode,
 )
 from limosa.storage.replica import StoredReplica
-from limosa.storage.schema import Table
 from limosa.storage.segment import Segment
 from limosa.storage.view import Ranged, TableView
+from limosa.tabular.schema import Table
 
 
 class Refusal(Struct, frozen=True):
@@ -113,7 +113,7 @@ class Recovery:
     def _replay(self) -> None:
         directory, last = f"{self._directory}/log", self.volume.last_log
 
-        def on_read(number: int, reading: Reading) -> None:
+        def on_read(number: int, reading: FoundLogFile) -> None:
             self.sequence = reading.first_sequence + len(reading.frames) - 1
             self.last_sequences[number] = self.sequence
             self.log_sizes[number] = reading.ends_at
@@ -161,8 +161,8 @@ class Recovery:
             self._replay_change(replica, record, frame)
 
     def _replay_change(self, replica: StoredReplica, record: AnyRecord, frame: Frame) -> None:
-        reader = Reader(self.tables)
-        if isinstance(record, Carried):
+        reader = RecordReader(self.tables)
+        if isinstance(record, CarriedEntries):
             replica.carry(reader.entries(record.entries, frame.bodies), frame.place)
             return
         change = reader.change(record, frame.bodies)

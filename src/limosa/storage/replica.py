@@ -1,4 +1,4 @@
-"""What does a volume hold of one replica? Its log, and the rows that are committed.
+"""What does a volume hold of one replica? Its log, and its committed rows.
 
 `apply` carries out what the core asks for, in memory; the volume has written it to its log before.
 The same function replays the log after a crash, so there is one account of what a change means.
@@ -30,10 +30,10 @@ from limosa.core.producers import Producers
 from limosa.errors import BadInput
 from limosa.storage.log import Place
 from limosa.storage.manifest import Manifest, SegmentName, TableManifest
-from limosa.storage.memtable import Filter, Run, added
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
-from limosa.storage.view import Ranged, TableView, View, has_key, newer
+from limosa.storage.memtable import Filter, RowRun, added
+from limosa.storage.view import Ranged, TableView, View, has_key
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table, newer
 
 FOREVER: Position = 2**62
 NO_FILE = 2**62
@@ -50,15 +50,15 @@ class Logged:
         self.place = place
         self.size = entry.bytes
         self.rowless = False
-        self.runs: tuple[Run, ...] | None = None
+        self.runs: tuple[RowRun, ...] | None = None
 
-    def as_runs(self) -> tuple[Run, ...]:
+    def as_runs(self) -> tuple[RowRun, ...]:
         """Its rows with their version, ready for look-ups."""
         if self.runs is None:
             rows = self.entry.rows
             batches = rows.batches if isinstance(rows, Bundle) else ()
             at = self.entry.at
-            self.runs = tuple(Run.at(batch, at) for batch in batches)
+            self.runs = tuple(RowRun.at(batch, at) for batch in batches)
         return self.runs
 
     def forget_rows(self) -> None:
@@ -227,7 +227,7 @@ class StoredReplica:
         for rows in all_rows:
             assert isinstance(rows, Bundle)
             for batch in rows.batches:
-                _add(tables, Run.of(batch))
+                _add(tables, RowRun.of(batch))
         self.view = structs.replace(self.view, tables=tables)
 
     # --- reading
@@ -352,7 +352,7 @@ def name_of(ranged: Ranged) -> SegmentName:
     return SegmentName(ranged.file, ranged.level, ranged.held, ranged.offset)
 
 
-def _add(tables: dict[str, TableView], run: Run) -> None:
+def _add(tables: dict[str, TableView], run: RowRun) -> None:
     table = run.table
     view = tables.get(table.id) or TableView(table)
     tables[table.id] = structs.replace(

@@ -1,4 +1,4 @@
-"""How do rows rest? In immutable files of Arrow blocks, each with its checksum.
+"""How are rows stored? In immutable files of Arrow blocks, each with a checksum.
 
     front     64 bytes that never differ
     blocks    Arrow record batches, padded to 64 bytes; tables sorted by token, streams by offset
@@ -21,12 +21,12 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from limosa.core.model.keys import Position, TokenRange
 from limosa.storage.files import Files
-from limosa.storage.log import damaged, padded
+from limosa.storage.log import damaged
 from limosa.storage.memtable import NOTHING, span, span_of
-from limosa.storage.merge import Span
-from limosa.storage.records import ALL_EXTRAS, stored_schema, unpack
-from limosa.storage.rows import Batch, deleted_of
-from limosa.storage.schema import Table
+from limosa.tabular.bodies import ALL_EXTRAS, padded, stored_schema, unpack
+from limosa.tabular.merge import Span
+from limosa.tabular.rows import Batch, deleted_of
+from limosa.tabular.schema import Table
 
 BLOCK_ROWS = 65_536
 BLOCK_BYTES = 4 << 20
@@ -47,7 +47,7 @@ class Block(Struct, array_like=True, frozen=True):
     max_version: Position
 
 
-class Index(Struct, array_like=True, frozen=True):
+class SegmentIndex(Struct, array_like=True, frozen=True):
     """What a segment holds."""
 
     table: bytes
@@ -58,7 +58,7 @@ class Index(Struct, array_like=True, frozen=True):
     blocks: tuple[Block, ...]
 
 
-class Written(Struct, frozen=True):
+class WrittenSegment(Struct, frozen=True):
     """A new segment file, durable but for its name."""
 
     rows: int
@@ -74,7 +74,7 @@ disk yet; so that is never much."""
 
 def write_segment(
     files: Files, path: str, table: Table, batches: Iterable[Batch]
-) -> Written | None:
+) -> WrittenSegment | None:
     """Write batches that follow each other in order; None and no file, if there are no rows."""
     file = None
     blocks: list[Block] = []
@@ -95,7 +95,7 @@ def write_segment(
             tombstones += 0 if batch.deleted is None else int(batch.deleted.sum())
         if file is None:
             return None
-        index = Index(
+        index = SegmentIndex(
             table.encode(),
             sum(block.rows for block in blocks),
             tombstones,
@@ -107,7 +107,7 @@ def write_segment(
         file.append([encoded, _trailer(at, len(encoded), xxh3_64_intdigest(encoded))])
         file.sync()
         size = at + len(encoded) + _TRAILER.size
-        return Written(index.rows, size, index.min_version, index.max_version)
+        return WrittenSegment(index.rows, size, index.min_version, index.max_version)
     finally:
         if file is not None:
             file.close()
@@ -189,7 +189,7 @@ class Segment:
         ends = np.cumsum([block.rows for block in blocks])
         self._first_rows: list[int] = [0, *ends[:-1].tolist()]
 
-    def _read_index(self) -> Index:
+    def _read_index(self) -> SegmentIndex:
         content, trailer = self._content, _TRAILER.size
         if content.size < len(_FRONT) + trailer:
             raise damaged(self.path, f"{content.size} bytes are no segment")
@@ -203,7 +203,7 @@ class Segment:
             raise damaged(self.path, "the index does not have its checksum")
         if content.slice(0, len(_FRONT)).to_pybytes() != _FRONT:
             raise damaged(self.path, "this is no segment, or of another version")
-        return msgspec.msgpack.decode(encoded, type=Index)
+        return msgspec.msgpack.decode(encoded, type=SegmentIndex)
 
     def __len__(self) -> int:
         return self.index.rows

@@ -1,4 +1,4 @@
-"""How do segments and manifests get onto a disk, and off it again?
+"""How are segments and manifests written to a disk, and deleted?
 
 A file is nothing until a manifest names it. What no manifest names is removed: after the step that
 made it useless, or when the next process starts.
@@ -20,11 +20,11 @@ from limosa.storage.manifest import (
     write_manifest,
 )
 from limosa.storage.replica import StoredReplica
-from limosa.storage.rows import Batch
-from limosa.storage.schema import Table
 from limosa.storage.segment import Segment, write_segment
 from limosa.storage.view import Ranged
 from limosa.storage.volume import Volume
+from limosa.tabular.rows import Batch
+from limosa.tabular.schema import Table
 
 
 class Shelf:

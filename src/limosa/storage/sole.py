@@ -1,4 +1,4 @@
-"""How does one process use a replica that is nobody else's?
+"""How does one process use a replica that it shares with nobody?
 
 The owner's part of the protocol without any peers: positions in order, compare-and-set, retries
 that change nothing, and commits as soon as the disk has the rows. For tests, benchmarks and tools.
@@ -19,10 +19,10 @@ from limosa.core.effects import (
 from limosa.core.model.keys import Incarnation, PartitionId, Position, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import Producers
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
 from limosa.storage.store import Store
 from limosa.storage.view import View
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 
 ENTRIES_KEPT = 64
 """Nobody needs to catch up, but a log that is never trimmed is never shortened."""

@@ -1,4 +1,4 @@
-"""Where does a node keep what it holds? On its volumes; each is a disk with a log of its own.
+"""Where does a node keep its replicas? On its volumes; each is a disk with a log of its own.
 
 A disk that is damaged takes its own replicas with it and no others. Tickets count for the whole
 node: durable up to a ticket means on every volume.
@@ -21,10 +21,10 @@ from limosa.storage.files import Files, PosixFiles
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.recovery import Refusal
 from limosa.storage.replica import StoredReplica
-from limosa.storage.rows import Bundle
-from limosa.storage.schema import Table
 from limosa.storage.view import Size, View
-from limosa.storage.volume import EVERYTHING, Settings, Volume
+from limosa.storage.volume import EVERYTHING, StorageSettings, Volume
+from limosa.tabular.rows import Bundle
+from limosa.tabular.schema import Table
 
 ReplicaKey: TypeAlias = tuple[PartitionId, Incarnation]
 IDLE_SECONDS = 0.05
@@ -35,7 +35,7 @@ BEHIND = 4
 """So many times the memory that rows should take, and writers wait."""
 
 
-class Disk(Struct, frozen=True):
+class TendedVolume(Struct, frozen=True):
     """A volume and who looks after it."""
 
     volume: Volume
@@ -49,13 +49,13 @@ class Store:
         self,
         directories: Mapping[str, str],
         files: Files | None = None,
-        settings: Settings | None = None,
+        settings: StorageSettings | None = None,
     ) -> None:
-        self._disks: dict[str, Disk] = {}
+        self._disks: dict[str, TendedVolume] = {}
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
         self._worker: _Worker | None = None
-        self._settings = settings or Settings()
+        self._settings = settings or StorageSettings()
         self._refused: list[Refusal] = []
         try:
             for name, directory in directories.items():
@@ -69,7 +69,7 @@ class Store:
             volume = Volume(files, directory, name, self._settings)
             with ExitStack() as if_it_fails:
                 if_it_fails.callback(volume.close)
-                self._disks[name] = Disk(volume, Maintenance(volume))
+                self._disks[name] = TendedVolume(volume, Maintenance(volume))
                 if_it_fails.pop_all()
         except Exception as error:
             if isinstance(error, VolumeInUse):
@@ -159,7 +159,7 @@ class Store:
             disk.volume.sync()
         return ticket
 
-    def _disk(self, name: str) -> Disk:
+    def _disk(self, name: str) -> TendedVolume:
         disk = self._disks.get(name)
         if disk is None:
             raise BadInput(
@@ -217,7 +217,7 @@ class Store:
             for name, disk in self._disks.items()
         }
 
-    def _replica(self, key: ReplicaKey) -> tuple[Disk, StoredReplica]:
+    def _replica(self, key: ReplicaKey) -> tuple[TendedVolume, StoredReplica]:
         home = self._homes.get(key)
         replica = None if home is None else self._disk(home).volume.replicas.get(key)
         if home is None or replica is None:
@@ -305,14 +305,14 @@ class Store:
 class _Worker(threading.Thread):
     """Looks after the volumes as long as the store is open."""
 
-    def __init__(self, store: Store, disks: Mapping[str, Disk]) -> None:
+    def __init__(self, store: Store, disks: Mapping[str, TendedVolume]) -> None:
         super().__init__(name="limosa-maintenance", daemon=True)
         self._store = store
         self._disks = disks
         self._stopping = threading.Event()
         self._progress = threading.Event()
 
-    def wait_for_room(self, disk: Disk, limit: int) -> None:
+    def wait_for_room(self, disk: TendedVolume, limit: int) -> None:
         """Until enough was flushed; an error says why that can't be."""
         while disk.volume.measure() > limit and not self._stopping.is_set():
             disk.volume.check()
@@ -330,7 +330,7 @@ class _Worker(threading.Thread):
             else:
                 self._stopping.wait(TROUBLE_SECONDS if self._store.troubles else IDLE_SECONDS)
 
-    def _step(self, disk: Disk) -> bool:
+    def _step(self, disk: TendedVolume) -> bool:
         """A volume that has failed is left alone: whoever writes to it or syncs it is told."""
         try:
             return disk.maintenance.step()

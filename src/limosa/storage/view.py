@@ -1,4 +1,4 @@
-"""What does a reader see? One moment of a replica, for as long as it likes.
+"""What does a reader see? A snapshot of a replica, for as long as the reader keeps it.
 
 A view is immutable, and so is all that it points to; writes and compaction make other views. Files
 that are removed meanwhile stay readable for those who have them open.
@@ -19,12 +19,12 @@ from msgspec import Struct, field
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput, InvalidKey
-from limosa.storage.digest import Digest, digest, digests_by_bucket
-from limosa.storage.memtable import Filter, Run, Runs
-from limosa.storage.merge import Source, Span, cut, sweep, which_count
-from limosa.storage.rows import Batch, Flags, concat, concat_columns, read_row
-from limosa.storage.schema import Table, comparable_column
+from limosa.storage.memtable import Filter, RowRun, Runs
 from limosa.storage.segment import Segment
+from limosa.tabular.digest import Digest, digest, digests_by_bucket
+from limosa.tabular.merge import MergeSource, Span, cut, sweep, which_count
+from limosa.tabular.rows import Batch, Flags, concat, concat_columns, read_row
+from limosa.tabular.schema import Table, comparable_column, newer
 
 SCAN_BYTES = 8 << 20
 READ_BYTES = 64 << 20
@@ -96,7 +96,7 @@ def overlap(some: TokenRange, other: TokenRange) -> TokenRange | None:
     return TokenRange(start, end) if start < end else None
 
 
-class Found(Struct, frozen=True):
+class StoredRow(Struct, frozen=True):
     """A row, where it lies."""
 
     version: Position
@@ -124,11 +124,6 @@ class Found(Struct, frozen=True):
         return shown(table, self.present, self.batch.columns.slice(self.row, 1))
 
 
-def newer(some: Table, other: Table) -> Table:
-    """Of two versions of one table."""
-    return other if other.version > some.version else some
-
-
 def shown(table: Table, present: Table, columns: pa.RecordBatch) -> pa.RecordBatch:
     """Stored rows as a reader's; also of a column that only others know to be gone, nothing."""
     return table.widen(newer(table, present).widen(columns))
@@ -137,7 +132,7 @@ def shown(table: Table, present: Table, columns: pa.RecordBatch) -> pa.RecordBat
 Settled: TypeAlias = tuple[list[int], list[tuple[int, Segment]]]
 
 
-class Order:
+class SegmentOrder:
     """Settled segments, by where they begin, and where each ends: at most one of them has a token.
 
     Views of one table share it, as a write changes none of its segments.
@@ -170,14 +165,14 @@ class TableView(Struct, frozen=True, dict=True):
     next_offset: int = 0
     """Of a stream: where the next record goes."""
     filter: Filter = field(default_factory=Filter)
-    order: "Order" = field(default_factory=lambda: Order())
+    order: "SegmentOrder" = field(default_factory=lambda: SegmentOrder())
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[MergeSource]:
         return [*self.segments, *self.frozen, *self.runs]
 
     @cached_property
-    def _in_memory(self) -> list[Run]:
+    def _in_memory(self) -> list[RowRun]:
         """What was written last first: of equal versions, it counts."""
         return [*reversed(self.runs), *reversed(self.frozen)]
 
@@ -190,10 +185,10 @@ class TableView(Struct, frozen=True, dict=True):
     def _settled(self) -> Settled:
         return self.order.of(self.segments)
 
-    def find(self, key: Sequence[Any], token: int) -> Found | None:
+    def find(self, key: Sequence[Any], token: int) -> StoredRow | None:
         """The newest row of a comparable key, a tombstone too."""
         spot = self.spot(key, token)
-        return None if spot is None else Found(spot[0].version_of(spot[1]), *spot, self.table)
+        return None if spot is None else StoredRow(spot[0].version_of(spot[1]), *spot, self.table)
 
     def spot(self, key: Sequence[Any], token: int) -> tuple[Batch, int] | None:
         """Where that row is. Newer places come first, as a hit there rules out most others."""
@@ -277,7 +272,7 @@ class View(Struct, frozen=True):
 
     # --- single rows
 
-    def find(self, table: Table, key: Sequence[Any]) -> Found | None:
+    def find(self, table: Table, key: Sequence[Any]) -> StoredRow | None:
         """The row of a key; None: there is none, or it was deleted."""
         view = self.tables.get(table.id)
         token = table.token_of(key)
@@ -295,7 +290,7 @@ class View(Struct, frozen=True):
             return None
         if batch.table.version == table.version == view.table.version:
             return read_row(table.names, batch.readers, row)
-        return Found(batch.version_of(row), batch, row, view.table).values(table)
+        return StoredRow(batch.version_of(row), batch, row, view.table).values(table)
 
     def get_many(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Position]]:
         """The rows of those keys that are there, in the order of the keys, and their versions."""
@@ -304,7 +299,7 @@ class View(Struct, frozen=True):
             return _empty(table), []
         return _gather(table, found), [each.version for each in found]
 
-    def _find_many(self, table: Table, keys: pa.RecordBatch) -> list[Found | None]:
+    def _find_many(self, table: Table, keys: pa.RecordBatch) -> list[StoredRow | None]:
         columns = _key_columns(table, keys)
         wanted = tokens(columns)
         view = self.tables.get(table.id)
@@ -521,7 +516,7 @@ def _empty(table: Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=table.physical)
 
 
-def _gather(table: Table, found: Sequence[Found]) -> pa.RecordBatch:
+def _gather(table: Table, found: Sequence[StoredRow]) -> pa.RecordBatch:
     """One batch of rows that lie in several: one take for each, not one slice for each row."""
     by_batch: dict[int, tuple[Batch, list[int], list[int]]] = {}
     for number, each in enumerate(found):

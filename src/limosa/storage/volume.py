@@ -1,4 +1,4 @@
-"""What does one disk hold, and how does it survive whatever happens?
+"""What does one disk hold, and how does it survive crashes and errors?
 
     VOLUME                      which log files and replicas there are
     LOCK                        held by the process that uses the volume
@@ -34,24 +34,22 @@ from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.errors import BadInput, VolumeFailed
 from limosa.storage.files import Files
-from limosa.storage.log import Log, Place, read_frame
+from limosa.storage.log import Place, VolumeLog, read_frame
 from limosa.storage.manifest import VOLUME, Catalogue, directory_of
 from limosa.storage.records import (
     Advanced,
     Appended,
-    Bodies,
-    Carried,
-    LoggedEntry,
-    Reader,
+    CarriedEntries,
+    RecordReader,
     SchemaDefined,
     decode,
     encode,
-    log_entries,
     to_record,
 )
 from limosa.storage.recovery import Recovery, Refusal
 from limosa.storage.replica import Logged, StoredReplica, check_change
-from limosa.storage.schema import Table
+from limosa.tabular.bodies import Bodies, LoggedEntry, log_entries
+from limosa.tabular.schema import Table
 
 ReplicaKey = tuple[PartitionId, Incarnation]
 Found = tuple[Entry, Place | None]
@@ -60,7 +58,7 @@ EVERYTHING = 2**62
 _NOWHERE = Place(0, 0, 0)
 
 
-class Settings(Struct, frozen=True):
+class StorageSettings(Struct, frozen=True):
     """How much is kept where."""
 
     log_file_bytes: int = 64 << 20
@@ -82,12 +80,12 @@ class Volume:
     """One directory, in use by one process."""
 
     def __init__(
-        self, files: Files, directory: str, name: str = "", settings: Settings | None = None
+        self, files: Files, directory: str, name: str = "", settings: StorageSettings | None = None
     ) -> None:
         self.files = files
         self.directory = directory
         self.name = name
-        self.settings = settings or Settings()
+        self.settings = settings or StorageSettings()
         self.lock = threading.RLock()
         """Around what is in memory, never around a file."""
         self._syncing = threading.Lock()
@@ -137,7 +135,7 @@ class Volume:
         """Of each log file that is not the last one."""
         self.durable_sequence = found.sequence
         self.catalogue = Catalogue(self.files, self.directory, found.volume)
-        self.log = Log(
+        self.log = VolumeLog(
             self.files,
             f"{self.directory}/log",
             found.sequence,
@@ -234,7 +232,7 @@ class Volume:
             entries = self.whole(here)
             bodies = Bodies(self._schema_of)
             logged_entries = log_entries(entries, bodies)
-            place = self.log.append(encode(Carried(*key, logged_entries)), bodies.pieces)
+            place = self.log.append(encode(CarriedEntries(*key, logged_entries)), bodies.pieces)
             self._moved.append((replica, file, place))
             return True
 
@@ -361,7 +359,7 @@ class Volume:
     def _whole(self, log: Iterable[Found]) -> list[Entry]:
         frames: dict[Place, dict[Position, LoggedEntry]] = {}
         bodies: dict[Place, pa.Buffer] = {}
-        reader, entries = Reader(self._tables), []
+        reader, entries = RecordReader(self._tables), []
         for entry, place in log:
             if place is None:
                 entries.append(entry)
@@ -369,7 +367,7 @@ class Volume:
             if place not in frames:
                 frame = read_frame(self.files, f"{self.directory}/log", place)
                 record = decode(frame.head)
-                assert isinstance(record, Appended | Carried)
+                assert isinstance(record, Appended | CarriedEntries)
                 frames[place] = {each.at: each for each in record.entries}
                 bodies[place] = frame.bodies
             entries += reader.entries([frames[place][entry.at]], bodies[place])

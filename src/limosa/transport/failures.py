@@ -40,7 +40,7 @@ _classes: dict[str, type[LimosaError]] = {
 }
 
 
-class Failure(msgspec.Struct, frozen=True):
+class WireFailure(msgspec.Struct, frozen=True):
     """A `LimosaError`, as it travels."""
 
     code: str
@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, frozen=True):
     definite: bool
 
 
-_decoder = msgspec.msgpack.Decoder(Failure)
+_decoder = msgspec.msgpack.Decoder(WireFailure)
 
 
 # -------------------------------------------------------------------------------------- sending
@@ -81,7 +81,7 @@ def errors_sent(report: Report | None = None) -> Iterator[None]:
 
 
 def _packed(error: LimosaError) -> flight.FlightError:
-    failure = Failure(
+    failure = WireFailure(
         _code(type(error)),
         _cut(error.message, MESSAGE_LENGTH_MAX),
         _cut(error.advice, ADVICE_LENGTH_MAX),
@@ -158,7 +158,7 @@ def errors_received() -> Iterator[None]:
         raise from_flight_error(error) from None
 
 
-def _failure(error: BaseException) -> Failure | None:
+def _failure(error: BaseException) -> WireFailure | None:
     if not isinstance(error, flight.FlightError) or not error.extra_info:
         return None
     try:
@@ -167,7 +167,7 @@ def _failure(error: BaseException) -> Failure | None:
         return None  # of another program
 
 
-def _unpacked(failure: Failure) -> LimosaError:
+def _unpacked(failure: WireFailure) -> LimosaError:
     kind = _classes.get(failure.code)
     if kind is None or (kind.definite and not failure.definite):
         # Of a newer server. That it may have happened weighs more than what it is called.

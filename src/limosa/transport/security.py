@@ -1,4 +1,4 @@
-"""Who may connect, and how do we know who it is?
+"""Who may connect, and how is a caller identified?
 
     mode                 needs                          who somebody is
     open                 nothing                        anonymous, admin: for one machine only

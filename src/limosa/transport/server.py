@@ -1,4 +1,4 @@
-"""Who listens? One Flight server a process: streams of messages, control calls, and scans.
+"""How does a process listen? One Flight server: message streams, control calls and scans.
 
 What is said is the service's business; here it is made sure that every caller is known, that no
 handler leaks a traceback, that there are not too many streams, and that a slow reader is not read
@@ -19,7 +19,7 @@ import pyarrow.flight as flight
 
 from limosa.errors import BadInput, Forbidden, Refused, Unauthenticated
 from limosa.transport.failures import to_flight_error
-from limosa.transport.links import Encode, Link
+from limosa.transport.links import Encode, StreamSender
 from limosa.transport.security import (
     Security,
     check_bind,
@@ -54,7 +54,7 @@ class Hello(msgspec.Struct, frozen=True):
 class Inbound:
     """A stream that somebody opened to us."""
 
-    def __init__(self, link: Link, hello: Hello, identity: Identity) -> None:
+    def __init__(self, link: StreamSender, hello: Hello, identity: Identity) -> None:
         self.link = link
         self.hello = hello
         self.identity = identity
@@ -160,7 +160,7 @@ class Server(flight.FlightServerBase):
         name = hello.name if hello.kind == "node" else f"{hello.kind}:{number}"
         service = self._service
         inbound = Inbound(
-            Link(
+            StreamSender(
                 name,
                 writer,
                 service.encoder(hello.kind),

@@ -1,4 +1,4 @@
-"""Who is it, by a token?
+"""Who is the caller? A signed token says so.
 
 A token is a JSON Web Token signed with the cluster's secret (HMAC with SHA-256, and nothing else:
 a token that names another algorithm is refused before its signature is looked at). It says who

@@ -28,15 +28,15 @@ from limosa.core.model.rows import Entry
 from limosa.errors import UnusableFile
 from limosa.simulation.files import MemoryFiles
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import View
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 
 DIRECTORY = "/v"
-SHORT = Settings(log_file_bytes=5_500, log_bytes_max=9_000)
+SHORT = StorageSettings(log_file_bytes=5_500, log_bytes_max=9_000)
 COLUMNS: list[tuple[str, pa.DataType]] = [("k", pa.int64()), ("v", pa.string())]
 BIRDS = Table("birds", pa.schema(COLUMNS), ("k",))
 SONGS = Table("songs", pa.schema(COLUMNS), ("k",), "stream")

@@ -27,11 +27,11 @@ from limosa.core.effects import AdvanceWatermark
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Position, epoch_of
 from limosa.core.model.rows import Entry
-from limosa.storage.digest import Digest
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
 from limosa.storage.store import Store
 from limosa.storage.view import View
+from limosa.tabular.digest import Digest
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
 from tests.storage.crash.worker import (
     BOTH,
     CELLS,

@@ -38,11 +38,11 @@ from limosa.core.tokens import token_of
 from limosa.errors import VolumeFailed
 from limosa.storage import sole
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Kind, Table
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
-from limosa.storage.volume import Settings
+from limosa.storage.volume import StorageSettings
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Kind, Table
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, kill
 
 Key: TypeAlias = tuple[str, str]
@@ -50,7 +50,7 @@ Mark: TypeAlias = tuple[str, int]
 """An operation, and the half of the token space that it was done in."""
 
 VOLUMES = ("v1", "v2")
-SMALL = Settings(
+SMALL = StorageSettings(
     log_file_bytes=48 << 10,
     log_bytes_max=160 << 10,
     replica_memory_bytes=24 << 10,

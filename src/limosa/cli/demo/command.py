@@ -1,4 +1,4 @@
-"""Does it really lose nothing? `limosa demo`: a cluster under load, runs, a kill -9, a verdict."""
+"""Does a cluster under load lose rows? `limosa demo` moves partitions, kills a node, and checks."""
 
 import shutil
 import signal
@@ -14,19 +14,19 @@ from msgspec import Struct
 from limosa.cli.demo.ledger import (
     KEY,
     SCHEMA,
+    DemoWorker,
     Ledger,
     ReaderThread,
-    Worker,
     WriterThread,
     await_equal_replicas,
     fill,
     final_values,
 )
 from limosa.cli.demo.screen import open_screen
-from limosa.cli.demo.script import Acts
+from limosa.cli.demo.script import Script
 from limosa.cli.shared.options import AsJson
-from limosa.cli.shared.pipelines import Pipeline
-from limosa.cli.shared.terminal import print_json, tell
+from limosa.cli.shared.pipelines import PipelineChoice
+from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator, operate
 from limosa.errors import BadInput, Refused
 from limosa.pipeline import java
@@ -40,8 +40,8 @@ JOIN_SECONDS, CATCH_UP_SECONDS = 45.0, 60.0
 SHOW_SECONDS = 0.5
 
 
-class Verdict(Struct):
-    """What `--json` prints."""
+class DemoVerdict(Struct):
+    """The result, as `--json` prints it."""
 
     ok: bool = False
     rows_acked: int = 0
@@ -69,32 +69,32 @@ class Verdict(Struct):
 
 def demo(
     seconds: Annotated[
-        float, typer.Option(min=4.0, help="How long the load lasts, besides the moves.")
+        float, typer.Option(min=4.0, help="Duration of the load, in addition to the moves.")
     ] = 16.0,
-    nodes: Annotated[int, typer.Option(min=3, max=10, help="How many, at first.")] = 3,
+    nodes: Annotated[int, typer.Option(min=3, max=10, help="Number of nodes at the start.")] = 3,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
     pipeline: Annotated[
-        Pipeline, typer.Option("--pipeline", help="What carries the rows of partitions that move.")
-    ] = Pipeline.AUTO,
+        PipelineChoice, typer.Option("--pipeline", help="What copies the rows; auto is Spark.")
+    ] = PipelineChoice.AUTO,
     as_json: AsJson = False,
 ) -> None:
-    """Start a cluster, load it, add a node, drain another, kill a third: is anything lost?
+    """Change and break a cluster under load, and check its rows.
 
-    Writers give their keys increasing numbers; readers check every value that they see. Meanwhile
-    another node joins and is given its share on Spark, and one of the first is drained; then the
-    node that owns most partitions is killed with kill -9, and started again. In the end every
-    acknowledged row must be there, no wrong value may have been read, all replicas must be equal,
-    and the drained node must be empty. Exit code: 0 so it was, 1 it was not.
+    Writers write increasing numbers to their keys, and readers check every value that they read.
+    Meanwhile a node joins and is filled on Spark, another node is drained, and the node that owns
+    most partitions is killed with kill -9 and restarted. At the end all acknowledged rows must be
+    present, no wrong value may have been read, all replicas must be equal, and the drained node
+    must be empty. The exit code is 0 if all of this holds, else 1.
 
     \b
     Examples:
       limosa demo
       limosa demo --seconds 60 --nodes 5 --json
     """
-    missing = "" if pipeline is Pipeline.THREADS else java.missing()
+    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
     if missing:
         raise BadInput(
-            f"partitions move on Spark, and {missing}",
+            f"this command needs Spark, and {missing}",
             f"run {java.INSTALL} from the checkout, or add --pipeline threads",
         )
     directory = tempfile.mkdtemp(prefix="limosa-demo-")
@@ -111,10 +111,10 @@ def demo(
             tell(f"Starting {nodes} nodes in {directory} …")
             local.start()
             verdict = _run(local, seconds)
-            verdict.pipeline = "threads" if pipeline is Pipeline.THREADS else "Spark"
+            verdict.pipeline = "threads" if pipeline is PipelineChoice.THREADS else "Spark"
     finally:
         if keep:
-            tell(f"The directory is kept: limosa up --data {directory}")
+            tell(f"The cluster is kept; start it with: limosa up --data {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
     if as_json:
@@ -140,7 +140,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _cleaned_up(local: LocalCluster, keep: bool) -> Iterator[None]:
-    """What is thrown away need not be closed in order."""
+    """A cluster that will be deleted is killed: it need not shut down cleanly."""
     try:
         yield
     finally:
@@ -151,7 +151,7 @@ def _cleaned_up(local: LocalCluster, keep: bool) -> Iterator[None]:
         local.stop()
 
 
-def _run(local: LocalCluster, seconds: float) -> Verdict:
+def _run(local: LocalCluster, seconds: float) -> DemoVerdict:
     with operate(
         list(local.addresses.values()),
         cluster_name=local.cluster,
@@ -163,7 +163,7 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
         )
         ledger = Ledger(WRITERS * KEYS_PER_WRITER)
         fill(table, ledger, ROWS_PER_FILL)
-        writers: list[Worker] = [
+        writers: list[DemoWorker] = [
             WriterThread(
                 table,
                 ledger,
@@ -173,10 +173,10 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
             )
             for number in range(WRITERS)
         ]
-        readers: list[Worker] = [
+        readers: list[DemoWorker] = [
             ReaderThread(table, ledger, 1000 + number, ROWS_PER_READ) for number in range(READERS)
         ]
-        verdict = Verdict()
+        verdict = DemoVerdict()
         began = time.monotonic()
         _load(local, connection, writers, readers, seconds, verdict)
         verdict.seconds = round(time.monotonic() - began, 1)
@@ -197,58 +197,58 @@ def _run(local: LocalCluster, seconds: float) -> Verdict:
 def _load(
     local: LocalCluster,
     connection: Operator,
-    writers: list[Worker],
-    readers: list[Worker],
+    writers: list[DemoWorker],
+    readers: list[DemoWorker],
     seconds: float,
-    verdict: Verdict,
+    verdict: DemoVerdict,
 ) -> None:
     workers = [*writers, *readers]
     for worker in workers:
         worker.start()
     began = time.monotonic()
     with open_screen() as screen:
-        acts = Acts(
+        script = Script(
             local,
             connection,
             seconds,
             lambda what: screen.tell(f"{time.monotonic() - began:5.1f} s  {what}"),
         )
-        acts.start()
+        script.start()
         before = (0.0, 0, 0)
-        while not acts.are_over:
+        while not script.is_over:
             time.sleep(SHOW_SECONDS)
             passed = time.monotonic() - began
             before, rates = _rates((writers, readers), passed, before)
-            screen.show(rates, acts.doing, acts.run)
+            screen.show(rates, script.doing, script.run)
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.join(JOIN_SECONDS)]
-    if acts.failure is not None:
-        raise acts.failure
+    if script.failure is not None:
+        raise script.failure
     if hanging:
-        raise Refused("a worker hangs", "keep the logs with --keep")
-    _judge_acts(verdict, acts, writers)
+        raise Refused("a reader or writer does not end", "run again with --keep, and see the logs")
+    _judge_script(verdict, script, writers)
 
 
-def _judge_acts(verdict: Verdict, acts: Acts, writers: list[Worker]) -> None:
-    """What happened to the cluster, and what the writers noticed of it."""
+def _judge_script(verdict: DemoVerdict, script: Script, writers: list[DemoWorker]) -> None:
+    """Record what happened to the cluster, and how long writers had to pause."""
 
     def longest(window: tuple[float, float]) -> float:
         return round(max(worker.counts.longest_pause(*window) for worker in writers), 3)
 
-    moves = acts.moves
-    verdict.joined, verdict.drained, verdict.killed = acts.joined, acts.drained, acts.killed
+    moves = script.moves
+    verdict.joined, verdict.drained, verdict.killed = script.joined, script.drained, script.killed
     verdict.moves = moves.count
     verdict.moved_megabytes = round(moves.bytes / 1e6, 1)
     verdict.megabytes_per_second = round(moves.bytes / 1e6 / max(0.001, moves.seconds), 1)
     verdict.longest_hand_over_seconds = round(moves.longest_pause_seconds, 3)
-    verdict.longest_pause_without_move_seconds = longest(acts.quiet)
-    verdict.longest_pause_with_move_seconds = longest(acts.moving)
+    verdict.longest_pause_without_move_seconds = longest(script.quiet)
+    verdict.longest_pause_with_move_seconds = longest(script.moving)
     verdict.examples += moves.failed
 
 
 def _rates(
-    sides: tuple[list[Worker], list[Worker]], passed: float, before: tuple[float, int, int]
+    sides: tuple[list[DemoWorker], list[DemoWorker]], passed: float, before: tuple[float, int, int]
 ) -> tuple[tuple[float, int, int], str]:
     written, seen = (sum(worker.counts.rows for worker in side) for side in sides)
     period = max(0.001, passed - before[0])
@@ -259,8 +259,8 @@ def _rates(
     return (passed, written, seen), line
 
 
-def judge(verdict: Verdict, writers: list[Worker], readers: list[Worker]) -> None:
-    """What the threads saw."""
+def judge(verdict: DemoVerdict, writers: list[DemoWorker], readers: list[DemoWorker]) -> None:
+    """Record what the readers and writers saw."""
     verdict.rows_acked = sum(worker.counts.rows for worker in writers)
     verdict.reads = sum(worker.counts.rows for worker in readers)
     verdict.wrong = sum(worker.counts.wrong for worker in readers)
@@ -280,23 +280,23 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f} ms"
 
 
-def in_words(verdict: Verdict) -> str:
+def in_words(verdict: DemoVerdict) -> str:
     lines = [
         f"acknowledged   {verdict.rows_acked:,} rows ({verdict.rows_written_per_second:,} a second)"
-        f" of {verdict.keys:,} keys",
+        f" to {verdict.keys:,} keys",
         f"read           {verdict.reads:,} rows ({verdict.rows_read_per_second:,} a second)",
-        f"joined         {verdict.joined}, and was filled; {verdict.drained} was drained",
+        f"joined         {verdict.joined}, which was filled; {verdict.drained} was drained",
         f"moved          {verdict.moves} replicas on {verdict.pipeline}, verified: "
         f"{verdict.moved_megabytes:,.0f} MB at {verdict.megabytes_per_second:,.0f} MB/s",
         f"hand-over      {verdict.longest_hand_over_seconds * 1e3:,.0f} ms at most",
-        f"killed         {verdict.killed}, with kill -9; it came back",
-        f"longest pause  of any writer: {_ms(verdict.longest_pause_without_move_seconds)} before, "
-        f"{_ms(verdict.longest_pause_with_move_seconds)} during the moves, "
-        f"{_ms(verdict.longest_pause_seconds)} with the kill",
-        f"lost           {verdict.lost}",
-        f"wrong          {verdict.wrong}",
+        f"killed         {verdict.killed}, with kill -9; it was restarted",
+        f"longest pause  of a writer: {_ms(verdict.longest_pause_without_move_seconds)} before the "
+        f"moves, {_ms(verdict.longest_pause_with_move_seconds)} during the moves, "
+        f"{_ms(verdict.longest_pause_seconds)} at the kill",
+        f"lost           {count(verdict.lost, 'row')}",
+        f"wrong          {count(verdict.wrong, 'value')}",
         f"replicas       {'all equal' if verdict.replicas_equal else 'DIFFERENT'}",
         *verdict.examples,
-        "Nothing was lost." if verdict.ok else "THIS WENT WRONG: see above.",
+        "Nothing was lost." if verdict.ok else "FAILED: see above.",
     ]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""What does one who runs the demo see? Events stay; rates and the run under way change in place.
+"""What does `limosa demo` show? Events line by line; rates and the current run change in place.
 
-Without a terminal the rates are a line every few seconds.
+Without a terminal, the rates are printed as a line every few seconds.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from rich.text import Text
 from limosa.cli.shared.move_progress import on_errors
 from limosa.cli.shared.run_display import Drawing
 from limosa.cli.shared.terminal import tell
-from limosa.core.coordinator.watching import Watched
+from limosa.core.insight.watching import WatchedRun
 
 LINES_BETWEEN = 4
 
 
 class Screen:
-    """Plain lines."""
+    """Prints plain lines."""
 
     def __init__(self) -> None:
         self._shown = 0
@@ -27,14 +27,14 @@ class Screen:
     def tell(self, line: str) -> None:
         tell(line)
 
-    def show(self, rates: str, doing: str, run: Watched | None) -> None:
+    def show(self, rates: str, doing: str, run: WatchedRun | None) -> None:
         self._shown += 1
         if self._shown % LINES_BETWEEN == 0:
             tell(f"{rates}   {doing}")
 
 
 class LiveScreen(Screen):
-    """A terminal."""
+    """Shows a live display on a terminal."""
 
     def __init__(self, live: Live) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LiveScreen(Screen):
     def tell(self, line: str) -> None:
         self._live.console.print(line)
 
-    def show(self, rates: str, doing: str, run: Watched | None) -> None:
+    def show(self, rates: str, doing: str, run: WatchedRun | None) -> None:
         if run is None:
             self._live.update(Text(f"{rates}   {doing}"))
         else:

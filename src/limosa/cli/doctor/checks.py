@@ -1,4 +1,4 @@
-"""Is something wrong, and what is to be done? Checks of one look at the cluster."""
+"""What does `limosa doctor` check? One function for each check of the cluster's overview."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
@@ -16,8 +16,8 @@ CLOCK_SECONDS_MAX = 1.0
 NAMED_AT_MOST = 5
 
 
-class Finding(Struct, frozen=True):
-    """What one check says."""
+class CheckResult(Struct, frozen=True):
+    """The result of one check."""
 
     check: str
     verdict: Verdict
@@ -25,56 +25,58 @@ class Finding(Struct, frozen=True):
     advice: str = ""
 
 
-def reachable(overview: Overview) -> Finding:
+def reachable(overview: Overview) -> CheckResult:
     if overview.failures:
         node, why = min(overview.failures.items())
-        return Finding(
+        return CheckResult(
             "reachable",
             "problem",
             f"no answer from {_some(overview.failures)}: {why}",
-            f"look at the log of {node}, and whether its address can be reached from here",
+            f"see the log of {node}, and check that its address can be reached from here",
         )
-    return Finding("reachable", "ok", f"{count(len(overview.statuses), 'node')} answered")
+    return CheckResult("reachable", "ok", f"{count(len(overview.statuses), 'node')} answered")
 
 
-def coordinator(overview: Overview) -> Finding:
+def coordinator(overview: Overview) -> CheckResult:
     holder = overview.agreed["coordinator"]
     if holder is None:
-        return Finding(
+        return CheckResult(
             "coordinator",
             "problem",
-            "no coordinator is in office: no table is made, and no dead owner replaced",
+            "no coordinator is active: no table can be created, and no dead owner is replaced",
             "start one with `limosa serve coordinator`",
         )
-    return Finding("coordinator", "ok", f"{holder} is in office")
+    return CheckResult("coordinator", "ok", f"{holder} is active")
 
 
-def live(overview: Overview) -> Finding:
+def live(overview: Overview) -> CheckResult:
     silent = [node for node in overview.members if node not in overview.live]
     if silent:
-        return Finding(
+        return CheckResult(
             "nodes",
             "problem",
-            f"silent: {_some(silent)}",
-            "start them again; one that is gone for good and holds nothing is taken out with "
+            f"not live: {_some(silent)}",
+            "start them again; remove a node that is lost for good and holds no replicas with "
             "`limosa node remove`",
         )
-    return Finding("nodes", "ok", f"all of {count(len(overview.members), 'node')} live")
+    return CheckResult("nodes", "ok", f"all {count(len(overview.members), 'node')} are live")
 
 
-def owned(overview: Overview) -> Finding:
+def owned(overview: Overview) -> CheckResult:
     lacking = overview.without_owner
     if lacking:
-        return Finding(
+        return CheckResult(
             "owners",
             "problem",
             f"{count(len(lacking), 'partition')} without an owner: {_some(lacking)}",
-            "wait for the election; if it lasts, start the nodes that hold them",
+            "wait a few seconds for an election, then start the nodes that hold their replicas",
         )
-    return Finding("owners", "ok", f"{count(len(overview.topology.partitions), 'partition')} owned")
+    return CheckResult(
+        "owners", "ok", f"{count(len(overview.topology.partitions), 'partition')} owned"
+    )
 
 
-def in_sync(overview: Overview) -> Finding:
+def in_sync(overview: Overview) -> CheckResult:
     zones = overview.topology.zones
     partitions = overview.topology.partitions
     behind = overview.not_in_sync
@@ -84,44 +86,44 @@ def in_sync(overview: Overview) -> Finding:
         if len(routing.electable(partitions[id])) < needed:
             short.append(id)
     if short:
-        return Finding(
+        return CheckResult(
             "in sync",
             "problem",
             f"{count(len(short), 'partition')} can't be written to: {_some(short)}",
             "start the nodes that hold the other replicas",
         )
     if behind:
-        return Finding(
+        return CheckResult(
             "in sync",
             "warning",
-            f"{count(len(behind), 'partition')} with fewer replicas in sync: {_some(behind)}",
-            "wait until they have caught up, or start the nodes that hold them",
+            f"{count(len(behind), 'partition')} with replicas out of sync: {_some(behind)}",
+            "wait until the replicas have caught up, or start the nodes that hold them",
         )
-    return Finding("in sync", "ok", "every replica is in sync")
+    return CheckResult("in sync", "ok", "every replica is in sync")
 
 
-def surprises(overview: Overview) -> Finding:
-    """What the protocol did not expect, and handled."""
+def surprises(overview: Overview) -> CheckResult:
+    """Events that the protocol rules out, and that nodes handled."""
     found = [
         f"{node}: {what} ({times} times)"
         for node, status in sorted(overview.statuses.items())
         for what, times in sorted(status["surprises"].items())
     ]
-    advice = "nothing is lost by it; report it with the node's log"
+    advice = "no data is lost; report it with the node's log"
     return _listed("surprises", "warning", found, advice)
 
 
-def troubles(overview: Overview) -> Finding:
-    advice = "mend the disk or make room, then start the node again"
+def troubles(overview: Overview) -> CheckResult:
+    advice = "repair the disk or free some space, then restart the node"
     return _listed("disks", "problem", _said(overview, "troubles"), advice)
 
 
-def refused(overview: Overview) -> Finding:
-    advice = "the others still hold the rows: wipe the damaged replica's node, and let it join anew"
+def refused(overview: Overview) -> CheckResult:
+    advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
     return _listed("replicas", "problem", _said(overview, "refused"), advice)
 
 
-def free_space(overview: Overview) -> Finding:
+def free_space(overview: Overview) -> CheckResult:
     free = {
         f"{node}{':' + volume if volume else ''}": left
         for node, status in overview.statuses.items()
@@ -130,39 +132,42 @@ def free_space(overview: Overview) -> Finding:
     short = [name for name, left in sorted(free.items()) if left < FREE_BYTES_MIN]
     least = size(min(free.values(), default=0))
     if short:
-        return Finding(
-            "free space", "problem", f"{least} left on {_some(short)}", "make room on these disks"
+        return CheckResult(
+            "free space",
+            "problem",
+            f"{least} left on {_some(short)}",
+            "free some space on these disks",
         )
-    return Finding("free space", "ok", f"at least {least} on every disk")
+    return CheckResult("free space", "ok", f"at least {least} on every disk")
 
 
-def clocks(overview: Overview) -> Finding:
-    """Leases need no common time, but tokens and people do."""
+def clocks(overview: Overview) -> CheckResult:
+    """Leases do not depend on synchronised clocks, but tokens and log lines do."""
     times = [status["time"] for status in overview.statuses.values()]
     apart = max(times) - min(times) if times else 0.0
     if apart > CLOCK_SECONDS_MAX + overview.seconds:
-        return Finding(
+        return CheckResult(
             "clocks", "warning", f"the nodes' clocks are {apart:.1f} s apart", "synchronise them"
         )
-    return Finding("clocks", "ok", "the nodes' clocks agree")
+    return CheckResult("clocks", "ok", "the nodes' clocks agree")
 
 
-def versions(overview: Overview) -> Finding:
+def versions(overview: Overview) -> CheckResult:
     found = sorted({status["version"] for status in overview.statuses.values()})
     if len(found) > 1:
-        return Finding(
+        return CheckResult(
             "versions", "warning", f"nodes run {', '.join(found)}", "upgrade the older ones"
         )
-    return Finding("versions", "ok", f"all nodes run {''.join(found) or 'the same'}")
+    return CheckResult("versions", "ok", f"all nodes run {''.join(found) or 'the same'}")
 
 
-CHECKS: tuple[Callable[[Overview], Finding], ...] = (
+CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
     *(reachable, coordinator, live, owned, in_sync),
     *(surprises, troubles, refused, free_space, clocks, versions),
 )
 
 
-def examine(overview: Overview) -> list[Finding]:
+def examine(overview: Overview) -> list[CheckResult]:
     return [check(overview) for check in CHECKS]
 
 
@@ -171,10 +176,10 @@ def _said(overview: Overview, what: str) -> list[str]:
     return [f"{node}: {each}" for node, status in statuses for each in status[what]]
 
 
-def _listed(check: str, verdict: Verdict, found: list[str], advice: str) -> Finding:
+def _listed(check: str, verdict: Verdict, found: list[str], advice: str) -> CheckResult:
     if found:
-        return Finding(check, verdict, _some(found), advice)
-    return Finding(check, "ok", "none is reported" if check == "surprises" else "no complaints")
+        return CheckResult(check, verdict, _some(found), advice)
+    return CheckResult(check, "ok", "none")
 
 
 def _some(names: Iterable[str]) -> str:

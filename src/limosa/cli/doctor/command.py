@@ -1,18 +1,18 @@
-"""Is something wrong? `limosa doctor` checks, and says what to do."""
+"""Is something wrong with the cluster? `limosa doctor` checks, and advises what to do."""
 
 import typer
 
 from limosa.admin.overview import look
-from limosa.cli.doctor.checks import Finding, examine
-from limosa.cli.shared.options import Target, of_cluster
+from limosa.cli.doctor.checks import CheckResult, examine
+from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, print_table
 
 
 @of_cluster
-def doctor(target: Target) -> None:
-    """Check the cluster, and say what to do about what is wrong.
+def doctor(target: ClusterOptions) -> None:
+    """Check the cluster, and advise how to solve its problems.
 
-    Exit code: 0 no problem (there may be warnings), 1 a problem.
+    The exit code is 1 if there is a problem, and 0 if there are only warnings.
 
     \b
     Examples:
@@ -25,12 +25,12 @@ def doctor(target: Target) -> None:
     if target.as_json:
         print_json({"problems": problems, "checks": findings})
     else:
-        print_table(("check", "verdict", "what"), [_row(finding) for finding in findings])
+        print_table(("check", "verdict", "finding"), [_row(finding) for finding in findings])
     if problems:
         raise typer.Exit(1)
 
 
-def _row(finding: Finding) -> tuple[str, str, str]:
+def _row(finding: CheckResult) -> tuple[str, str, str]:
     verdict = finding.verdict if finding.verdict == "ok" else finding.verdict.upper()
     advice = f" → {finding.advice}" if finding.advice else ""
     return (finding.check, verdict, finding.what + advice)

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Pipeline(StrEnum):
+class PipelineChoice(StrEnum):
     AUTO = "auto"
     SPARK = "spark"
     THREADS = "threads"

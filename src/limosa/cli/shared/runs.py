@@ -5,24 +5,26 @@ from typing import Annotated
 import typer
 
 from limosa.cli.shared.move_progress import on_errors
-from limosa.cli.shared.options import Target
+from limosa.cli.shared.options import ClusterOptions
 from limosa.cli.shared.run_display import Watching
 from limosa.cli.shared.run_progress import facts, follow, lines_of
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
-from limosa.core.coordinator.progress import Progress
+from limosa.core.insight.progress import Progress
 from limosa.core.model.runs import RunPlan
 
 INTERRUPTED = 130
 
 Wait = Annotated[
     bool | None,
-    typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+    typer.Option(
+        "--wait/--no-wait", help="Wait until the run has ended.", show_default="on a terminal"
+    ),
 ]
 
 
-def begin(target: Target, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
-    """Start a run, say so, and follow it if somebody wants to."""
+def begin(target: ClusterOptions, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
+    """Start a run, print its name, and wait for its end if asked to."""
     request = connection.start_run(plan)
     name = request.answer.rsplit(" ", 1)[-1]
     answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **next_of(name)}
@@ -31,7 +33,7 @@ def begin(target: Target, connection: Operator, plan: RunPlan, wait: bool | None
             print_json({**answer, "state": "running"})
             return
         typer.echo(f"{name}: {plan.action}, {count(len(plan.moves), 'move')}.")
-        typer.echo(f"How far it is: {answer['next']}")
+        typer.echo(f"See its progress: {answer['next']}")
         return
     tell_end(target, followed(target, connection, name))
 
@@ -40,24 +42,27 @@ def next_of(run: str) -> dict[str, str]:
     return {"next": f"limosa rebalance status {run}"}
 
 
-def is_watched(target: Target) -> bool:
+def is_watched(target: ClusterOptions) -> bool:
     return not target.as_json and on_errors().is_terminal
 
 
-def followed(target: Target, connection: Operator, run: str) -> Progress:
+def followed(target: ClusterOptions, connection: Operator, run: str) -> Progress:
     watching = Watching(target.as_json, on_errors())
     try:
         with watching.open():
             return follow(connection, run, watching.show)
     except KeyboardInterrupt:
         pass
-    tell(f"The run goes on. See `limosa rebalance status`; end it: `limosa rebalance cancel {run}`")
+    tell(
+        f"The run continues. See its progress: `limosa rebalance status`; "
+        f"cancel it: `limosa rebalance cancel {run}`"
+    )
     if target.as_json:
         print_json({"run": run, "state": "running", **next_of(run)})
     raise typer.Exit(INTERRUPTED)
 
 
-def tell_end(target: Target, ended: Progress) -> None:
+def tell_end(target: ClusterOptions, ended: Progress) -> None:
     if target.as_json:
         print_json(facts(ended))
     else:

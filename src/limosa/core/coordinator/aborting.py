@@ -1,4 +1,4 @@
-"""How is something taken back that was asked for? By another request, made of how far it is."""
+"""How is a request taken back? By another request, which depends on how far the first one got."""
 
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Request, RequestKind

@@ -9,7 +9,7 @@ from limosa.errors import IllegalRequest
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
-class Answer(NamedTuple):
+class RequestAnswer(NamedTuple):
     """What a request leads to."""
 
     changes: tuple[Change, ...]

@@ -1,4 +1,4 @@
-"""Does the cluster spread its load by itself? If it is told to, and then seldom.
+"""Should the cluster start a run by itself now? Only if automatic runs are on and one is due.
 
 The balancer asks as an operator does, by a request, which is refused if a run is under way. It
 moves from the most loaded node and to the least loaded one, and never empties a node that stays.
@@ -7,7 +7,7 @@ moves from the most loaded node and to the least loaded one, and never empties a
 from msgspec.structs import replace
 
 from limosa.core.coordinator.situating import as_run, rules, situation
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
@@ -19,13 +19,13 @@ from limosa.core.model.changes import (
 from limosa.core.model.intent import Request
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
-from limosa.core.planning.policy import Verdict, should_rebalance
+from limosa.core.planning.policy import PolicyDecision, should_rebalance
 from limosa.core.planning.rebalance import node_loads, plan_rebalance
 
 ACTION = "spread the load"
 
 
-def begin(view: View) -> Commit | None:
+def begin(view: ClusterView) -> Commit | None:
     """A request for a run, if the policy wants one now."""
     controls, policy = view.agreed.controls, view.agreed.controls.policy
     looked_at = view.memory.balance_looked_at
@@ -48,13 +48,13 @@ def begin(view: View) -> Commit | None:
     return None if moves is None else asked(view, moves, verdict.why)
 
 
-def last_run_end(view: View) -> float | None:
+def last_run_end(view: ClusterView) -> float | None:
     """On the coordinator's own clock."""
     ended = [run.ended for run in view.agreed.runs.values() if run.ended]
     return view.now - max(0.0, view.wall - max(ended)) if ended else None
 
 
-def relieving(plan: Plan, verdict: Verdict) -> Plan | None:
+def relieving(plan: Plan, verdict: PolicyDecision) -> Plan | None:
     """Of a plan, what leaves the most loaded node or comes to the least loaded one."""
     moves = tuple(
         move
@@ -64,7 +64,7 @@ def relieving(plan: Plan, verdict: Verdict) -> Plan | None:
     return replace(plan, moves=moves) if moves else None
 
 
-def asked(view: View, plan: Plan, why: str) -> Commit:
+def asked(view: ClusterView, plan: Plan, why: str) -> Commit:
     run = as_run(view, plan, RunPlan(ACTION, by="balancer", why=why))
     name = f"balance-{view.agreed.revision}"
     request = Request(name, "start_run", run=run, asked=view.wall)

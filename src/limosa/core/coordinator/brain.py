@@ -1,4 +1,4 @@
-"""What should happen next? For every partition: one commit, or a wait with its reason in words.
+"""What should happen next? Each partition gets one commit, or a reason in words why it waits.
 
 The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing
 else. Its successor computes the same. Every commit is guarded by its lease key and by the revisions
@@ -19,9 +19,9 @@ from limosa.core.coordinator.attention import Attention
 from limosa.core.coordinator.checks import no_room
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
-from limosa.core.coordinator.settings import Settings as Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.turns import held_back
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
     AgreedRead,
@@ -50,7 +50,7 @@ from limosa.core.model.topology import Partition, Replica
 class Coordinator:
     """The brain of one coordinator process, in office or not."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: CoordinatorSettings) -> None:
         self.name = name
         self.settings = settings
         self.agreed = Agreed()
@@ -127,7 +127,7 @@ class Coordinator:
             self._flights = Flights(self.agreed.rebalance.run)
         self._flights.follow(self.agreed)
         seen = (self.agreed, self.statuses, self.office, now, wall, self.settings, self._memory)
-        view = View(*seen, tuple(self._flights.open.values()), self._waiting)
+        view = ClusterView(*seen, tuple(self._flights.open.values()), self._waiting)
         out: list[Effect] = []
         self._answer(view, out)
         asked = {each.partition for each in self._waiting if not held_back(view, each)}
@@ -141,7 +141,7 @@ class Coordinator:
                 self._step(view, record, out)
         return out
 
-    def _answer(self, view: View, out: list[Effect]) -> None:
+    def _answer(self, view: ClusterView, out: list[Effect]) -> None:
         """One request of each partition, and one of all others, and what a run does next; the
         agreed state decides alone."""
         state, answered_at = self._answered_at
@@ -171,7 +171,7 @@ class Coordinator:
         for known in (self._asked, self._effects_at):
             known.pop(partition, None)
 
-    def _step(self, view: View, record: Partition, out: list[Effect]) -> None:
+    def _step(self, view: ClusterView, record: Partition, out: list[Effect]) -> None:
         decision = self.next_step(view, record)
         if isinstance(decision, transitions.Waiting):
             self._wait(view, record, decision, out)
@@ -184,7 +184,7 @@ class Coordinator:
             self._attention.keep(record.id, self._asked[record.id][1])
 
     def next_step(
-        self, view: View, record: Partition, held_since: float | None = None
+        self, view: ClusterView, record: Partition, held_since: float | None = None
     ) -> Commit | transitions.Waiting | None:
         """Ownership first, in any stage; then who is in sync; then the transition; then intent.
 
@@ -213,7 +213,7 @@ class Coordinator:
             return now
         return self._memory.held_since(record.id, record.transition.id, now)
 
-    def _rebuild(self, view: View, record: Partition) -> Commit | transitions.Waiting | None:
+    def _rebuild(self, view: ClusterView, record: Partition) -> Commit | transitions.Waiting | None:
         """A replica that can't catch up is made anew: as a request, like everything else."""
         missing = [r for r in record.replicas if r not in record.in_sync]
         if not missing:
@@ -226,7 +226,7 @@ class Coordinator:
                 return self._ask_rebuild(view, record, replica, why)
         return transitions.Waiting(f"{missing[0].node} is not in sync: it is away, or catching up")
 
-    def _can_not_return(self, view: View, record: Partition, replica: Replica) -> str:
+    def _can_not_return(self, view: ClusterView, record: Partition, replica: Replica) -> str:
         owner = view.owner_status(record)
         if view.is_live(replica.node) and view.is_lost(record, replica):
             return "it lost its replica"
@@ -235,7 +235,7 @@ class Coordinator:
         return ""
 
     def _ask_rebuild(
-        self, view: View, record: Partition, replica: Replica, why: str
+        self, view: ClusterView, record: Partition, replica: Replica, why: str
     ) -> Commit | transitions.Waiting:
         revision = view.agreed.topology.revision_of(record.id)
         intended = view.agreed.revision_of(intent_key(record.id))
@@ -267,7 +267,7 @@ class Coordinator:
         out.append(MakeCommit(commit))
 
     def _wait(
-        self, view: View, record: Partition, waiting: transitions.Waiting, out: list[Effect]
+        self, view: ClusterView, record: Partition, waiting: transitions.Waiting, out: list[Effect]
     ) -> None:
         stage = routing.stage_of(record)
         before, asked_at = self._effects_at.get(record.id, (None, -1e9))

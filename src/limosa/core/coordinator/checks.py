@@ -1,8 +1,8 @@
-"""May a replica be put there? What a move needs of its places, asked for by whomever."""
+"""May a replica be placed there? The conditions of every move, whoever asks for it."""
 
 from collections.abc import Iterable
 
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import intent_key, lease_key, node_key, partition_key, zone_key
 from limosa.core.model.intent import Assignment, Placement
 from limosa.core.model.keys import NodeId, PartitionId
@@ -30,7 +30,9 @@ def replaced(
     return tuple(target if each.node == source else each for each in places)
 
 
-def check(view: View, record: Partition, new: Assignment, places: tuple[Placement, ...]) -> None:
+def check(
+    view: ClusterView, record: Partition, new: Assignment, places: tuple[Placement, ...]
+) -> None:
     zone = view.agreed.topology.zones[record.zone]
     nodes = [each.node for each in places]
     twice = [node for node in nodes if nodes.count(node) > 1]
@@ -63,7 +65,7 @@ def check(view: View, record: Partition, new: Assignment, places: tuple[Placemen
             raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
 
 
-def replicas_left(view: View, record: Partition, new: Assignment) -> int:
+def replicas_left(view: ClusterView, record: Partition, new: Assignment) -> int:
     """How many replicas the partition has when `new` begins: fewer or more than its zone asks for,
     if a change of the replica count was given up."""
     pending = view.agreed.intents[record.id].pending
@@ -72,7 +74,7 @@ def replicas_left(view: View, record: Partition, new: Assignment) -> int:
     return len(places or record.replicas)
 
 
-def check_place(view: View, place: Placement, is_there: bool) -> None:
+def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
     """A replica that is there already may stay on a node that gets no new ones."""
     node = view.agreed.topology.nodes.get(place.node)
     if node is None or node.state == "left":
@@ -93,7 +95,7 @@ def check_place(view: View, place: Placement, is_there: bool) -> None:
 
 
 def place_reads(
-    view: View, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
+    view: ClusterView, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
 ) -> list[str]:
     """The keys that it depends on whether a partition may be moved to these places."""
     keys = [partition_key(partition), intent_key(partition)]
@@ -105,7 +107,7 @@ def place_reads(
     return keys
 
 
-def no_room(view: View, record: Partition, place: Placement) -> str:
+def no_room(view: ClusterView, record: Partition, place: Placement) -> str:
     """Why it does not fit there, as far as it is known what is free and what a replica takes."""
     free, size = free_bytes(view, place), bytes_of(view, record)
     needed = int(size * ROOM) + view.settings.free_bytes_kept
@@ -117,7 +119,7 @@ def no_room(view: View, record: Partition, place: Placement) -> str:
     )
 
 
-def no_room_for_all(view: View, coming: dict[Placement, int]) -> str:
+def no_room_for_all(view: ClusterView, coming: dict[Placement, int]) -> str:
     """Why so many bytes do not fit to where they are meant to come, all together."""
     for place, size in sorted(coming.items()):
         free = free_bytes(view, place)
@@ -130,12 +132,12 @@ def no_room_for_all(view: View, coming: dict[Placement, int]) -> str:
     return ""
 
 
-def free_bytes(view: View, place: Placement) -> int | None:
+def free_bytes(view: ClusterView, place: Placement) -> int | None:
     status = view.status(place.node)
     return None if status is None else status.free_bytes.get(place.volume)
 
 
-def bytes_of(view: View, record: Partition) -> int:
+def bytes_of(view: ClusterView, record: Partition) -> int:
     owner = view.owner_status(record)
     return 0 if owner is None else owner.bytes
 

@@ -1,4 +1,4 @@
-"""May the cluster change by itself, and may it change at all? Switches that an operator has.
+"""May the cluster change by itself, or at all? The switches that an operator has.
 
 Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
 While locked, nothing that changes the topology begins; what has begun goes on.
@@ -6,8 +6,8 @@ While locked, nothing that changes the topology begins; what has begun goes on.
 
 from msgspec.structs import replace
 
-from limosa.core.coordinator.answers import Answer
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.answers import RequestAnswer
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import CONTROLS_KEY, Put
 from limosa.core.model.intent import Request
 from limosa.core.model.keys import Revision
@@ -15,24 +15,26 @@ from limosa.core.model.runs import Policy
 from limosa.errors import IllegalRequest
 
 
-def switch(view: View, request: Request, trigger: Revision) -> Answer:
+def switch(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     controls = view.agreed.controls
     if request.kind == "set_balancing":
         words = "balancing is on" if request.on else "balancing is off"
-        return Answer((Put(replace(controls, balancing=request.on)),), words)
+        return RequestAnswer((Put(replace(controls, balancing=request.on)),), words)
     if request.kind == "set_policy":
         policy = checked(request.policy)
         words = "the balancer begins runs by itself" if policy.enabled else "it begins none"
-        return Answer((Put(replace(controls, policy=policy)),), words)
+        return RequestAnswer((Put(replace(controls, policy=policy)),), words)
     if request.kind == "unlock":
         if not controls.locked:
             raise IllegalRequest("the cluster is not locked", "nothing is to be done")
-        return Answer((Put(replace(controls, locked="")),), "unlocked")
+        return RequestAnswer((Put(replace(controls, locked="")),), "unlocked")
     if controls.locked:
         raise IllegalRequest(
             f"the cluster is locked already: {controls.locked}", "unlock it first, or leave it so"
         )
-    return Answer((Put(replace(controls, locked=request.name or "by an operator")),), "locked")
+    return RequestAnswer(
+        (Put(replace(controls, locked=request.name or "by an operator")),), "locked"
+    )
 
 
 def checked(policy: Policy | None) -> Policy:
@@ -47,5 +49,5 @@ def checked(policy: Policy | None) -> Policy:
     return policy
 
 
-def switch_reads(view: View, request: Request) -> list[str]:
+def switch_reads(view: ClusterView, request: Request) -> list[str]:
     return [CONTROLS_KEY]

@@ -1,12 +1,12 @@
-"""May these nodes be emptied, are they empty, and what are they then?
+"""May these nodes be drained, are they empty, and which state do they get then?
 
 A node that is being emptied gets no new replicas from the commit on that begins its run. What is
 left on it is looked up in the end, whatever the plan was.
 """
 
-from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.members import after, enabled, held_by
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
     FEATURES_KEY,
     REBALANCE_KEY,
@@ -24,7 +24,7 @@ from limosa.core.planning.placement import data_nodes
 from limosa.errors import IllegalRequest
 
 
-def begin(view: View, plan: RunPlan) -> tuple[Change, ...]:
+def begin(view: ClusterView, plan: RunPlan) -> tuple[Change, ...]:
     """The nodes get nothing new from now on; refused if they can't be emptied."""
     nodes = [member(view, name) for name in plan.drains]
     if len(set(plan.drains)) != len(plan.drains):
@@ -37,14 +37,14 @@ def begin(view: View, plan: RunPlan) -> tuple[Change, ...]:
     )
 
 
-def member(view: View, name: NodeId) -> Node:
+def member(view: ClusterView, name: NodeId) -> Node:
     node = view.agreed.topology.nodes.get(name)
     if node is None or node.state == "left":
         raise IllegalRequest(f"{name} is no member", "list the nodes")
     return node
 
 
-def check_enough_stay(view: View, leaving: tuple[NodeId, ...]) -> None:
+def check_enough_stay(view: ClusterView, leaving: tuple[NodeId, ...]) -> None:
     topology = view.agreed.topology
     others = [node for node in topology.nodes.values() if node.id not in leaving]
     if not any(node.tokens and node.state == "normal" for node in others):
@@ -62,7 +62,7 @@ def check_enough_stay(view: View, leaving: tuple[NodeId, ...]) -> None:
             )
 
 
-def check_emptied(view: View, node: NodeId, plan: RunPlan) -> None:
+def check_emptied(view: ClusterView, node: NodeId, plan: RunPlan) -> None:
     moved = {move.partition for move in plan.moves if move.source == node}
     left = [partition for partition in held_by(view, node) if partition not in moved]
     if left:
@@ -71,7 +71,7 @@ def check_emptied(view: View, node: NodeId, plan: RunPlan) -> None:
         )
 
 
-def begin_reads(view: View, plan: RunPlan) -> list[str]:
+def begin_reads(view: ClusterView, plan: RunPlan) -> list[str]:
     """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
     if not plan.drains:
         return []
@@ -80,7 +80,7 @@ def begin_reads(view: View, plan: RunPlan) -> list[str]:
     return [*keys, *map(node_key, plan.drains), *map(intent_key, view.agreed.intents)]
 
 
-def end(view: View, run: Run, outcome: Outcome) -> tuple[tuple[Change, ...], Outcome, str]:
+def end(view: ClusterView, run: Run, outcome: Outcome) -> tuple[tuple[Change, ...], Outcome, str]:
     """What becomes of the nodes: empty, all of them, or normal again. (Changes, outcome, words.)"""
     nodes = [view.agreed.topology.nodes[name] for name in run.drains]
     names = ", ".join(run.drains)
@@ -100,14 +100,14 @@ def end(view: View, run: Run, outcome: Outcome) -> tuple[tuple[Change, ...], Out
     return (*map(Put, gone), features), outcome, f"left: {names}"
 
 
-def end_reads(view: View, run: Run) -> list[str]:
+def end_reads(view: ClusterView, run: Run) -> list[str]:
     if not run.drains:
         return []
     keys = [FEATURES_KEY, *map(node_key, view.agreed.topology.nodes)]
     return [*keys, *map(intent_key, view.agreed.intents)]
 
 
-def undrain(view: View, request: Request, trigger: Revision) -> Answer:
+def undrain(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """Nodes that were emptied, and did not leave, take part again."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     back: list[Change] = []
@@ -120,8 +120,8 @@ def undrain(view: View, request: Request, trigger: Revision) -> Answer:
         back.append(Put(after(node, "fail", state=node.state)))
     if not back:
         raise IllegalRequest("no node is named", "name nodes that were drained")
-    return Answer(tuple(back), f"normal again: {', '.join(request.names)}")
+    return RequestAnswer(tuple(back), f"normal again: {', '.join(request.names)}")
 
 
-def undrain_reads(view: View, request: Request) -> list[str]:
+def undrain_reads(view: ClusterView, request: Request) -> list[str]:
     return [REBALANCE_KEY, *map(node_key, request.names)]

@@ -1,4 +1,4 @@
-"""May this node come in or go out? Members are rows, and a row that has `left` stays.
+"""May this node join or leave? A node that has left keeps its row for ever.
 
 A join is checked here, by one coordinator, and not by whoever hears of it first, so that two nodes
 can't come in under one name. What every member can do is enabled by the commit that makes it so.
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.coordinator.answers import Answer, check_name
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.answers import RequestAnswer, check_name
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import NODE
 from limosa.core.model.changes import (
     CLUSTER_KEY,
@@ -50,7 +50,7 @@ def missing_features(topology: Topology, node: Node) -> str:
     return ", ".join(name for name in topology.features.enabled if name not in node.features)
 
 
-def join(view: View, request: Request, trigger: Revision) -> Answer:
+def join(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     node = request.node
     if node is None:
         raise IllegalRequest("a join without a node", "say who joins")
@@ -62,18 +62,18 @@ def join(view: View, request: Request, trigger: Revision) -> Answer:
     if missing:
         why = f"{node.id} lacks what this cluster uses: {missing}; upgrade it, wipe its directory"
         rejected = after(node, "be rejected")
-        return Answer((Put(rejected),), f"{why} and join under a new name", "refused")
+        return RequestAnswer((Put(rejected),), f"{why} and join under a new name", "refused")
     member = after(node, "join", "succeed")
-    return Answer((Put(member), Put(enabled(topology, member))), "joined")
+    return RequestAnswer((Put(member), Put(enabled(topology, member))), "joined")
 
 
-def join_reads(view: View, request: Request) -> list[str]:
+def join_reads(view: ClusterView, request: Request) -> list[str]:
     name = "" if request.node is None else request.node.id
     keys = [CLUSTER_KEY, FEATURES_KEY, node_key(name), *map(node_key, view.agreed.topology.nodes)]
     return keys + [request_key(other.id) for other in joins_of(view, name)]
 
 
-def joins_of(view: View, node: NodeId) -> list[Request]:
+def joins_of(view: ClusterView, node: NodeId) -> list[Request]:
     """All that wait to join under this name, the first one first."""
     joins = [each for each in view.agreed.requests.values() if each.kind == "join"]
     waiting = [each for each in joins if each.state == "waiting"]
@@ -93,7 +93,7 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
         raise IllegalRequest(
             f"{node.id} is on another machine, and this cluster keeps its agreed state in a file, "
             "so all nodes must be on one machine",
-            "use etcd for several",
+            "start all nodes on the machine of the metastore's file",
         )
 
 
@@ -118,7 +118,7 @@ def check_identity(nodes: Iterable[Node], node: Node) -> None:
         raise IllegalRequest(f"the name {node.id} is taken", "join under another name")
 
 
-def check_alone(view: View, request: Request, node: Node) -> None:
+def check_alone(view: ClusterView, request: Request, node: Node) -> None:
     first = (*joins_of(view, node.id), request)[0]
     if first.id != request.id:
         raise IllegalRequest(
@@ -126,7 +126,7 @@ def check_alone(view: View, request: Request, node: Node) -> None:
         )
 
 
-def remove(view: View, request: Request, trigger: Revision) -> Answer:
+def remove(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """A dead node that holds nothing has left, for good; it is never forgotten."""
     topology = view.agreed.topology
     node = topology.nodes.get(request.name)
@@ -152,17 +152,17 @@ def remove(view: View, request: Request, trigger: Revision) -> Answer:
         )
     gone = after(node, "be removed", "succeed", state=node.state)
     changes: tuple[Change, ...] = (Put(gone), Put(enabled(topology, gone)))
-    return Answer(changes, "removed")
+    return RequestAnswer(changes, "removed")
 
 
-def remove_reads(view: View, request: Request) -> list[str]:
+def remove_reads(view: ClusterView, request: Request) -> list[str]:
     """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
     keys = [node_key(request.name), lease_key(request.name), FEATURES_KEY, REBALANCE_KEY]
     keys += map(node_key, view.agreed.topology.nodes)
     return keys + [intent_key(partition) for partition in view.agreed.intents]
 
 
-def held_by(view: View, node: NodeId) -> list[str]:
+def held_by(view: ClusterView, node: NodeId) -> list[str]:
     """The partitions that a node holds a replica of, or is meant to."""
     records = view.agreed.topology.partitions.values()
     held = {

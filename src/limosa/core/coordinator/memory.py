@@ -1,4 +1,4 @@
-"""What does a coordinator remember of what it saw? Nothing that a successor could not do without.
+"""What does a coordinator remember of what it saw? Nothing that a successor needs.
 
 A successor counts anew: it holds for as long again, waits for as long again, and knows nothing of a
 pause that began before it.
@@ -6,7 +6,7 @@ pause that began before it.
 
 from typing import NamedTuple
 
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.keys import PartitionId, Revision, SessionId
 
 NEW_SHARE = 0.3
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
 class Memory:
     """What one coordinator saw, by partition."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CoordinatorSettings) -> None:
         self._usual_seconds = settings.hand_over_seconds
         self._lately = (settings.hand_over_seconds, 0.0)
         """What a hand-over cost, besides what was in flight, and when that was."""

@@ -1,4 +1,4 @@
-"""Who should own a partition, and who is in sync? Failover, election, taking out and putting back.
+"""Who should own a partition, and which replicas are in sync? Failover, election, removal, return.
 
 A replica that does not answer is first taken out by a commit; only then may the owner go on without
 it. Taking out a replica that a transition makes is giving the transition up, in that same commit.
@@ -7,7 +7,7 @@ it. Taking out a replica that a transition makes is giving the transition up, in
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.coordinator.view import View, with_stage
+from limosa.core.coordinator.view import ClusterView, with_stage
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import Commit
@@ -21,7 +21,7 @@ def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
     return f"{transition.id}@{epoch}" if is_open else None
 
 
-def fail_over(view: View, record: Partition) -> Commit:
+def fail_over(view: ClusterView, record: Partition) -> Commit:
     """The owner's lease has ended: a new epoch, in which nobody owns it until one is elected."""
     after = next_epoch(record, None)
     return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
@@ -42,7 +42,7 @@ def renewed_session(record: Partition, change: Transition, epoch: int) -> str | 
     return session_for(change, change.stage, epoch)
 
 
-def elect(view: View, record: Partition) -> Commit | str:
+def elect(view: ClusterView, record: Partition) -> Commit | str:
     """Among the in-sync replicas of the side that is read: the one whose log reaches furthest.
 
     Of equals the record's first, so that owners are spread as the records spread them.
@@ -69,11 +69,11 @@ def elect(view: View, record: Partition) -> Commit | str:
     return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
 
 
-def candidates(view: View, record: Partition) -> tuple[Replica, ...]:
+def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
     return routing.electable(record)
 
 
-def first_election(view: View, record: Partition) -> Commit | str:
+def first_election(view: ClusterView, record: Partition) -> Commit | str:
     for replica in record.replicas:
         if view.is_live(replica.node) and view.of(record, replica) is None:
             return f"{replica.node} has not made its replica yet"
@@ -86,7 +86,7 @@ def in_sync_side(record: Partition, side: Side) -> tuple[Replica, ...]:
     return tuple(r for r in routing.side(record, side) if r in record.in_sync)
 
 
-def change_in_sync(view: View, record: Partition) -> Commit | None:
+def change_in_sync(view: ClusterView, record: Partition) -> Commit | None:
     """Take out who is gone, lost or silent; put back who has caught up."""
     assert record.owner is not None
     owner = view.owner_status(record)
@@ -108,12 +108,12 @@ def change_in_sync(view: View, record: Partition) -> Commit | None:
     return None
 
 
-def is_current(view: View, record: Partition, revision: Revision) -> bool:
+def is_current(view: ClusterView, record: Partition, revision: Revision) -> bool:
     """The owner waits for a proposed replica as long as its record has this revision, no longer."""
     return revision == view.agreed.topology.revision_of(record.id)
 
 
-def take_out(view: View, record: Partition, replica: Replica, why: str) -> Commit:
+def take_out(view: ClusterView, record: Partition, replica: Replica, why: str) -> Commit:
     after = replace(record, in_sync=tuple(r for r in record.in_sync if r != replica))
     reason = f"{replica.node} is taken out: {why}"
     if replica in routing.new_only(record) and gives_up(record):

@@ -1,16 +1,16 @@
-"""How did it end? A report of every transition, kept for a while for those who look back."""
+"""How did a transition end? Every transition leaves a report, which is kept for a while."""
 
 from collections import Counter
 from typing import Literal
 
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import COORDINATOR_KEY, Commit, Remove, report_key
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Partition, Transition
 
 
 def report_of(
-    view: View,
+    view: ClusterView,
     record: Partition,
     change: Transition,
     outcome: Literal["done", "reverted"],
@@ -38,7 +38,7 @@ def report_of(
     )
 
 
-def forget_old(view: View) -> Commit | None:
+def forget_old(view: ClusterView) -> Commit | None:
     """The last few of each partition are kept, and so many of all."""
     settings = view.settings
     each = Counter(report.partition for report in view.agreed.reports.values())

@@ -1,4 +1,4 @@
-"""What does somebody ask for, and may it be? Requests become intent, and intent transitions.
+"""What does a request ask for, and is it allowed? Requests become intent, intent transitions.
 
 A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
 """
@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator import controls, drains, members, run_requests, tables
-from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import check, place_reads, replaced
 from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
@@ -54,14 +54,14 @@ CHANGING: dict[TransitionKind, str] = {
 }
 
 
-class Service(NamedTuple):
+class RequestHandler(NamedTuple):
     """How one kind of request is answered, and which keys the answer depends on, whatever it is."""
 
-    act: Callable[[View, Request, Revision], Answer]
-    reads: Callable[[View, Request], list[str]]
+    act: Callable[[ClusterView, Request, Revision], RequestAnswer]
+    reads: Callable[[ClusterView, Request], list[str]]
 
 
-def answer(view: View, request: Request) -> Commit:
+def answer(view: ClusterView, request: Request) -> Commit:
     """One commit that does what is asked for, or refuses it."""
     key = request_key(request.id)
     trigger = view.agreed.revision_of(key)
@@ -69,7 +69,7 @@ def answer(view: View, request: Request) -> Commit:
     try:
         changes, words, state = service.act(view, request, trigger)
     except (IllegalRequest, IllegalTransition) as refusal:
-        changes, words, state = Answer((), str(refusal), "refused")
+        changes, words, state = RequestAnswer((), str(refusal), "refused")
     guards = {name: view.agreed.revision_of(name) for name in (key, *service.reads(view, request))}
     guards[COORDINATOR_KEY] = view.coordinator
     if request.kind in HELD_BY_THE_LOCK:
@@ -80,7 +80,7 @@ def answer(view: View, request: Request) -> Commit:
     return Commit(guards, (*changes, answered), why)
 
 
-def forget_answered(view: View) -> Commit | None:
+def forget_answered(view: ClusterView) -> Commit | None:
     """Answers are kept for those who wait for them, and for those who look back; not for ever."""
     if len(view.agreed.requests) <= view.settings.requests_kept:
         return None
@@ -104,17 +104,17 @@ def about(request: Request) -> str:
     return request.partition or request.zone or request.name or table or node or "cluster"
 
 
-def partition_reads(view: View, request: Request) -> list[str]:
+def partition_reads(view: ClusterView, request: Request) -> list[str]:
     target = [] if request.target is None else [request.target]
     return place_reads(view, request.partition, (*request.placements, *target))
 
 
-def zone_reads(view: View, request: Request) -> list[str]:
+def zone_reads(view: ClusterView, request: Request) -> list[str]:
     keys = [zone_key(request.zone), *map(intent_key, view.agreed.intents)]
     return keys + [node_key(node) for node in view.agreed.topology.nodes]
 
 
-def serve_zone(view: View, request: Request, trigger: Revision) -> Answer:
+def serve_zone(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """Another replica count or other data nodes: an intent for every partition, in one commit.
 
     (Another partition count is a repartition: an operation of its own.)
@@ -145,10 +145,10 @@ def serve_zone(view: View, request: Request, trigger: Revision) -> Answer:
         kept = tuple(each if each in current[name] else new_place for each, new_place in pairs)
         new = Assignment("move", kept, trigger=trigger)
         changes.append(Put(assign(view.agreed.intents[name], new)))
-    return Answer(tuple(changes), "accepted")
+    return RequestAnswer(tuple(changes), "accepted")
 
 
-def serve(view: View, request: Request, trigger: Revision) -> Answer:
+def serve(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     record = view.agreed.topology.partitions.get(request.partition)
     intent = view.agreed.intents.get(request.partition)
     if record is None or intent is None:
@@ -173,7 +173,7 @@ def serve(view: View, request: Request, trigger: Revision) -> Answer:
     if request.kind == "move" and intent.pending is not None and not request.after_pending:
         check_same(record, intent, intent.pending, new)
     after = assign(intent, new)
-    return Answer((Put(after),), served(intent, after, new))
+    return RequestAnswer((Put(after),), served(intent, after, new))
 
 
 def served(before: Intent, after: Intent, new: Assignment) -> str:
@@ -204,12 +204,12 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
     )
 
 
-def cancel(view: View, record: Partition, intent: Intent, request: Request) -> Answer:
+def cancel(view: ClusterView, record: Partition, intent: Intent, request: Request) -> RequestAnswer:
     """Stored only for the change that the caller saw; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, request.cancels)
     if stage is None:
-        return Answer(never_begun(view, record, intent), "cancelled before it began")
+        return RequestAnswer(never_begun(view, record, intent), "cancelled before it began")
     if stage.reads is Side.OLD and not stage.given_up:
         raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
     if stage.reads is Side.NEW:
@@ -217,10 +217,10 @@ def cancel(view: View, record: Partition, intent: Intent, request: Request) -> A
             f"{record.id} has switched already ({stage.name})",
             "it will complete; while it is held, `reverse` takes it back",
         )
-    return Answer((Put(after),), "will be cancelled")
+    return RequestAnswer((Put(after),), "will be cancelled")
 
 
-def never_begun(view: View, record: Partition, intent: Intent) -> tuple[Change, ...]:
+def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[Change, ...]:
     """There is a report of it, too: whoever asked for it learns what became of it."""
     assert intent.pending is not None
     never = Transition(
@@ -230,7 +230,7 @@ def never_begun(view: View, record: Partition, intent: Intent) -> tuple[Change, 
     return Put(cancelled(intent)), Put(report)
 
 
-def end_hold(record: Partition, request: Request) -> Answer:
+def end_hold(record: Partition, request: Request) -> RequestAnswer:
     change = record.transition
     stage = routing.stage_of(record)
     if change is None or stage is None or stage.name != READ_NEW:
@@ -243,14 +243,14 @@ def end_hold(record: Partition, request: Request) -> Answer:
         raise IllegalRequest(f"{record.id} is on its way back: {change.giving_up}", "wait")
     if request.kind == "complete":
         released = replace(record, transition=replace(change, released=True))
-        return Answer((Put(released),), "completing")
+        return RequestAnswer((Put(released),), "completing")
     if not stage.given_up:
         raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
     reversing = replace(change, giving_up=REVERSED)
-    return Answer((Put(replace(record, transition=reversing)),), "reversing")
+    return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing")
 
 
-def withdraw(view: View, request: Request, trigger: Revision) -> Answer:
+def withdraw(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """One that still waits is refused, as its sender wants it no more."""
     other = view.agreed.requests.get(request.name)
     if other is None:
@@ -260,18 +260,18 @@ def withdraw(view: View, request: Request, trigger: Revision) -> Answer:
             f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
         )
     refused = replace(other, state="refused", answer="withdrawn", run=None, answered=view.wall)
-    return Answer((Put(refused),), f"{other.id} is withdrawn")
+    return RequestAnswer((Put(refused),), f"{other.id} is withdrawn")
 
 
-def withdraw_reads(view: View, request: Request) -> list[str]:
+def withdraw_reads(view: ClusterView, request: Request) -> list[str]:
     return [request_key(request.name)]
 
 
-_OF_A_PARTITION = Service(serve, partition_reads)
-_OF_A_ZONE = Service(serve_zone, zone_reads)
-_OF_A_RUN = Service(run_requests.turn, run_requests.turn_reads)
-_OF_ALL = Service(controls.switch, controls.switch_reads)
-SERVICES: dict[RequestKind, Service] = {
+_OF_A_PARTITION = RequestHandler(serve, partition_reads)
+_OF_A_ZONE = RequestHandler(serve_zone, zone_reads)
+_OF_A_RUN = RequestHandler(run_requests.turn, run_requests.turn_reads)
+_OF_ALL = RequestHandler(controls.switch, controls.switch_reads)
+SERVICES: dict[RequestKind, RequestHandler] = {
     "move": _OF_A_PARTITION,
     "rebuild": _OF_A_PARTITION,
     "volume_move": _OF_A_PARTITION,
@@ -281,19 +281,19 @@ SERVICES: dict[RequestKind, Service] = {
     "complete": _OF_A_PARTITION,
     "set_replicas": _OF_A_ZONE,
     "follow_nodes": _OF_A_ZONE,
-    "create_table": Service(tables.create, tables.create_reads),
-    "drop_table": Service(tables.drop, tables.drop_reads),
-    "join": Service(members.join, members.join_reads),
-    "remove_node": Service(members.remove, members.remove_reads),
-    "start_run": Service(run_requests.start, run_requests.start_reads),
-    "drain_nodes": Service(run_requests.start, run_requests.start_reads),
+    "create_table": RequestHandler(tables.create, tables.create_reads),
+    "drop_table": RequestHandler(tables.drop, tables.drop_reads),
+    "join": RequestHandler(members.join, members.join_reads),
+    "remove_node": RequestHandler(members.remove, members.remove_reads),
+    "start_run": RequestHandler(run_requests.start, run_requests.start_reads),
+    "drain_nodes": RequestHandler(run_requests.start, run_requests.start_reads),
     "pause_run": _OF_A_RUN,
     "resume_run": _OF_A_RUN,
     "cancel_run": _OF_A_RUN,
-    "undrain_nodes": Service(drains.undrain, drains.undrain_reads),
+    "undrain_nodes": RequestHandler(drains.undrain, drains.undrain_reads),
     "set_balancing": _OF_ALL,
     "set_policy": _OF_ALL,
     "lock": _OF_ALL,
     "unlock": _OF_ALL,
-    "withdraw": Service(withdraw, withdraw_reads),
+    "withdraw": RequestHandler(withdraw, withdraw_reads),
 }

@@ -1,6 +1,4 @@
-"""How does a run end? What is cancelled goes back, what is over is summed up, what is old is
-forgotten.
-"""
+"""How does a run end? It rolls back what is cancelled, records its totals, and forgets old runs."""
 
 from msgspec.structs import replace
 
@@ -8,7 +6,7 @@ from limosa.core import routing
 from limosa.core.coordinator import drains
 from limosa.core.coordinator.run_moves import WITH_ITS_RUN, written
 from limosa.core.coordinator.run_requests import next_state
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
@@ -26,7 +24,7 @@ from limosa.core.model.runs import Outcome, Rebalance, Run, RunMove, Totals
 from limosa.core.model.topology import Partition
 
 
-def roll_back(view: View, move: RunMove) -> Commit | None:
+def roll_back(view: ClusterView, move: RunMove) -> Commit | None:
     """What has not switched goes back, and what is held, too; the rest completes."""
     record = view.agreed.topology.partitions.get(move.partition)
     if record is None or not view.is_under_way(move):
@@ -51,7 +49,7 @@ def taken_back(record: Partition, intent: Intent, move: RunMove) -> Change | Non
     return None
 
 
-def end(view: View, run: Run) -> Commit:
+def end(view: ClusterView, run: Run) -> Commit:
     moves = view.agreed.moves.get(run.id, {}).values()
     totals = Totals(
         sum(move.state == "COMMITTED" for move in moves),
@@ -72,7 +70,7 @@ def end(view: View, run: Run) -> Commit:
     return written(view, keys, (Put(idle), Put(ended), *nodes), f"{run.id}: {outcome}")
 
 
-def forget_old(view: View) -> Commit | None:
+def forget_old(view: ClusterView) -> Commit | None:
     """The last few ended runs are kept, with their moves."""
     ended = [run for run in view.agreed.runs.values() if run.outcome]
     ended.sort(key=lambda run: view.agreed.revision_of(run_key(run.id)), reverse=True)

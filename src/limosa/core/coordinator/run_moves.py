@@ -1,4 +1,4 @@
-"""How far is a move of a run? Its partition's transition goes its way, and the record follows.
+"""How far is a move of a run? The move's record follows its partition's transition.
 
 A move is written down step by step, whatever was missed meanwhile. One that went back is tried
 again after a while, unless somebody did not want it any more.
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.flights import Flights
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -53,14 +53,16 @@ ANOTHER = "the partition is another one: it was dropped and made again"
 WITH_ITS_RUN = "its run was cancelled"
 
 
-def written(view: View, keys: Iterable[str], changes: tuple[Change, ...], why: str) -> Commit:
+def written(
+    view: ClusterView, keys: Iterable[str], changes: tuple[Change, ...], why: str
+) -> Commit:
     """A commit for the run under way, guarded by all that it was computed from."""
     guards = {key: view.agreed.revision_of(key) for key in (REBALANCE_KEY, *keys)}
     guards[COORDINATOR_KEY] = view.coordinator
     return Commit(guards, changes, why)
 
 
-def follow(view: View, flights: Flights, move: RunMove) -> Commit | None:
+def follow(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
     """Write down how far it is, one step at a time."""
     now = followed(view, move)
     if now is move:
@@ -77,7 +79,7 @@ def follow(view: View, flights: Flights, move: RunMove) -> Commit | None:
     return written(view, keys, (Put(now),), f"{move.partition}: {move.run}: {now.state}")
 
 
-def followed(view: View, move: RunMove) -> RunMove:
+def followed(view: ClusterView, move: RunMove) -> RunMove:
     """The move as it should be written down; the same one if there is nothing new."""
     record = view.agreed.topology.partitions.get(move.partition)
     if move.state == "COMMITTED":
@@ -98,7 +100,7 @@ def followed(view: View, move: RunMove) -> RunMove:
     return forward(view, record, move, report)
 
 
-def missing(view: View, move: RunMove) -> str:
+def missing(view: ClusterView, move: RunMove) -> str:
     """Why there is not what was to be moved, in words. A name may be given again, but the first
     version of a zone's layout is the revision of the request that made the zone."""
     record = view.agreed.topology.partitions.get(move.partition)
@@ -108,12 +110,12 @@ def missing(view: View, move: RunMove) -> str:
     return ANOTHER if layout.version > asked_at(move.run) else ""
 
 
-def layout_reads(view: View, move: RunMove) -> list[str]:
+def layout_reads(view: ClusterView, move: RunMove) -> list[str]:
     record = view.agreed.topology.partitions.get(move.partition)
     return [] if record is None else [layout_key(record.zone)]
 
 
-def has_landed(view: View, move: RunMove, report: Report | None) -> bool:
+def has_landed(view: ClusterView, move: RunMove, report: Report | None) -> bool:
     """Did its attempt end well? Its report says so; without one, the replicas do."""
     if report is not None:
         return report.outcome == "done"
@@ -122,7 +124,7 @@ def has_landed(view: View, move: RunMove, report: Report | None) -> bool:
     return move.target in stable and left
 
 
-def forward(view: View, record: Partition, move: RunMove, report: Report | None) -> RunMove:
+def forward(view: ClusterView, record: Partition, move: RunMove, report: Report | None) -> RunMove:
     state = RUN_MOVE.after(move.state, FORWARD[FAR[move.state]])
     if state != "COMMITTED":
         return replace(move, state=state)
@@ -141,7 +143,7 @@ def forward(view: View, record: Partition, move: RunMove, report: Report | None)
     )
 
 
-def given_up(view: View, move: RunMove, report: Report | None) -> RunMove:
+def given_up(view: ClusterView, move: RunMove, report: Report | None) -> RunMove:
     """Tried again, unless a person did not want it any more."""
     why = "it was given up" if report is None else report.why
     if view.agreed.rebalance.state == "cancelling":
@@ -149,7 +151,7 @@ def given_up(view: View, move: RunMove, report: Report | None) -> RunMove:
     return failed(view, move, why, final=why in BY_HAND)
 
 
-def failed(view: View, move: RunMove, why: str, final: bool) -> RunMove:
+def failed(view: ClusterView, move: RunMove, why: str, final: bool) -> RunMove:
     event = "be refused" if move.state == "PENDING" else "fail"
     return replace(
         move,
@@ -160,7 +162,7 @@ def failed(view: View, move: RunMove, why: str, final: bool) -> RunMove:
     )
 
 
-def try_again(view: View, flights: Flights, move: RunMove) -> Commit | None:
+def try_again(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
     """After a while: what was in the way may be gone."""
     since = flights.failed_since(move, view.now)
     if view.now - since < view.settings.retry_seconds:

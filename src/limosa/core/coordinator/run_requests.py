@@ -1,5 +1,4 @@
-"""May a run begin, pause, go on or be cancelled? Each is one commit, or a refusal that writes
-nothing.
+"""May a run start, pause, resume or be cancelled? Each answer is one commit.
 
 A plan is accepted as a whole. Two moves of one partition are possible if they are about two
 replicas of it: the second begins when the first has ended.
@@ -10,7 +9,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from limosa.core.coordinator import drains
-from limosa.core.coordinator.answers import Answer
+from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import (
     bytes_of,
     check,
@@ -18,7 +17,7 @@ from limosa.core.coordinator.checks import (
     place_reads,
     replaced,
 )
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import REBALANCE
 from limosa.core.model.changes import REBALANCE_KEY, Put
 from limosa.core.model.intent import Assignment, Placement, Request, RequestKind
@@ -38,7 +37,7 @@ from limosa.errors import IllegalRequest
 # --- begin
 
 
-def start(view: View, request: Request, trigger: Revision) -> Answer:
+def start(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """The whole plan becomes records, in one commit; its first moves begin by another."""
     plan = request.run
     if plan is None:
@@ -67,14 +66,14 @@ def start(view: View, request: Request, trigger: Revision) -> Answer:
         for number, move in enumerate(plan.moves)
     )
     started = Put(Rebalance(next_state(view, "start"), name))
-    return Answer((started, Put(run), *moves, *leaving), f"started as run {name}")
+    return RequestAnswer((started, Put(run), *moves, *leaving), f"started as run {name}")
 
 
-def next_state(view: View, event: str) -> RebalanceState:
+def next_state(view: ClusterView, event: str) -> RebalanceState:
     return cast(RebalanceState, REBALANCE.after(view.agreed.rebalance.state, event))
 
 
-def check_idle(view: View) -> None:
+def check_idle(view: ClusterView) -> None:
     """Before anything else: one who comes second changes nothing."""
     now = view.agreed.rebalance
     if now.state != "idle":
@@ -84,7 +83,7 @@ def check_idle(view: View) -> None:
         )
 
 
-def check_words(view: View, plan: RunPlan, kind: RequestKind) -> None:
+def check_words(view: ClusterView, plan: RunPlan, kind: RequestKind) -> None:
     if plan.by == "balancer" and not view.agreed.controls.balancing:
         raise IllegalRequest("balancing is off", "switch it on, or ask for the moves yourself")
     if plan.moves and view.settings.moves_refused:
@@ -106,7 +105,7 @@ def check_words(view: View, plan: RunPlan, kind: RequestKind) -> None:
         raise IllegalRequest("a time below 0", "give seconds, 0 for none")
 
 
-def check_moves(view: View, plan: RunPlan) -> None:
+def check_moves(view: ClusterView, plan: RunPlan) -> None:
     """Each, after those before it, and all together."""
     places: dict[PartitionId, tuple[Placement, ...]] = {}
     seen: dict[tuple[PartitionId, NodeId], None] = {}
@@ -133,7 +132,7 @@ def kind_of(move: PlannedMove | RunMove) -> TransitionKind:
     return "volume_move" if move.source == move.target.node else "move"
 
 
-def known(view: View, partition: PartitionId) -> Partition:
+def known(view: ClusterView, partition: PartitionId) -> Partition:
     record = view.agreed.topology.partitions.get(partition)
     if record is None:
         raise IllegalRequest(f"there is no partition {partition}", "plan anew")
@@ -144,7 +143,7 @@ def known(view: View, partition: PartitionId) -> Partition:
     return record
 
 
-def check_given(view: View, record: Partition) -> None:
+def check_given(view: ClusterView, record: Partition) -> None:
     """A copy is read from a replica that lives and has everything; the one that goes need not."""
     if not any(view.is_live(replica.node) for replica in record.in_sync):
         away = ", ".join(sorted(replica.node for replica in record.in_sync))
@@ -153,7 +152,7 @@ def check_given(view: View, record: Partition) -> None:
         )
 
 
-def start_reads(view: View, request: Request) -> list[str]:
+def start_reads(view: ClusterView, request: Request) -> list[str]:
     plan = request.run or RunPlan("")
     keys = [REBALANCE_KEY, *drains.begin_reads(view, plan)]
     for move in plan.moves:
@@ -201,7 +200,7 @@ _TURNS: dict[RequestKind, _Turn] = {
 }
 
 
-def turn(view: View, request: Request, trigger: Revision) -> Answer:
+def turn(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """The state alone changes; what follows from it follows by other commits."""
     now = view.agreed.rebalance
     asked = _TURNS[request.kind]
@@ -211,8 +210,8 @@ def turn(view: View, request: Request, trigger: Revision) -> Answer:
         words, advice = asked.refusals[now.state]
         raise IllegalRequest(words.format(run=f"run {now.run}"), advice)
     after = replace(now, state=next_state(view, asked.event))
-    return Answer((Put(after),), asked.words.format(run=f"run {now.run}"))
+    return RequestAnswer((Put(after),), asked.words.format(run=f"run {now.run}"))
 
 
-def turn_reads(view: View, request: Request) -> list[str]:
+def turn_reads(view: ClusterView, request: Request) -> list[str]:
     return [REBALANCE_KEY]

@@ -1,4 +1,4 @@
-"""Which moves of a run begin now? As many as the limits allow, in their order.
+"""Which moves of a run start now? As many as the limits allow, in the order of the plan.
 
 A move begins as any other does: by the intent of its partition, with the revision of the move's own
 record as the trigger. If another change of the partition came first, the move waits for its end; if
@@ -15,7 +15,7 @@ from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.run_moves import failed, layout_reads, missing, written
 from limosa.core.coordinator.run_requests import kind_of
 from limosa.core.coordinator.turns import topology_request_waits
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import RUN_MOVE
 from limosa.core.model.changes import CONTROLS_KEY, Change, Commit, Put, run_key, run_move_key
 from limosa.core.model.intent import Assignment, Intent, assign
@@ -24,10 +24,10 @@ from limosa.core.model.runs import IN_FLIGHT, Run, RunMove
 from limosa.errors import IllegalRequest
 
 
-class Traffic:
+class MovesUnderWay:
     """How many replicas are on their way to and away from each node, as the topology says."""
 
-    def __init__(self, view: View, run: Run) -> None:
+    def __init__(self, view: ClusterView, run: Run) -> None:
         self.limits = run.limits
         self.to: Counter[NodeId] = Counter()
         self.away: Counter[NodeId] = Counter()
@@ -55,13 +55,13 @@ class Traffic:
         return ""
 
 
-def has_begun(view: View, move: RunMove) -> bool:
+def has_begun(view: ClusterView, move: RunMove) -> bool:
     record = view.agreed.topology.partitions.get(move.partition)
     change = None if record is None else record.transition
     return change is not None and change.id == f"t{move.trigger}"
 
 
-def stopped(view: View, run: Run) -> str:
+def stopped(view: ClusterView, run: Run) -> str:
     """Why no move of the run may begin, in words; nothing: they may."""
     if view.agreed.rebalance.state == "paused":
         return "it is paused; `resume` goes on"
@@ -77,11 +77,11 @@ def stopped(view: View, run: Run) -> str:
     return ""
 
 
-def begin(view: View, run: Run, flights: Flights) -> Commit | None:
+def begin(view: ClusterView, run: Run, flights: Flights) -> Commit | None:
     """As many as the limits allow, in one commit: of two who count at once only one begins."""
     if not flights.pending or stopped(view, run):
         return None
-    traffic = Traffic(view, run)
+    traffic = MovesUnderWay(view, run)
     keys = [run_key(run.id), CONTROLS_KEY]
     changes: list[Change] = []
     starts = 0
@@ -105,7 +105,7 @@ def begin(view: View, run: Run, flights: Flights) -> Commit | None:
     return written(view, keys, (counted, *changes), why)
 
 
-def busy(view: View, move: RunMove) -> str:
+def busy(view: ClusterView, move: RunMove) -> str:
     """What its partition is busy with, in words."""
     record = view.agreed.topology.partitions.get(move.partition)
     intent = view.agreed.intents.get(move.partition)
@@ -117,14 +117,14 @@ def busy(view: View, move: RunMove) -> str:
     return f"the request {asked[0].id} about {move.partition} comes first" if asked else ""
 
 
-def move_reads(view: View, move: RunMove) -> list[str]:
+def move_reads(view: ClusterView, move: RunMove) -> list[str]:
     intent = view.agreed.intents.get(move.partition)
     stable = () if intent is None else intent.stable
     places = place_reads(view, move.partition, (*stable, move.target), with_zone=True)
     return [run_move_key(move.run, move.number), *places, *layout_reads(view, move)]
 
 
-def attempt(view: View, run: Run, move: RunMove) -> tuple[RunMove, Intent | None]:
+def attempt(view: ClusterView, run: Run, move: RunMove) -> tuple[RunMove, Intent | None]:
     """Its record, and the intent with which it begins, if it can and can now."""
     record = view.agreed.topology.partitions.get(move.partition)
     lost = missing(view, move)

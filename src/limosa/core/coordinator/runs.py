@@ -1,4 +1,4 @@
-"""What does a run do next? It begins moves, follows them, tries again, rolls back, and ends.
+"""What does a run do next? It starts moves, follows them, retries, rolls back, and ends.
 
 All of it is computed from the agreed state, so a successor goes on where the last coordinator was.
 """
@@ -7,11 +7,11 @@ from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.run_ends import end, roll_back
 from limosa.core.coordinator.run_moves import follow, try_again
 from limosa.core.coordinator.run_starts import begin
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Commit
 
 
-def advance(view: View, flights: Flights) -> list[Commit]:
+def advance(view: ClusterView, flights: Flights) -> list[Commit]:
     """What is to be written down now; nothing, if the run waits or there is none."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     if run is None:
@@ -27,7 +27,7 @@ def advance(view: View, flights: Flights) -> list[Commit]:
     return [end(view, run)] if not found and is_over(view, flights) else found
 
 
-def is_over(view: View, flights: Flights) -> bool:
+def is_over(view: ClusterView, flights: Flights) -> bool:
     """Nothing is in flight, and nothing is left to begin, or nothing more is wanted."""
     if view.agreed.rebalance.state == "cancelling":
         return not flights.open

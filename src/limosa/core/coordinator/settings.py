@@ -1,9 +1,9 @@
-"""How long does a coordinator wait for what, and what does it keep? Read once, passed in."""
+"""How long does a coordinator wait for what, and how much does it keep? Read once, passed in."""
 
 from msgspec import Struct
 
 
-class Settings(Struct, frozen=True):
+class CoordinatorSettings(Struct, frozen=True):
     look_seconds: float = 1.0
     """How often nodes are asked, though they also speak by themselves, and all is looked at."""
     ask_again_seconds: float = 0.4

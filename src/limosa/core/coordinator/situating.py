@@ -1,4 +1,4 @@
-"""What does the planner need to know, and what would its plan cost? From what is agreed and said.
+"""What does the planner need to know, and what would its plan cost? Agreed state and statuses.
 
 Whoever has the agreed state and the nodes' statuses plans alike: the coordinator, a command, the
 admin service. What a person saw as a plan is what is started.
@@ -7,7 +7,7 @@ admin service. What a person saw as a plan is what is started.
 from collections.abc import Sequence
 from heapq import nlargest
 
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.runs import Estimate, Limits, PlannedMove, Run, RunPlan
 from limosa.core.model.topology import Partition
@@ -25,7 +25,7 @@ PAUSE_SECONDS = 0.05
 """What a hand-over takes, as long as nobody has seen one."""
 
 
-def situation(view: View, draining: Sequence[NodeId] = ()) -> Situation:
+def situation(view: ClusterView, draining: Sequence[NodeId] = ()) -> Situation:
     """The cluster as it is known now; nodes that are being emptied stay so."""
     topology = view.agreed.topology
     leaving = [node.id for node in topology.nodes.values() if node.state == "decommissioning"]
@@ -41,11 +41,11 @@ def situation(view: View, draining: Sequence[NodeId] = ()) -> Situation:
     )
 
 
-def rules(view: View) -> Rules:
+def rules(view: ClusterView) -> Rules:
     return Rules(free_bytes_kept=view.settings.free_bytes_kept)
 
 
-def loads(view: View) -> dict[PartitionId, Load]:
+def loads(view: ClusterView) -> dict[PartitionId, Load]:
     records = view.agreed.topology.partitions
     found = {
         name: status
@@ -63,13 +63,13 @@ def loads(view: View) -> dict[PartitionId, Load]:
     }
 
 
-def size_of(view: View, record: Partition) -> int:
+def size_of(view: ClusterView, record: Partition) -> int:
     """Of one replica: the largest, as one that has just come may not have been measured yet."""
     known = (view.of(record, replica) for replica in record.replicas)
     return max((each.bytes for each in known if each is not None), default=0)
 
 
-def fixed(view: View) -> dict[PartitionId, str]:
+def fixed(view: ClusterView) -> dict[PartitionId, str]:
     """Partitions that somebody else is about to change."""
     return {
         name: "another change of it is planned already"
@@ -81,7 +81,7 @@ def fixed(view: View) -> dict[PartitionId, str]:
 # --- what it costs
 
 
-def as_run(view: View, plan: Plan, like: RunPlan) -> RunPlan:
+def as_run(view: ClusterView, plan: Plan, like: RunPlan) -> RunPlan:
     """The plan as a run that can be started: with its limits, and what it will probably cost."""
     moves = tuple(PlannedMove(move.partition, move.source, move.target) for move in plan.moves)
     return RunPlan(
@@ -98,7 +98,7 @@ def as_run(view: View, plan: Plan, like: RunPlan) -> RunPlan:
     )
 
 
-def estimate(view: View, plan: Plan, limits: Limits) -> Estimate:
+def estimate(view: ClusterView, plan: Plan, limits: Limits) -> Estimate:
     """By what the last run came to, if there was one; else by what is usual."""
     past = [run for run in view.agreed.runs.values() if run.ended and run.totals.bytes]
     last = max(past, key=lambda run: run.ended, default=None)

@@ -1,7 +1,7 @@
-"""May this table be made or dropped, and what is agreed then? All of it is one commit."""
+"""May this table be created or dropped, and which records result? One commit writes them all."""
 
-from limosa.core.coordinator.answers import Answer, check_name
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.answers import RequestAnswer, check_name
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
     Change,
     Put,
@@ -25,7 +25,7 @@ PARTITIONS_MAX = 4096
 REPLICAS_MAX = 7
 
 
-def create(view: View, request: Request, trigger: Revision) -> Answer:
+def create(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """A table in a zone that exists, or with a zone of its own."""
     table = request.table
     if table is None:
@@ -41,20 +41,20 @@ def create(view: View, request: Request, trigger: Revision) -> Answer:
         raise IllegalRequest(f"the table id {table.id} is taken", "make an id that is nobody's")
     zone = view.agreed.topology.zones.get(table.zone)
     if zone is None:
-        return Answer((*new_zone(view, request, table.zone, trigger), Put(table)), "made")
+        return RequestAnswer((*new_zone(view, request, table.zone, trigger), Put(table)), "made")
     check_fits(view, request, zone)
     # The zone is written again, so that whoever counted its tables meanwhile has to count anew.
-    return Answer((Put(zone), Put(table)), f"made in zone {zone.id}")
+    return RequestAnswer((Put(zone), Put(table)), f"made in zone {zone.id}")
 
 
-def create_reads(view: View, request: Request) -> list[str]:
+def create_reads(view: ClusterView, request: Request) -> list[str]:
     table = request.table or NamedTable("", "", "", b"")
     nodes = view.agreed.topology.nodes
     keys = [table_key(table.name), zone_key(table.zone), layout_key(table.zone)]
     return keys + [key(node) for node in nodes for key in (node_key, lease_key)]
 
 
-def check_fits(view: View, request: Request, zone: Zone) -> None:
+def check_fits(view: ClusterView, request: Request, zone: Zone) -> None:
     """What is asked for and left open, the zone decides; it can't have two of anything."""
     has = sum(record.zone == zone.id for record in view.agreed.topology.partitions.values())
     for what, asked, there in (
@@ -69,7 +69,9 @@ def check_fits(view: View, request: Request, zone: Zone) -> None:
             )
 
 
-def new_zone(view: View, request: Request, name: ZoneId, trigger: Revision) -> tuple[Change, ...]:
+def new_zone(
+    view: ClusterView, request: Request, name: ZoneId, trigger: Revision
+) -> tuple[Change, ...]:
     """Zone, layout, and for each partition where it is and is meant to be."""
     check_numbers(request)
     topology = view.agreed.topology
@@ -117,7 +119,7 @@ def made_by(trigger: Revision, places: tuple[Placement, ...]) -> tuple[Replica, 
     return tuple(Replica(each.node, f"c{trigger}", each.volume) for each in places)
 
 
-def drop(view: View, request: Request, trigger: Revision) -> Answer:
+def drop(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """With the last table of a zone, the zone goes; nodes discard what nothing names any more."""
     topology = view.agreed.topology
     table = topology.tables.get(request.name)
@@ -131,7 +133,7 @@ def drop(view: View, request: Request, trigger: Revision) -> Answer:
     gone: list[Change] = [Remove(table_key(table.name))]
     if sum(other.zone == table.zone for other in topology.tables.values()) > 1:
         # Written again, so that of two that are dropped at once one sees that it is the last.
-        return Answer((*gone, Put(topology.zones[table.zone])), "dropped")
+        return RequestAnswer((*gone, Put(topology.zones[table.zone])), "dropped")
     for record in in_zone(view, table.zone):
         if record.transition is not None:
             raise IllegalRequest(
@@ -140,10 +142,10 @@ def drop(view: View, request: Request, trigger: Revision) -> Answer:
             )
         gone += [Remove(partition_key(record.id)), Remove(intent_key(record.id))]
     gone += [Remove(layout_key(table.zone)), Remove(zone_key(table.zone))]
-    return Answer(tuple(gone), f"dropped with its zone {table.zone}")
+    return RequestAnswer(tuple(gone), f"dropped with its zone {table.zone}")
 
 
-def drop_reads(view: View, request: Request) -> list[str]:
+def drop_reads(view: ClusterView, request: Request) -> list[str]:
     keys = [table_key(request.name)]
     table = view.agreed.topology.tables.get(request.name)
     if table is not None:
@@ -153,5 +155,5 @@ def drop_reads(view: View, request: Request) -> list[str]:
     return keys
 
 
-def in_zone(view: View, zone: ZoneId) -> list[Partition]:
+def in_zone(view: ClusterView, zone: ZoneId) -> list[Partition]:
     return [record for record in view.agreed.topology.partitions.values() if record.zone == zone]

@@ -16,7 +16,7 @@ from limosa.core.coordinator.memory import SealAsked
 from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
 from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.turns import topology_request_waits
-from limosa.core.coordinator.view import View, with_stage
+from limosa.core.coordinator.view import ClusterView, with_stage
 from limosa.core.effects import Compare, Effect, Send, StartCopy
 from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
@@ -50,7 +50,7 @@ class Differs(NamedTuple):
 Progress = Waiting | GivenUp | Differs | None
 
 
-def start(view: View, record: Partition, intent: Intent) -> Commit | Waiting:
+def start(view: ClusterView, record: Partition, intent: Intent) -> Commit | Waiting:
     """A transition begins only here, and only because intent says so."""
     pending = intent.pending
     assert pending is not None
@@ -79,7 +79,7 @@ def start(view: View, record: Partition, intent: Intent) -> Commit | Waiting:
 
 
 def no_longer_possible(
-    view: View,
+    view: ClusterView,
     record: Partition,
     pending: Assignment,
     places: tuple[Placement, ...],
@@ -104,7 +104,7 @@ def _target(record: Partition, place: Placement, pending: Assignment, made_by: s
     return Replica(place.node, made_by, place.volume)
 
 
-def advance(view: View, record: Partition, held_since: float) -> Commit | Waiting:
+def advance(view: ClusterView, record: Partition, held_since: float) -> Commit | Waiting:
     """Do the stage's work; when all of it is done, leave by the edge forward."""
     change = record.transition
     stage = routing.stage_of(record)
@@ -126,7 +126,7 @@ def advance(view: View, record: Partition, held_since: float) -> Commit | Waitin
     return leave(view, record, stage)
 
 
-def leave(view: View, record: Partition, stage: Stage) -> Commit | Waiting:
+def leave(view: ClusterView, record: Partition, stage: Stage) -> Commit | Waiting:
     assert record.transition is not None
     after = with_pause(view, record) if Work.OPEN in stage.work else record
     if Work.BARRIER in stage.work:
@@ -145,7 +145,7 @@ def leave(view: View, record: Partition, stage: Stage) -> Commit | Waiting:
     return view.commit(record, enter(after, stage.next), f"→ {stage.next}")
 
 
-def with_pause(view: View, record: Partition) -> Partition:
+def with_pause(view: ClusterView, record: Partition) -> Partition:
     """With what its last hand-over took, as far as this coordinator saw it."""
     assert record.transition is not None
     open_(view, record, view.now)
@@ -154,7 +154,7 @@ def with_pause(view: View, record: Partition) -> Partition:
     return with_stage(record, record.transition.stage, pause_seconds=longest)
 
 
-def fence_after(view: View, record: Partition) -> int:
+def fence_after(view: ClusterView, record: Partition) -> int:
     """The revision that the barrier was about, never a later one: requests of today are sound."""
     return view.agreed.topology.revision_of(record.id)
 
@@ -166,7 +166,7 @@ def must_hand_over(record: Partition, stage: Stage) -> bool:
     return leaves and record.owner.replica not in routing.side(record, Side.NEW)
 
 
-def finish(view: View, record: Partition, after: Partition, done: bool, why: str) -> Commit:
+def finish(view: ClusterView, record: Partition, after: Partition, done: bool, why: str) -> Commit:
     """The transition ceases to exist, and intent and a report say so in the same commit."""
     change = record.transition
     assert change is not None
@@ -182,7 +182,7 @@ def finish(view: View, record: Partition, after: Partition, done: bool, why: str
     return view.commit(record, after, "done" if done else f"reverted: {why}", (*settled, report))
 
 
-def settle(view: View, record: Partition, done: bool) -> tuple[Change, ...]:
+def settle(view: ClusterView, record: Partition, done: bool) -> tuple[Change, ...]:
     intent = view.agreed.intents.get(record.id)
     if intent is None or intent.pending is None:
         return ()
@@ -190,7 +190,7 @@ def settle(view: View, record: Partition, done: bool) -> tuple[Change, ...]:
     return (Put(after),)
 
 
-def give_up(view: View, record: Partition, why: str) -> Commit | Waiting:
+def give_up(view: ClusterView, record: Partition, why: str) -> Commit | Waiting:
     stage = routing.stage_of(record)
     assert stage is not None
     if stage.given_up[0] == END:
@@ -198,7 +198,7 @@ def give_up(view: View, record: Partition, why: str) -> Commit | Waiting:
     return view.commit(record, given_up(record, why), f"given up: {why}")
 
 
-def fall_back(view: View, record: Partition) -> Commit | Waiting:
+def fall_back(view: ClusterView, record: Partition) -> Commit | Waiting:
     """Out of write_both_read_new: back if an in-sync old replica lives, on if only new ones do."""
     assert record.owner is not None and record.transition is not None
     candidates = fallback_candidates(view, record)
@@ -223,7 +223,7 @@ def fall_back(view: View, record: Partition) -> Commit | Waiting:
     return view.commit(record, after, why)
 
 
-def fallback_candidates(view: View, record: Partition) -> tuple[Replica, ...]:
+def fallback_candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
     """In sync, not merely alive: one that was taken out lacks what was acknowledged without it."""
     return tuple(r for r in in_sync_side(record, Side.OLD) if view.is_live(r.node))
 
@@ -231,7 +231,7 @@ def fallback_candidates(view: View, record: Partition) -> tuple[Replica, ...]:
 # --- the work
 
 
-def prepare(view: View, record: Partition, held_since: float) -> Progress:
+def prepare(view: ClusterView, record: Partition, held_since: float) -> Progress:
     for replica in routing.new_only(record):
         if not view.is_live(replica.node):
             return GivenUp(f"{replica.node}, which was to hold it, is gone")
@@ -240,22 +240,24 @@ def prepare(view: View, record: Partition, held_since: float) -> Progress:
     return None
 
 
-def barrier(view: View, record: Partition, held_since: float) -> Progress:
+def barrier(view: ClusterView, record: Partition, held_since: float) -> Progress:
     why = view.barrier(record.id)
     return Waiting(why) if why else None
 
 
-def copy(view: View, record: Partition, held_since: float) -> Progress:
+def copy(view: ClusterView, record: Partition, held_since: float) -> Progress:
     return carry(view, record, routing.new_only(record), verified=True)
 
 
-def repair(view: View, record: Partition, held_since: float) -> Progress:
+def repair(view: ClusterView, record: Partition, held_since: float) -> Progress:
     assert record.owner is not None
     others = tuple(r for r in in_sync_side(record, Side.OLD) if r != record.owner.replica)
     return carry(view, record, others, verified=False)
 
 
-def carry(view: View, record: Partition, targets: tuple[Replica, ...], verified: bool) -> Progress:
+def carry(
+    view: ClusterView, record: Partition, targets: tuple[Replica, ...], verified: bool
+) -> Progress:
     """Copy to the targets under the session, then compare digests taken at one position."""
     change = record.transition
     assert change is not None and change.session is not None and record.owner is not None
@@ -274,7 +276,7 @@ def carry(view: View, record: Partition, targets: tuple[Replica, ...], verified:
 
 
 def ask_for_copies(
-    view: View, record: Partition, change: Transition, targets: tuple[Replica, ...]
+    view: ClusterView, record: Partition, change: Transition, targets: tuple[Replica, ...]
 ) -> tuple[Effect, ...]:
     """A volume move links the files of a good replica beside it, if they can be linked."""
     assert change.session is not None and record.owner is not None
@@ -294,12 +296,12 @@ def ask_for_copies(
     return tuple(asked)
 
 
-def is_in(view: View, record: Partition, replica: Replica, trouble: Trouble) -> bool:
+def is_in(view: ClusterView, record: Partition, replica: Replica, trouble: Trouble) -> bool:
     known = view.of(record, replica)
     return known is not None and known.trouble == trouble
 
 
-def is_silent(view: View, record: Partition, targets: tuple[Replica, ...]) -> bool:
+def is_silent(view: ClusterView, record: Partition, targets: tuple[Replica, ...]) -> bool:
     """Whoever copies may be dead, and can't say so: what arrives at the targets does."""
     assert record.transition is not None
     known = [view.of(record, replica) for replica in targets]
@@ -308,13 +310,13 @@ def is_silent(view: View, record: Partition, targets: tuple[Replica, ...]) -> bo
     return view.now - since >= view.settings.copy_silence_seconds
 
 
-def copied(view: View, record: Partition, replica: Replica) -> bool:
+def copied(view: ClusterView, record: Partition, replica: Replica) -> bool:
     known = view.of(record, replica)
     assert record.transition is not None
     return known is not None and known.copied == record.transition.session
 
 
-def verify(view: View, record: Partition, targets: tuple[Replica, ...]) -> Progress:
+def verify(view: ClusterView, record: Partition, targets: tuple[Replica, ...]) -> Progress:
     assert record.transition is not None and record.owner is not None
     session = record.transition.session
     source = view.owner_status(record)
@@ -337,7 +339,7 @@ def verify(view: View, record: Partition, targets: tuple[Replica, ...]) -> Progr
     return None
 
 
-def compare(view: View, record: Partition) -> Commit | Waiting:
+def compare(view: ClusterView, record: Partition) -> Commit | Waiting:
     """Before a copy that differs is dropped, people want to know which of its rows do."""
     change = record.transition
     assert change is not None and change.session is not None and record.owner is not None
@@ -357,7 +359,7 @@ def compare(view: View, record: Partition) -> Commit | Waiting:
     return view.commit(record, after, f"given up: {change.giving_up}", (report,))
 
 
-def seal(view: View, record: Partition, held_since: float) -> Progress:
+def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
     """Every commit that names another owner needs the present one's seal for this revision."""
     assert record.owner is not None
     if record.owner.replica in routing.side(record, _side_after(record)):
@@ -376,7 +378,7 @@ def seal(view: View, record: Partition, held_since: float) -> Progress:
     return Waiting(f"hand-over: {record.owner.replica.node} finishes what is in flight", (ask,))
 
 
-def would_pause_too_long(view: View, record: Partition, in_flight: float) -> str:
+def would_pause_too_long(view: ClusterView, record: Partition, in_flight: float) -> str:
     """Only the way forward can wait for a better moment."""
     assert record.transition is not None
     limit = record.transition.max_pause_seconds
@@ -395,7 +397,7 @@ def _side_after(record: Partition) -> Side:
     return Side.OLD if stage.name == READ_NEW else Side.NEW
 
 
-def open_(view: View, record: Partition, held_since: float) -> Progress:
+def open_(view: ClusterView, record: Partition, held_since: float) -> Progress:
     owner = view.owner_status(record)
     if owner is None or owner.open_epoch != record.epoch:
         assert record.owner is not None
@@ -404,7 +406,7 @@ def open_(view: View, record: Partition, held_since: float) -> Progress:
     return None
 
 
-def hold(view: View, record: Partition, held_since: float) -> Progress:
+def hold(view: ClusterView, record: Partition, held_since: float) -> Progress:
     change = record.transition
     assert change is not None
     left = held_since + change.hold_seconds - view.now
@@ -416,15 +418,15 @@ def hold(view: View, record: Partition, held_since: float) -> Progress:
     return Waiting(f"held for another {left:.0f} s; `complete` ends the hold, `reverse` goes back")
 
 
-def drop_old(view: View, record: Partition, held_since: float) -> Progress:
+def drop_old(view: ClusterView, record: Partition, held_since: float) -> Progress:
     return drop(view, record, routing.old_only(record))
 
 
-def drop_new(view: View, record: Partition, held_since: float) -> Progress:
+def drop_new(view: ClusterView, record: Partition, held_since: float) -> Progress:
     return drop(view, record, routing.new_only(record))
 
 
-def drop(view: View, record: Partition, replicas: tuple[Replica, ...]) -> Progress:
+def drop(view: ClusterView, record: Partition, replicas: tuple[Replica, ...]) -> Progress:
     """A dead node drops what the topology does not name before it counts as live again."""
     revision = view.agreed.topology.revision_of(record.id)
     for replica in replicas:
@@ -440,7 +442,7 @@ def drop(view: View, record: Partition, replicas: tuple[Replica, ...]) -> Progre
     return None
 
 
-DO: dict[Work, Callable[[View, Partition, float], Progress]] = {
+DO: dict[Work, Callable[[ClusterView, Partition, float], Progress]] = {
     Work.PREPARE: prepare,
     Work.BARRIER: barrier,
     Work.COPY: copy,

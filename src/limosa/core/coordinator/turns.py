@@ -1,10 +1,10 @@
-"""Whose turn is it? Some requests wait: for an operator's lock, or for moves that are in flight.
+"""Must a request wait? Some wait for the operator's lock, or for moves that are in flight.
 
 While a request that changes the topology waits, a run begins no more moves, and holds end. So what
 is in flight ends, the request is served, and the run goes on: neither starves the other.
 """
 
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.intent import Request, RequestKind
 
 TOPOLOGY: tuple[RequestKind, ...] = (
@@ -27,7 +27,7 @@ HELD_BY_THE_LOCK: tuple[RequestKind, ...] = (
 """What heals (`rebuild`, `repair`), what stops and what unlocks is served also while locked."""
 
 
-def held_back(view: View, request: Request) -> str:
+def held_back(view: ClusterView, request: Request) -> str:
     """Why it is not answered yet, in words; nothing: it is its turn."""
     locked = view.agreed.controls.locked
     if locked and request.kind in HELD_BY_THE_LOCK:
@@ -39,14 +39,14 @@ def held_back(view: View, request: Request) -> str:
     return ""
 
 
-def may_wait_for_ever(view: View) -> bool:
+def may_wait_for_ever(view: ClusterView) -> bool:
     """A move that may pause writes for so long only waits for a quiet moment, which may not come:
     nobody waits for it in turn."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     return run is not None and run.max_pause_seconds > 0
 
 
-def topology_request_waits(view: View) -> Request | None:
+def topology_request_waits(view: ClusterView) -> Request | None:
     """One that a run makes way for."""
     if view.agreed.rebalance.state == "idle" or view.agreed.controls.locked:
         return None

@@ -1,4 +1,4 @@
-"""What does the coordinator know? The agreed state, and what live nodes last said of themselves.
+"""What does the coordinator know? The agreed state, and the last status of each live node.
 
 Nothing here is needed by a successor: the agreed state is read again, and nodes are asked again.
 """
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.memory import Memory
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -25,7 +25,7 @@ from limosa.core.model.runs import IN_FLIGHT, RunMove
 from limosa.core.model.topology import Partition, Replica
 
 
-class View:
+class ClusterView:
     """One look at everything."""
 
     def __init__(
@@ -35,7 +35,7 @@ class View:
         coordinator: Revision,
         now: float,
         wall: float = 0.0,
-        settings: Settings | None = None,
+        settings: CoordinatorSettings | None = None,
         memory: Memory | None = None,
         flights: tuple[RunMove, ...] | None = None,
         waiting: list[Request] | None = None,
@@ -46,7 +46,7 @@ class View:
         self.now = now
         self.wall = wall
         """What people's clocks show; nothing is decided by it."""
-        self.settings = settings or Settings()
+        self.settings = settings or CoordinatorSettings()
         self.memory = memory or Memory(self.settings)
         self._flights = flights
         self._waiting = waiting

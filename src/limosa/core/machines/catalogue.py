@@ -1,4 +1,4 @@
-"""Which machines are there?
+"""Which machines are there? A table for each kind of transition, and states of other records.
 
 A move has the stages that ScyllaDB's topology-over-raft describes, one more that its diagram lacks
 (`write_both_read_old_fallback`: going straight from reading the new side to not writing it loses

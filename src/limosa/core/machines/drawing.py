@@ -1,4 +1,4 @@
-"""How does a machine look? Tables and diagrams for the docs, printed from the tables themselves."""
+"""How are machines printed? As tables and diagrams for the docs, from the tables themselves."""
 
 from limosa.core.machines.machine import Life, Machine
 

@@ -1,4 +1,4 @@
-"""Which stage tables are safe? Each rule is a named function that yields what is wrong with one.
+"""Which stage tables are safe? Each rule is a named function that yields violations.
 
 The rules look at one stage or at two neighbours. An unsafe table raises `UnsafeMachine` when it is
 built, so it can't be imported.

@@ -1,4 +1,4 @@
-"""How is a record written? One codec, readable JSON, for the metastore and messages about it."""
+"""How are records encoded? As readable JSON, by one codec, for the metastore and for messages."""
 
 from typing import TypeAlias
 

@@ -1,4 +1,5 @@
-"""What should each partition be? `stable`, `pending`, `planned`, `cancel` and the last `change`.
+"""What should each partition become? `stable`, `pending`, `planned`, `cancel` and the last
+`change`.
 
 Every request of an operator, of the balancer or of the coordinator itself is a row; its revision is
 the trigger. What a trigger does to the intent is one table (BRANCHES): the seed of this protocol

@@ -1,4 +1,4 @@
-"""Where in the token space does something lie, and where in a partition's log?"""
+"""Where does a token or a log entry lie? Ranges of tokens, and positions in a partition's log."""
 
 from typing import TypeAlias
 

@@ -1,4 +1,4 @@
-"""How did a transition end, and what carries the rows of one? Records for people, not topology."""
+"""How did a transition end, and which pipeline copies rows? Records for people, not topology."""
 
 from typing import Literal
 

@@ -92,7 +92,7 @@ from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Lease, Owner
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 
 AHEAD_MAX = 255
@@ -106,7 +106,7 @@ _STAMPED = frozenset((Probe, Replicate, Read, Seal, DropReplica))
 class Participant:
     """The brain of one node, in one run of its process."""
 
-    def __init__(self, node: NodeId, settings: Settings) -> None:
+    def __init__(self, node: NodeId, settings: ParticipantSettings) -> None:
         self.node = node
         self.settings = settings
         self.topology = Topology()

@@ -32,7 +32,7 @@ from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, posit
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
-from limosa.core.participant.settings import Settings
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tail, Tickets
 
 
@@ -48,7 +48,7 @@ class Lease:
         self.registered = False
         """A topology at or after the lease's revision was applied."""
 
-    def extend(self, sent_at: float, settings: Settings) -> None:
+    def extend(self, sent_at: float, settings: ParticipantSettings) -> None:
         """Time runs from the *sending* of the renewal, and ends a margin before the metastore's."""
         until = sent_at + settings.lease_seconds * (1 - settings.lease_margin)
         self.valid_until = max(self.valid_until, until)
@@ -110,7 +110,7 @@ class Owner:
         record: Partition,
         lease: Lease,
         tickets: Tickets,
-        settings: Settings,
+        settings: ParticipantSettings,
     ) -> None:
         self.held = held
         self.record = record

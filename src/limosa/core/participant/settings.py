@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Settings(Struct, frozen=True):
+class ParticipantSettings(Struct, frozen=True):
     lease_seconds: float = 3.0
     lease_margin: float = 0.1
     """Clock rates differ by less than this; the holder of a lease stops so much earlier."""

@@ -1,4 +1,4 @@
-"""What does a situation look like in numbers? Counted once; nothing here changes.
+"""What does a situation look like in numbers? Counted once; the numbers do not change.
 
 Nodes, zones and partitions are numbered in the order of their names, volumes in the order of their
 nodes. A replica is its partition's number times `width`, plus its place in the record.
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from limosa.core.model.keys import NodeId
 from limosa.core.model.topology import Partition, Replica
-from limosa.core.planning.load import Load, Measured, Whole, weigh
+from limosa.core.planning.load import Load, MeasuredLoads, Whole, weigh
 from limosa.core.planning.placement import data_nodes, rack_of
 from limosa.core.planning.situation import Rules, Situation
 
@@ -23,7 +23,7 @@ PLENTY = 1 << 62
 UNMEASURED = Load()
 
 
-class Nodes:
+class NodeCensus:
     """Who there is, and who may hold data of which zones."""
 
     def __init__(self, situation: Situation) -> None:
@@ -60,7 +60,7 @@ class Volumes:
     """Where on the nodes replicas are, and how much is free there."""
 
     def __init__(
-        self, situation: Situation, rules: Rules, nodes: Nodes, replicas: list[Replica]
+        self, situation: Situation, rules: Rules, nodes: NodeCensus, replicas: list[Replica]
     ) -> None:
         self.number: dict[tuple[NodeId, str], int] = {}
         self.of_node: list[range] = []
@@ -84,7 +84,7 @@ class Census:
     """All that is needed to plan, as columns."""
 
     def __init__(self, situation: Situation, rules: Rules) -> None:
-        self.nodes = Nodes(situation)
+        self.nodes = NodeCensus(situation)
         partitions = situation.partitions
         self.records: list[Partition] = [partitions[name] for name in sorted(partitions)]
         zones = {name: at for at, name in enumerate(sorted(situation.zones))}
@@ -114,7 +114,7 @@ class Census:
 
     def _measure(self, situation: Situation, rules: Rules) -> None:
         loads = [situation.loads.get(record.id, UNMEASURED) for record in self.records]
-        self.measured = Measured(
+        self.measured = MeasuredLoads(
             self.held,
             np.array([load.bytes for load in loads], float),
             np.array([load.writes for load in loads], float),

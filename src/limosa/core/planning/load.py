@@ -1,4 +1,4 @@
-"""How much does a replica weigh? Bytes, writes, reads and its mere existence, as one whole number.
+"""How much does a replica weigh? Bytes, writes, reads and a base cost, as one whole number.
 
 Shares of the cluster's totals are added by weight, and scaled to whole numbers: sums are then the
 same in every order, so a plan that was carried out looks exactly as it was planned.
@@ -35,7 +35,7 @@ class Weights(Struct, frozen=True):
     replicas: float = 0.1
 
 
-class Measured(Struct, frozen=True):
+class MeasuredLoads(Struct, frozen=True):
     """The figures of each partition, as columns; `held` is the number of its replicas."""
 
     held: Whole
@@ -44,7 +44,7 @@ class Measured(Struct, frozen=True):
     reads: Real
 
 
-def weigh(measured: Measured, weights: Weights) -> tuple[Whole, Whole]:
+def weigh(measured: MeasuredLoads, weights: Weights) -> tuple[Whole, Whole]:
     """For each partition: what a replica weighs, and how much more the owner's does."""
     held = measured.held
     every = weights.replicas * shares(np.ones(len(held)), held)

@@ -1,4 +1,4 @@
-"""When does a cluster rebalance by itself? Seldom, and only if it is told to."""
+"""When does a cluster rebalance by itself? Only if automatic runs are on, and not too often."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from limosa.core.model.keys import NodeId
 from limosa.core.model.runs import Policy as Policy
 
 
-class Verdict(Struct, frozen=True):
+class PolicyDecision(Struct, frozen=True):
     rebalance: bool
     why: str
     source: NodeId = ""
@@ -22,19 +22,19 @@ def should_rebalance(
     now: float,
     last_check: float | None = None,
     last_run_end: float | None = None,
-) -> Verdict:
+) -> PolicyDecision:
     """`loads` are those of the nodes that may give and take: live, and not being drained."""
     if not policy.enabled:
-        return Verdict(False, "it is not enabled")
+        return PolicyDecision(False, "it is not enabled")
     if last_check is not None and now - last_check < policy.interval_seconds:
-        return Verdict(False, "it was looked at a moment ago")
+        return PolicyDecision(False, "it was looked at a moment ago")
     if last_run_end is not None and now - last_run_end < policy.cooldown_seconds:
-        return Verdict(False, "a run ended a moment ago")
+        return PolicyDecision(False, "a run ended a moment ago")
     if len(loads) < 2:
-        return Verdict(False, "there are fewer than two nodes")
+        return PolicyDecision(False, "there are fewer than two nodes")
     names = sorted(loads)
     source, target = max(names, key=loads.__getitem__), min(names, key=loads.__getitem__)
     most, least = loads[source], loads[target]
     if most <= least * policy.ratio:
-        return Verdict(False, "the nodes are even enough", source, target)
-    return Verdict(True, f"{source} has {most:g}, {target} only {least:g}", source, target)
+        return PolicyDecision(False, "the nodes are even enough", source, target)
+    return PolicyDecision(True, f"{source} has {most:g}, {target} only {least:g}", source, target)

@@ -1,4 +1,4 @@
-"""Could one register per key, touched by one operation at a time, have given these answers?
+"""Is each key's history linearizable? Could one register have given these answers?
 
 The search is Wing and Gong's with Lowe's two improvements: an operation takes effect only *just in
 time*, when some operation returns and cannot be explained otherwise, and a configuration is never
@@ -35,7 +35,7 @@ STEPS_MAX = 1_000_000
 """Attempts to let one operation take effect, per key, before the search gives up (a second)."""
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedOperation(msgspec.Struct, frozen=True, kw_only=True):
     """What one client asked of one key, and what it was told.
 
     `returned` is `None` if no answer came or the answer left the outcome open: the operation may
@@ -65,9 +65,9 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def check(operations: Iterable[Operation], steps_max: int = STEPS_MAX) -> Verdict:
+def check(operations: Iterable[ObservedOperation], steps_max: int = STEPS_MAX) -> Verdict:
     """Judge each key by itself; a proven violation outranks a search that gave up."""
-    by_key: dict[str, list[Operation]] = {}
+    by_key: dict[str, list[ObservedOperation]] = {}
     for operation in operations:
         mine = by_key.get(operation.key)
         if mine is None:
@@ -90,7 +90,7 @@ def check(operations: Iterable[Operation], steps_max: int = STEPS_MAX) -> Verdic
     return Verdict(ok=True)
 
 
-def describe(operation: Operation) -> str:
+def describe(operation: ObservedOperation) -> str:
     """The operation as one line of a story."""
     value, unknown = _name(operation.value), operation.returned is None
     match operation.kind:
@@ -127,7 +127,7 @@ _invoked, _returned = attrgetter("invoked"), attrgetter("returned")
 class _Step(msgspec.Struct, eq=False, gc=False):
     """An operation with its values numbered; `bit` is its place in `known` or `spent`."""
 
-    operation: Operation
+    operation: ObservedOperation
     shape: int
     needs: int  # the state a look or a change must find, a refused compare must not
     becomes: int
@@ -139,7 +139,7 @@ class _Step(msgspec.Struct, eq=False, gc=False):
     noticed_until: float = inf
 
 
-def _steps(operations: Iterable[Operation]) -> list[_Step]:
+def _steps(operations: Iterable[ObservedOperation]) -> list[_Step]:
     """What the operations need and leave, in order of invocation; unanswered reads tell nothing."""
     number = _Numbers()
     steps = []

@@ -518,3 +518,8 @@ def _said(of: pa.DataType) -> str:
     """A struct can say more of itself than anyone reads."""
     said = str(of)
     return said if len(said) <= 200 else f"{said[:200]}…"
+
+
+def newer(some: Table, other: Table) -> Table:
+    """The newer of two versions of one table."""
+    return other if other.version > some.version else some

@@ -1,4 +1,4 @@
-"""May this batch of a stranger's be used?
+"""Is a batch from an untrusted sender safe to use?
 
 Arrow trusts what it reads: one wrong offset inside a column and the first use ends the process, and
 a compressed kilobyte may ask for a gigabyte. So a body is looked at before it is decoded, and every

@@ -1,4 +1,4 @@
-"""Which part of a token range is a slice? All who copy agree on it, by two numbers."""
+"""Which token range is a slice? Two numbers define it, the same for everyone who copies."""
 
 from limosa.core.model.keys import TokenRange
 

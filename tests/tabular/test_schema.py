@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limosa.errors import InvalidKey, InvalidSchema
-from limosa.storage.schema import COLUMNS_MAX, DEPTH_MAX, Kind, Table
+from limosa.tabular.schema import COLUMNS_MAX, DEPTH_MAX, Kind, Table
 
 FIELDS: list[tuple[str, Any]] = [
     ("zone", pa.string()),

@@ -1,4 +1,4 @@
-"""How does a status travel? As what changed since the one before it on the same link.
+"""How does a status travel? As the difference from the status before it on the same link.
 
 A node of a thousand replicas tells of its status at every step of a move, and next to nothing in it
 is new. A link loses nothing as long as it lasts, and the first status on it is whole: so what is
@@ -17,7 +17,7 @@ from limosa.errors import BadInput
 WHOLE: Final = -1
 
 
-class Digest(Struct, frozen=True, array_like=True):
+class DigestNews(Struct, frozen=True, array_like=True):
     """It has more bits than a number in msgpack."""
 
     partition: PartitionId
@@ -37,7 +37,7 @@ class StatusNews(Struct, frozen=True, array_like=True, tag="Status"):
     busy: dict[str, Revision]
     replicas: dict[str, tuple[ReplicaStatus, ...]]
     free_bytes: dict[str, int]
-    digests: tuple[Digest, ...]
+    digests: tuple[DigestNews, ...]
     after: int = WHOLE
     """The sequence of that earlier one."""
     gone: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def _news(
         for place, each in enumerate(known):
             if each.digest is not None:
                 session, at, digest = each.digest
-                digests.append(Digest(partition, place, session, at, f"{digest:x}"))
+                digests.append(DigestNews(partition, place, session, at, f"{digest:x}"))
                 plain[partition] = tuple(replace(r, digest=None) for r in known)
     return StatusNews(
         status.node,

@@ -1,4 +1,4 @@
-"""How do the core's messages travel? As frames: msgpack for what is said, Arrow for rows.
+"""How are the core's messages encoded? As frames: msgpack for messages, Arrow for rows.
 
 Rows travel as they are kept in the log, so that a node stores and passes on the very bytes that it
 was sent. A table is named by its fingerprint; between nodes its definition goes before its first
@@ -28,12 +28,13 @@ from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, Token
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
 from limosa.errors import BadInput, InvalidSchema, LimosaError
-from limosa.runtime.statuses import StatusHearer, StatusNews, StatusTeller
-from limosa.storage.records import Bodies, LoggedEntry, Part, log_entries, stored_schema, unpack
-from limosa.storage.rows import Batch, Bundle
-from limosa.storage.schema import Table
+from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
+from limosa.tabular.bodies import Bodies, BodyPart, LoggedEntry, log_entries, stored_schema, unpack
+from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.schema import Table
+from limosa.tabular.soundness import brief, sound_batch
 from limosa.transport import frames
-from limosa.transport.arrow import brief, sound_batch
+from limosa.transport.lone import PendingAnswers
 
 MESSAGES_MAX = 1_024
 PARTS_MAX = 256
@@ -80,8 +81,8 @@ class Unreadable(Struct, frozen=True):
 
 # Messages with rows, as they are written: the same tags, with places of bodies for rows.
 
-_Parts: TypeAlias = tuple[Part, ...]
-_FewParts: TypeAlias = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]
+_Parts: TypeAlias = tuple[BodyPart, ...]
+_FewParts: TypeAlias = Annotated[tuple[BodyPart, ...], Meta(max_length=PARTS_MAX)]
 _Key: TypeAlias = Annotated[list[msgspec.Raw], Meta(max_length=KEY_COLUMNS_MAX)]
 """Looked at one by one: a nest of empty lists would take seventy times its bytes."""
 
@@ -214,8 +215,8 @@ class _Head(Struct, frozen=True, array_like=True):
     definitions: tuple[bytes, ...]
     """Of tables whose rows follow, on this link for the first time."""
     messages: tuple[_Any, ...]
-    alone: bool = False
-    """The sender waits for the answer to this, and to nothing else."""
+    lone: bool = False
+    """The sender waits for the answer to this message and to no other: see `transport.lone`."""
 
 
 class _ClientHead(Struct, frozen=True, array_like=True):
@@ -223,7 +224,7 @@ class _ClientHead(Struct, frozen=True, array_like=True):
 
     definitions: Annotated[tuple[bytes, ...], Meta(max_length=0)]
     messages: Annotated[tuple[_Write | _Read, ...], Meta(max_length=MESSAGES_MAX)]
-    alone: bool = False
+    lone: bool = False
 
 
 _Order: TypeAlias = (
@@ -272,10 +273,9 @@ _UNREADABLE = (
 class Encoder:
     """Messages to frames, on one link."""
 
-    def __init__(self, define: bool, alone: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, define: bool, pending: PendingAnswers | None = None) -> None:
         self._define = define
-        self._alone = alone
-        """Is there nothing else that the sender waits for?"""
+        self._pending = pending
         self._told: set[int] = set()
         self._tell_status = StatusTeller()
 
@@ -295,7 +295,9 @@ class Encoder:
             else _pack(message, bodies, schema_of)
             for message in said
         )
-        head = _Head(tuple(definitions), packed, len(packed) == 1 and self._alone())
+        pending = self._pending
+        lone = len(packed) == 1 and pending is not None and pending.is_lone()
+        head = _Head(tuple(definitions), packed, lone)
         return frames.pack(_encoder.encode(head), bodies.pieces)
 
 
@@ -383,7 +385,7 @@ def _without_tokens(rows: object) -> Bundle:
     return Bundle(Batch(each.table, each.columns, deleted=each.deleted) for each in rows.batches)
 
 
-def _add_columns(bodies: Bodies, table: Table, columns: pa.RecordBatch) -> Part:
+def _add_columns(bodies: Bodies, table: Table, columns: pa.RecordBatch) -> BodyPart:
     return bodies.add(Batch(table, columns))
 
 
@@ -404,8 +406,8 @@ class Decoder:
         self._learned: dict[int, Table] = {}
         self._required: dict[int, tuple[int, ...]] = {}
         self._hear_status = StatusHearer()
-        self.alone = False
-        """Of the last frame: its sender waits for nothing else."""
+        self.lone = False
+        """The last frame was a lone request: see `transport.lone`."""
 
     def __call__(self, frame: pa.Buffer) -> list[Message | Unreadable]:
         head_bytes, bodies = frames.unpack(frame, self._head_bytes_max)
@@ -416,7 +418,7 @@ class Decoder:
                 self._learned[table.fingerprint] = table
             if not self._trusted:
                 _check_total(head.messages, bodies)
-                self.alone = head.alone and len(head.messages) == 1
+                self.lone = head.lone and len(head.messages) == 1
             return [self._unpack(message, bodies) for message in head.messages]
         except BadInput:
             raise
@@ -547,10 +549,10 @@ class Decoder:
             entry.collects,
         )
 
-    def _bundle(self, parts: Iterable[Part], bodies: pa.Buffer) -> Bundle:
+    def _bundle(self, parts: Iterable[BodyPart], bodies: pa.Buffer) -> Bundle:
         return Bundle(self._batch(part, bodies) for part in parts)
 
-    def _batch(self, part: Part, bodies: pa.Buffer) -> Batch:
+    def _batch(self, part: BodyPart, bodies: pa.Buffer) -> Batch:
         table = self._table(part.schema)
         if not self._trusted and part.extras & ~_FLAGGED:
             raise BadInput("rows that bring versions or tokens along", "the owner makes them")
@@ -593,7 +595,7 @@ class Decoder:
         return table
 
 
-def _slice(bodies: pa.Buffer, part: Part) -> pa.Buffer:
+def _slice(bodies: pa.Buffer, part: BodyPart) -> pa.Buffer:
     if part.at < 0 or part.size <= 0 or part.at + part.size > bodies.size:
         raise BadInput("rows that lie outside of their frame", "send the whole frame")
     if part.at % frames.ALIGNMENT:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from limosa.core.model.changes import Topology
 from limosa.core.model.topology import NamedTable
 from limosa.errors import UnknownTable
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 
-class Tables:
+class KnownTables:
     """Definitions by name and by fingerprint; replaced as a whole, so that any thread may read."""
 
     def __init__(self) -> None:

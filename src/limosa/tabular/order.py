@@ -1,4 +1,4 @@
-"""In which order do rows lie? By their tokens; those with equal tokens stay as they are.
+"""In which order do rows lie? By token; rows with equal tokens keep their order.
 
 Sorting is most of what flushes, merges, copies and comparisons do besides moving bytes, and tokens
 are hashes: they are spread evenly, so that their upper bits nearly tell where each belongs.

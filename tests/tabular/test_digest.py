@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
 from limosa.errors import BadInput
-from limosa.storage.digest import BUCKETS_MAX, Digest, digest, digests_by_bucket, row_hashes
-from limosa.storage.schema import Table
+from limosa.tabular.digest import BUCKETS_MAX, Digest, digest, digests_by_bucket, row_hashes
+from limosa.tabular.schema import Table
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
 ZONED = pa.timestamp("us", tz="UTC")

@@ -1,14 +1,15 @@
-"""How far is each move of a run that is in flight? For those who watch it: the stage, how much of
-the copy has landed, and what it waits for, by the rules that `explaining` has for one partition.
-"""
+"""How far is each move of a run that is in flight? Its stage, its copy, and what it waits for."""
 
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.coordinator.explaining import copies, copying, waits_for
-from limosa.core.coordinator.progress import Progress, progress
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight.explaining import copies, copying, waits_for
+from limosa.core.insight.progress import Progress, progress
 from limosa.core.machines.machine import Side
+from limosa.core.messages import Status
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed
+from limosa.core.model.keys import NodeId
 from limosa.core.model.runs import RunMove
 
 
@@ -28,19 +29,24 @@ class Moving(Struct, frozen=True):
     waits_for: str = ""
 
 
-class Watched(Struct, frozen=True):
+class WatchedRun(Struct, frozen=True):
     """A run, and its moves in flight."""
 
     progress: Progress
     moving: tuple[Moving, ...] = ()
 
 
-def watched(view: View, run: str) -> Watched:
+def seen_from_outside(agreed: Agreed, statuses: dict[NodeId, Status], wall: float) -> ClusterView:
+    """What a process that is no coordinator knows: it reads, and commits nothing."""
+    return ClusterView(agreed, statuses, agreed.revision_of(COORDINATOR_KEY), wall, wall)
+
+
+def watched(view: ClusterView, run: str) -> WatchedRun:
     found = progress(view, run)
-    return Watched(found, tuple(moving(view, each) for each in found.current))
+    return WatchedRun(found, tuple(moving(view, each) for each in found.current))
 
 
-def moving(view: View, move: RunMove) -> Moving:
+def moving(view: ClusterView, move: RunMove) -> Moving:
     record = view.agreed.topology.partitions.get(move.partition)
     if record is None:
         return Moving(move)

@@ -1,4 +1,4 @@
-"""What are rows on a node? Arrow columns of one table, with each row's token and what became of it.
+"""How does a node hold rows? As Arrow columns of one table, with tokens, versions and tombstones.
 
 A `Batch` is what the log, the memtable, segments and copies hand to each other. `Bundle` is the
 core's `Rows`: batches of several tables that belong together.
@@ -16,9 +16,9 @@ from limosa.core.model.keys import Position, TokenRange
 from limosa.core.model.rows import Starts
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput
-from limosa.storage.digest import row_hashes
-from limosa.storage.order import Indices
-from limosa.storage.schema import Table, comparable_column
+from limosa.tabular.digest import row_hashes
+from limosa.tabular.order import Indices
+from limosa.tabular.schema import Table, comparable_column
 
 Tokens: TypeAlias = NDArray[np.int64]
 Versions: TypeAlias = NDArray[np.int64]

@@ -39,7 +39,7 @@ from xxhash import xxh64_intdigest
 from limosa.core.tokens import SEED
 from limosa.core.tokens import tokens as tokens_of
 from limosa.errors import BadInput
-from limosa.storage.schema import Table
+from limosa.tabular.schema import Table
 
 _Words: TypeAlias = NDArray[np.uint64]
 

@@ -1,4 +1,4 @@
-"""Which run should be proposed? The plan for what a person wants, or why there is none.
+"""Which run does what an operator wants? A plan, or the reasons why there is none.
 
 What is proposed is a value; it becomes a run when the coordinator has accepted it.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from limosa.core.coordinator.situating import as_run, rules, situation
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.keys import NodeId
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.part import plan_part
@@ -17,7 +17,7 @@ from limosa.core.planning.rebalance import plan_drain, plan_rebalance
 from limosa.errors import IllegalRequest
 
 
-def planned(view: View, like: RunPlan) -> tuple[Plan, RunPlan]:
+def planned(view: ClusterView, like: RunPlan) -> tuple[Plan, RunPlan]:
     """What should move, and the run that would do it: `like` says how, and what is drained.
 
     Raises `IllegalRequest` if nodes are to be drained that can't be.
@@ -36,7 +36,7 @@ def planned(view: View, like: RunPlan) -> tuple[Plan, RunPlan]:
     return found, as_run(view, found, like)
 
 
-def filling(view: View, nodes: Sequence[NodeId], like: RunPlan) -> tuple[Plan, RunPlan]:
+def filling(view: ClusterView, nodes: Sequence[NodeId], like: RunPlan) -> tuple[Plan, RunPlan]:
     """The same, but only what goes to these nodes: they are new; among the others nothing moves,
     and the figures are those of what is done."""
     check_names(view, nodes)
@@ -47,7 +47,7 @@ def filling(view: View, nodes: Sequence[NodeId], like: RunPlan) -> tuple[Plan, R
     return found, as_run(view, found, like)
 
 
-def check_names(view: View, nodes: Sequence[NodeId]) -> None:
+def check_names(view: ClusterView, nodes: Sequence[NodeId]) -> None:
     for name in nodes:
         node = view.agreed.topology.nodes.get(name)
         if node is None or node.state == "left":

@@ -1,6 +1,4 @@
-"""How far is a run, and what does it wait for? For people: of the agreed state and of what nodes
-say, by whoever has these.
-"""
+"""How far is a run, and what does it wait for? Computed from the agreed state and statuses."""
 
 from collections import Counter
 
@@ -8,8 +6,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.coordinator.run_starts import Traffic, busy, stopped
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.run_starts import MovesUnderWay, busy, stopped
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.keys import PartitionId
 from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RebalanceState, Run, RunMove
@@ -47,7 +45,7 @@ class Progress(Struct, frozen=True):
     """Those in flight, with what there is to say about them."""
 
 
-def progress(view: View, name: str) -> Progress:
+def progress(view: ClusterView, name: str) -> Progress:
     run = view.agreed.runs.get(name)
     if run is None:
         raise IllegalRequest(f"there is no run {name}", "list the runs")
@@ -79,11 +77,13 @@ def progress(view: View, name: str) -> Progress:
     )
 
 
-def state_of(view: View, run: Run) -> RebalanceState:
+def state_of(view: ClusterView, run: Run) -> RebalanceState:
     return view.agreed.rebalance.state if view.agreed.rebalance.run == run.id else "idle"
 
 
-def seconds_left(view: View, run: Run, ended: int, size: int, seconds: float) -> float | None:
+def seconds_left(
+    view: ClusterView, run: Run, ended: int, size: int, seconds: float
+) -> float | None:
     """By bytes, if it was estimated how many there are; else by moves."""
     if state_of(view, run) != "running" or not seconds:
         return None
@@ -93,7 +93,7 @@ def seconds_left(view: View, run: Run, ended: int, size: int, seconds: float) ->
     return seconds * (run.moves - ended) / ended if ended else None
 
 
-def shown(view: View, move: RunMove) -> RunMove:
+def shown(view: ClusterView, move: RunMove) -> RunMove:
     """With what its partition's transition has to say."""
     record = view.agreed.topology.partitions.get(move.partition)
     change = None if record is None else record.transition
@@ -105,7 +105,7 @@ def shown(view: View, move: RunMove) -> RunMove:
     return replace(move, detail="held") if held else move
 
 
-def copied(view: View, move: RunMove) -> tuple[int, int]:
+def copied(view: ClusterView, move: RunMove) -> tuple[int, int]:
     """Rows and bytes that have arrived so far."""
     record = view.agreed.topology.partitions.get(move.partition)
     known = [] if record is None else [view.of(record, r) for r in routing.new_only(record)]
@@ -116,7 +116,7 @@ def copied(view: View, move: RunMove) -> tuple[int, int]:
 # --- what it waits for
 
 
-def waits_of(view: View, run: Run) -> tuple[str, ...]:
+def waits_of(view: ClusterView, run: Run) -> tuple[str, ...]:
     if run.outcome:
         return ()
     out = [] if view.agreed.coordinator is not None else [NO_COORDINATOR]
@@ -127,7 +127,7 @@ def waits_of(view: View, run: Run) -> tuple[str, ...]:
     if why:
         out.append(why)
     elif pending:
-        traffic = Traffic(view, run)
+        traffic = MovesUnderWay(view, run)
         reasons = [move_waits(view, traffic, move) for move in pending]
         out += [reason for reason in dict.fromkeys(reasons) if reason]
     return tuple(out[:SENTENCES_MAX])
@@ -140,11 +140,11 @@ def retried(move: RunMove) -> str:
     )
 
 
-def move_waits(view: View, traffic: Traffic, move: RunMove) -> str:
+def move_waits(view: ClusterView, traffic: MovesUnderWay, move: RunMove) -> str:
     return traffic.full(move.source, move.target.node) or busy(view, move)
 
 
-def waits_in_a_run(view: View, partition: PartitionId) -> str:
+def waits_in_a_run(view: ClusterView, partition: PartitionId) -> str:
     """Of a partition that a run is to move: why it has not begun to."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     if run is None:

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from limosa.core.model.keys import TOKEN_MIN, Position, TokenRange
-from limosa.storage.order import Indices, order_of
-from limosa.storage.rows import Batch, Flags, concat
-from limosa.storage.schema import Table
+from limosa.tabular.order import Indices, order_of
+from limosa.tabular.rows import Batch, Flags, concat
+from limosa.tabular.schema import Table
 
 
 class Span(NamedTuple):
@@ -29,7 +29,7 @@ class Span(NamedTuple):
     bytes: int
 
 
-class Source(Protocol):
+class MergeSource(Protocol):
     """Rows of one table that can be read in the order of their tokens."""
 
     @property
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 def sweep(
-    table: Table, sources: Sequence[Source], held: TokenRange, piece_bytes: int
+    table: Table, sources: Sequence[MergeSource], held: TokenRange, piece_bytes: int
 ) -> Iterator[list[Batch]]:
     """The newest row of every key of a range, piece by piece, in the order of tokens.
 
@@ -60,7 +60,7 @@ def sweep(
         yield merged(table, sources, part)
 
 
-def merged(table: Table, sources: Sequence[Source], held: TokenRange) -> list[Batch]:
+def merged(table: Table, sources: Sequence[MergeSource], held: TokenRange) -> list[Batch]:
     # Older ones first: then rows of one key mostly follow each other as their versions do.
     by_age = sorted(sources, key=attrgetter("max_version"))
     found = [batches for source in by_age if (batches := source.within(held))]
@@ -71,7 +71,7 @@ def merged(table: Table, sources: Sequence[Source], held: TokenRange) -> list[Ba
     return [newest(concat(table, [batch for batches in found for batch in batches]))]
 
 
-def cut(sources: Sequence[Source], held: TokenRange, piece_bytes: int) -> list[TokenRange]:
+def cut(sources: Sequence[MergeSource], held: TokenRange, piece_bytes: int) -> list[TokenRange]:
     """Cut a range so that each part holds about so many bytes."""
     spans = [span for source in sources for span in source.spans(held)]
     count = -(-sum(span.bytes for span in spans) // piece_bytes)

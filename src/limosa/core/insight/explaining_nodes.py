@@ -1,13 +1,13 @@
-"""Where is a node: what does it hold, what comes and goes, what does it wait for, what may I do?"""
+"""What does a node hold, what comes and goes, what does it wait for, and what may be done?"""
 
 from msgspec import Struct
 
 from limosa.core import routing
 from limosa.core.coordinator.members import held_by
-from limosa.core.coordinator.progress import NO_COORDINATOR
 from limosa.core.coordinator.run_starts import stopped
 from limosa.core.coordinator.situating import rules, situation
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.insight.progress import NO_COORDINATOR
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.runs import Run
 from limosa.core.model.topology import Node
@@ -32,7 +32,7 @@ class NodeExplanation(Struct, frozen=True):
     may: tuple[str, ...]
 
 
-def explain_node(view: View, name: NodeId) -> NodeExplanation:
+def explain_node(view: ClusterView, name: NodeId) -> NodeExplanation:
     topology = view.agreed.topology
     node = topology.nodes[name]
     status = view.status(name)
@@ -58,7 +58,7 @@ def explain_node(view: View, name: NodeId) -> NodeExplanation:
     )
 
 
-def waits(view: View, node: Node, emptied: Run | None) -> tuple[str, ...]:
+def waits(view: ClusterView, node: Node, emptied: Run | None) -> tuple[str, ...]:
     out = [] if view.agreed.coordinator is not None else [NO_COORDINATOR]
     if node.state != "left" and not view.is_live(node.id):
         out.append(f"{node.id} is silent: it must be started, or removed")
@@ -72,7 +72,7 @@ def waits(view: View, node: Node, emptied: Run | None) -> tuple[str, ...]:
     return tuple(out)
 
 
-def what_next(view: View, node: Node, emptied: Run | None) -> str:
+def what_next(view: ClusterView, node: Node, emptied: Run | None) -> str:
     if emptied is not None:
         then = "it leaves for good" if emptied.decommission else "it stays, empty"
         return f"run {emptied.id} empties it; then {then}"
@@ -82,7 +82,7 @@ def what_next(view: View, node: Node, emptied: Run | None) -> str:
     }.get(node.state, "nothing is under way")
 
 
-def what_may(view: View, node: Node, emptied: Run | None) -> tuple[str, ...]:
+def what_may(view: ClusterView, node: Node, emptied: Run | None) -> tuple[str, ...]:
     name = node.id
     if node.state == "left":
         return ("stop it; its name is not given again",)

@@ -1,4 +1,4 @@
-"""What carries rows here? Spark where it is installed, threads where it is not or is not wanted."""
+"""Which pipeline copies rows here? Spark where it is installed, otherwise threads."""
 
 import os
 import time
@@ -8,12 +8,12 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.errors import BadInput
 from limosa.pipeline import java
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, Changed, SparkCarrier, ThreadCarrier
-from limosa.pipeline.mover import Mover
+from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
 from limosa.runtime.coordinator import MakeMover
 from limosa.runtime.journal import Journal
@@ -36,7 +36,7 @@ class PipelineConfig(Struct, frozen=True, kw_only=True):
     """Of all copies together; 0: as fast as it goes."""
 
 
-def settings_for(config: PipelineConfig, settings: Settings) -> Settings:
+def settings_for(config: PipelineConfig, settings: CoordinatorSettings) -> CoordinatorSettings:
     """Without Spark a move is refused up front; lost replicas are still rebuilt."""
     missing = "" if config.kind == "threads" else java.missing()
     if missing and config.kind == "spark":
@@ -61,7 +61,7 @@ def mover_for(
             token = issue(secret, cluster, f"{name}-mover", "mover", TOKEN_SECONDS, time.time())
         return Access(cluster, token, security.authority, security.certificate, security.key)
 
-    def make(changed: Changed) -> Mover:
+    def make(changed: Changed) -> PipelineMover:
         carrier: Carrier
         if config.kind == "threads" or java.missing():
             carrier = ThreadCarrier()
@@ -75,6 +75,6 @@ def mover_for(
             )
             words = scratch.with_name(scratch.name + ".log")
             carrier = SparkCarrier(options, changed, journal, str(words))
-        return Mover(carrier, access, config.bytes_per_second, journal)
+        return PipelineMover(carrier, access, config.bytes_per_second, journal)
 
     return make

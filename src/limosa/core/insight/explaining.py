@@ -1,4 +1,4 @@
-"""Why is a partition where it is, what comes next, and what may a person do about it?
+"""What is a partition doing, why, what comes next, and what may an operator do about it?
 
 What it waits for is what a coordinator would say now: the same function, of the agreed state and of
 what nodes report. So whoever has these can explain, and a coordinator need not be asked.
@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.progress import NO_COORDINATOR, waits_in_a_run
-from limosa.core.coordinator.settings import Settings
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.transitions import Waiting
 from limosa.core.coordinator.turns import TOPOLOGY, held_back
-from limosa.core.coordinator.view import View
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import StartCopy
+from limosa.core.insight.progress import NO_COORDINATOR, waits_in_a_run
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import Status
@@ -106,7 +106,7 @@ class Explanation(Struct, frozen=True):
     """How earlier changes ended, the latest first."""
 
 
-def explain(view: View, record: Partition, held_since: float) -> Explanation:
+def explain(view: ClusterView, record: Partition, held_since: float) -> Explanation:
     change = record.transition
     stage = routing.stage_of(record)
     intent = view.agreed.intents.get(record.id) or Intent(record.id, ())
@@ -138,14 +138,14 @@ def explain(view: View, record: Partition, held_since: float) -> Explanation:
 # --- what it waits for
 
 
-def waits_for(view: View, record: Partition, held_since: float) -> str:
+def waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
     words = _waits_for(view, record, held_since)
     if view.agreed.coordinator is not None:
         return words
     return NO_COORDINATOR if words == NOTHING else f"{NO_COORDINATOR}. Then: {words}"
 
 
-def _waits_for(view: View, record: Partition, held_since: float) -> str:
+def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
     for request in view.agreed.requests.values():
         if request.partition == record.id and request.state == "waiting":
             why = held_back(view, request)
@@ -163,9 +163,9 @@ def _waits_for(view: View, record: Partition, held_since: float) -> str:
     return decision.why
 
 
-def decide(view: View, record: Partition, held_since: float) -> Commit | Waiting | None:
+def decide(view: ClusterView, record: Partition, held_since: float) -> Commit | Waiting | None:
     """What a coordinator that took office this moment would do, had it seen the hold begin."""
-    return Coordinator("explain", Settings()).next_step(view, record, held_since)
+    return Coordinator("explain", CoordinatorSettings()).next_step(view, record, held_since)
 
 
 def pipeline_first(pipeline: Pipeline, why: str) -> str:
@@ -210,7 +210,7 @@ def described(wanted: Assignment) -> str:
 # --- what a person may do
 
 
-def what_one_may(view: View, record: Partition, intent: Intent) -> tuple[str, ...]:
+def what_one_may(view: ClusterView, record: Partition, intent: Intent) -> tuple[str, ...]:
     out: list[str] = []
     if view.agreed.coordinator is None:
         out.append("start a coordinator: `limosa serve coordinator`")
@@ -253,7 +253,7 @@ def may_change(
 # --- facts
 
 
-def standing(view: View, record: Partition, replica: Replica) -> Standing:
+def standing(view: ClusterView, record: Partition, replica: Replica) -> Standing:
     known = view.of(record, replica)
     return Standing(
         replica,
@@ -280,7 +280,7 @@ def copies(stage: Stage | None) -> bool:
     return stage is not None and Work.COPY in stage.work
 
 
-def copying(view: View, record: Partition) -> Copying:
+def copying(view: ClusterView, record: Partition) -> Copying:
     assert record.transition is not None
     owner = view.owner_status(record)
     landed = slices = rows = size = 0

@@ -1,0 +1,1 @@
+"""What do processes say to each other? Messages as bytes, statuses, scans, slices and links."""

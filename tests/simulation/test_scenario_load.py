@@ -1,0 +1,60 @@
+"""Are heartbeats and what they say of the load mere advice, which nobody stores?"""
+
+from limosa.core.events import Measured
+from limosa.core.messages import Status
+from limosa.core.model.changes import lease_key
+from limosa.simulation.hosts import SimulatedNode
+from tests.simulation.scenarios import Scenario, said
+
+
+def measure(world: Scenario, node: SimulatedNode, size: int) -> None:
+    """The node finds out that each of its replicas has so many bytes, and how it is used."""
+    sizes = dict.fromkeys(node.disk.live, (size // 10, size))
+    rates = {partition: (float(size), 2.0 * size) for partition, _ in sizes}
+    node.deliver(node.run, Measured({"": 10**9 - size}, sizes, rates))
+
+
+def test_a_minute_of_heartbeats_and_load_reports_leaves_the_generation_as_it_is() -> None:
+    """F9, F44: nodes renew their leases and report other figures all the time. The coordinator in
+    office has the newest of them, but neither generation nor any other revision of the metastore
+    changes, and nothing is committed. A new coordinator starts without them, and hears new ones."""
+    world = Scenario(nodes=4, partitions=3)
+    rows = world.put_many(6)
+    world.run_for(2.0)
+    before, commits, states = world.agreed, len(world.commits), len(world.states)
+    heard = len(world.wire.said)
+    renewed = dict.fromkeys(world.nodes, 0)
+    renew = world.metastore.renew
+
+    def count(key: str, lease: int) -> bool:
+        for name in world.nodes:
+            renewed[name] += key == lease_key(name)
+        return renew(key, lease)
+
+    world.metastore.renew = count  # type: ignore[method-assign]
+    for second in range(60):
+        for node in world.nodes.values():
+            measure(world, node, 1000 * (second + 1))
+        world.run_for(1.0)
+    assert all(times > 50 for times in renewed.values())
+    reports = [each.message for each in world.wire.said[heard:] if isinstance(each.message, Status)]
+    assert len({report.free_bytes[""] for report in reports if report.free_bytes}) >= 50
+    assert world.agreed is before
+    assert (len(world.commits), len(world.states)) == (commits, states)
+    office = world.in_office()
+    known = office.brain.statuses
+    assert {status.free_bytes[""] for status in known.values()} == {10**9 - 60_000}
+    sizes = {
+        r.bytes for status in known.values() for held in status.replicas.values() for r in held
+    }
+    assert sizes == {60_000}
+    office.crash()
+    world.until(lambda: world.in_office() is not office)
+    successor = world.in_office().brain
+    assert not successor.statuses
+    world.until(lambda: set(successor.statuses) == set(world.nodes))
+    assert said(world, Status, to=world.in_office().name)
+    assert world.agreed.topology.generation == before.topology.generation
+    assert world.agreed.topology == before.topology
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()
