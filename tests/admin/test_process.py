@@ -27,7 +27,7 @@ THREADS = ("--pipeline", "threads")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster")
     with LocalCluster(directory, 2, of_coordinators=THREADS) as running:
         yield running
@@ -293,6 +293,7 @@ def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster
             connection.ask(Request("no word", RemoveNode("n9")))
 
 
+@pytest.mark.processes
 def test_a_service_outlives_its_cluster(tmp_path: Path) -> None:
     """It starts without one, says so, and finds it when it is there; also the next one."""
     reachable: list[LocalCluster] = []
@@ -354,6 +355,7 @@ def test_it_serves_over_tls(tmp_path: Path) -> None:
         assert answer.json() == {"status": "ok"}
 
 
+@pytest.mark.processes
 def test_a_cluster_goes_on_without_its_admin_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

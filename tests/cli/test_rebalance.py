@@ -21,7 +21,7 @@ SLOWLY = ("--moves-in", "1", "--moves-out", "1", "--no-wait")
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def local(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Four nodes; the rows of partitions that move are carried by threads."""
     directory = tmp_path_factory.mktemp("rebalancing")
     cluster = LocalCluster(Path(directory), 4, "runs", of_coordinators=["--pipeline", "threads"])

@@ -224,6 +224,7 @@ def test_spark_names_the_same_rows(limosa: Limosa, wrong: Damaged) -> None:
     assert set(Path("/tmp").glob("limosa-verify-*")) <= before
 
 
+@pytest.mark.processes
 def test_the_mover_tells_which_rows_of_a_move_differ(wrong: Damaged) -> None:
     """F104: for a verification whose digests differ; asking twice is asking once."""
     told: list[tuple[tuple[str, ...], int]] = []
@@ -267,6 +268,7 @@ def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
         raise from_flight_error(error) from None
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -292,6 +294,7 @@ def test_what_makes_no_sense_is_refused(
         ask(wrong, "mover", msgspec.structs.replace(sound, **change))
 
 
+@pytest.mark.processes
 def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
     with wrong.connect() as connection:
         table = connection.table("t").definition
@@ -305,6 +308,7 @@ def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
         ask(wrong, "admin", b"replica:what?")
 
 
+@pytest.mark.processes
 def test_a_replica_that_is_not_so_far_says_how_far_it_is(wrong: Damaged) -> None:
     with wrong.connect() as connection:
         table = connection.table("t").definition

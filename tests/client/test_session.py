@@ -84,7 +84,7 @@ class Attempt:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("session"), nodes=1, secret=False) as running:
         yield running
 
@@ -183,6 +183,7 @@ def test_a_scan_ends_with_its_connection(
         assert isinstance(scan.error, LimosaError)
 
 
+@pytest.mark.processes
 def test_a_scan_is_answered_by_the_next_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

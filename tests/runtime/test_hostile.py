@@ -154,7 +154,7 @@ def everything_beside(directory: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+def victim(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     made = Victim(tmp_path_factory.mktemp("hostile") / "cluster")
     made.check_calm()
     try:
@@ -1042,7 +1042,7 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     made = Secured(tmp_path_factory.mktemp("secured"))
     try:
         yield made

@@ -167,6 +167,7 @@ def replayed(hash_seed: str, *seeds: int) -> str:
     ).stdout
 
 
+@pytest.mark.processes
 def test_a_seed_is_replayed_to_the_letter_whatever_the_hash_seed() -> None:
     """Sets and dicts of strings decide nothing: the whole story is the same in every process."""
     stories = {replayed(hash_seed, 3, 11, 25) for hash_seed in ("0", "1", "4711")}

@@ -121,7 +121,7 @@ class NodeService:
         decoder = self._decoders[id(inbound)]
         said = decoder(frame)
         if inbound.hello.kind == "client":
-            self._serve(inbound, said, decoder.alone)
+            self._serve(inbound, said, decoder.lone)
         else:
             for each in said:
                 if isinstance(each, Unreadable | Write | Read):
@@ -138,7 +138,7 @@ class NodeService:
         with suppress(VolumeFailed):  # whoever writes is told
             self.driver.store.wait_for_room(share)
 
-    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], alone: bool) -> None:
+    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], lone: bool) -> None:
         writes: list[Write] = []
         for request in said:
             match request:
@@ -153,7 +153,7 @@ class NodeService:
                         f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
                     )
         if writes:
-            self._write(inbound, writes, alone)
+            self._write(inbound, writes, lone)
 
     def _read(self, request: Read) -> Answer:
         try:
@@ -164,7 +164,7 @@ class NodeService:
             self.driver.deliver(Ticked())
         return answer
 
-    def _write(self, inbound: Inbound, requests: list[Write], alone: bool) -> None:
+    def _write(self, inbound: Inbound, requests: list[Write], lone: bool) -> None:
         """Those of a frame together: they share the wait for their turn, and mostly a sync."""
         sizes = {each.id: sum(batch.bytes for batch in _batches(each)) for each in requests}
         inbound.take_up(sizes)  # first, since it may wait
@@ -182,7 +182,7 @@ class NodeService:
                     self.driver.note_deletes(request.partition)
         for first in range(0, len(checked), TOGETHER_MAX):
             some = checked[first : first + TOGETHER_MAX]
-            self.driver.write(inbound.name, some, at_once=alone)
+            self.driver.write(inbound.name, some, lone)
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write as the brain may have it."""
