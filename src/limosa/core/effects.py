@@ -6,6 +6,7 @@ durable.
 
 from msgspec import Struct
 
+from limosa.core.machines.machine import Work
 from limosa.core.messages import Message
 from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, SessionId
@@ -199,3 +200,5 @@ class Explain(Effect, frozen=True, gc=False):
     partition: PartitionId
     stage: str
     why: str
+    work: Work | None = None
+    """Of the stage, if that is what is waited for."""
