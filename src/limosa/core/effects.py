@@ -1,5 +1,6 @@
-"""What can a brain ask for? Effects are imperative; drivers carry them out, in their order.
+"""What can a brain ask for? Effects are imperative; drivers carry them out in their order.
 
+The order matters (decision 1): an answer must not overtake the effect that makes it true.
 Whatever changes a volume carries a ticket: `Stored` with that ticket, or a later one, means
 durable.
 """
