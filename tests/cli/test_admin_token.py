@@ -114,6 +114,7 @@ def test_a_service_that_can_not_be_is_refused(
     assert sentence in error
 
 
+@pytest.mark.processes
 def test_a_service_of_its_own_starts_without_a_cluster_and_stops_cleanly(tmp_path: Path) -> None:
     command = [*COMMAND, "serve", "admin", "--bind", "127.0.0.1:0", "--directory", str(tmp_path)]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
@@ -137,6 +138,7 @@ def test_a_service_of_its_own_starts_without_a_cluster_and_stops_cleanly(tmp_pat
         process.communicate()
 
 
+@pytest.mark.processes
 def test_the_command_line_needs_no_web_framework() -> None:
     """What most commands share with the service must not load it."""
     code = "import sys, limosa.cli.status, limosa.cli.admin_token, limosa.cli.partition; "

@@ -4,7 +4,7 @@ import pytest
 
 from limosa.client.requests import answered
 from limosa.client.session import Session
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DropTable, Request
 from limosa.errors import OutcomeUnknown
 
 
@@ -21,5 +21,5 @@ class Silent(Session):
 def test_a_request_without_an_answer_is_named() -> None:
     """It may still be carried out: sending it again would be another request."""
     with pytest.raises(OutcomeUnknown, match="drop-1 was not answered in time") as caught:
-        answered(Silent(), Request("drop-1", "drop_table", name="items"))
+        answered(Silent(), Request("drop-1", DropTable("items", "t1")))
     assert caught.value.advice.startswith("see `limosa operations show drop-1`")

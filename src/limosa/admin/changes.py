@@ -24,7 +24,17 @@ from limosa.client.requests import PARTITIONS, creation
 from limosa.client.schema import schema_of
 from limosa.core.coordinator.tables import PARTITIONS_MAX, REPLICAS_MAX
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    CancelChange,
+    CompleteMove,
+    DropTable,
+    MovePartition,
+    MoveToVolume,
+    RemoveNode,
+    Request,
+    ReverseMove,
+)
 from limosa.errors import IllegalRequest
 
 HOLD_SECONDS_MAX = 7 * 86_400.0
@@ -118,7 +128,7 @@ def drop_table(caller: Calling, change: Changing, table: TableInPath) -> Accepte
     def build(id: str) -> Request:
         if known is None:
             raise not_found("table", table, "/v1/tables")
-        request = Request(id, "drop_table", name=table, table_id=known.id)
+        request = Request(id, DropTable(table, known.id))
         return checked(all_agreed(caller), request)
 
     before = None if known is None else caller.cluster.describe(table)
@@ -136,7 +146,7 @@ def remove_node(caller: Calling, change: Changing, node: NodeInPath) -> Accepted
     def build(id: str) -> Request:
         if known is None:
             raise not_found("node", node, "/v1/nodes")
-        return checked(all_agreed(caller), Request(id, "remove_node", name=node))
+        return checked(all_agreed(caller), Request(id, RemoveNode(node)))
 
     return change.ask(build, before=known)
 
@@ -157,16 +167,14 @@ def move(caller: Calling, change: Changing, partition: PartitionInPath, body: Mo
             raise IllegalRequest(
                 f"{body.to} holds a replica of {partition} already", "choose another node or volume"
             )
-        request = Request(
-            id,
-            "volume_move" if body.to == leaving.node else "move",
+        wish = (MoveToVolume if body.to == leaving.node else MovePartition)(
             partition,
             source=leaving.node,
             target=place,
             hold_seconds=body.hold_seconds,
             max_pause_seconds=body.max_pause_seconds,
         )
-        return checked(agreed, request)
+        return checked(agreed, Request(id, wish))
 
     before = agreed.topology.partitions[partition]
     return change.ask(build, body.model_dump(by_alias=True), before)
@@ -184,7 +192,7 @@ def cancel(caller: Calling, change: Changing, partition: PartitionInPath) -> Acc
                 f"{partition} has no move that can be cancelled",
                 f"see GET /v1/partitions/{partition}/explain",
             )
-        return checked(agreed, Request(id, "cancel", partition, cancels=intent.pending.trigger))
+        return checked(agreed, Request(id, CancelChange(partition, intent.pending.trigger)))
 
     return change.ask(build, before=agreed.topology.partitions[partition])
 
@@ -192,22 +200,20 @@ def cancel(caller: Calling, change: Changing, partition: PartitionInPath) -> Acc
 @routes.post("/v1/partitions/{partition}/complete", role="operator")
 def complete(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
     """End the hold of a move: remove its old replica."""
-    return _end_hold(caller, change, "complete", partition)
+    return _end_hold(caller, change, CompleteMove(partition))
 
 
 @routes.post("/v1/partitions/{partition}/reverse", role="operator")
 def reverse(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
     """Reverse a move during its hold: the partition returns to its old replicas."""
-    return _end_hold(caller, change, "reverse", partition)
+    return _end_hold(caller, change, ReverseMove(partition))
 
 
-def _end_hold(
-    caller: Caller, change: ChangeRequest, kind: Literal["complete", "reverse"], partition: str
-) -> Accepted:
-    agreed = _state(caller, partition)
+def _end_hold(caller: Caller, change: ChangeRequest, wish: CompleteMove | ReverseMove) -> Accepted:
+    agreed = _state(caller, wish.partition)
     return change.ask(
-        lambda id: checked(agreed, Request(id, kind, partition)),
-        before=agreed.topology.partitions[partition],
+        lambda id: checked(agreed, Request(id, wish)),
+        before=agreed.topology.partitions[wish.partition],
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from limosa.client.connection import Description
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 
 
 class ClusterAccess(Protocol):

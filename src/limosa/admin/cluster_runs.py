@@ -8,7 +8,15 @@ from limosa.core.coordinator import run_requests
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing
 from limosa.core.insight.progress import progress
-from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    CancelRun,
+    DrainNodes,
+    PauseRun,
+    Request,
+    ResumeRun,
+    StartRun,
+)
 from limosa.core.model.runs import PlannedMove, Run, RunMove, RunPlan
 
 ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
@@ -37,23 +45,22 @@ class ClusterRuns:
         view = cluster_view.look(self._cluster)
         run_requests.check_idle(view)
         run = self._planned(view, wanted)
-        kind: RequestKind = "drain_nodes" if run.drains else "start_run"
-        request = Request(id, kind, run=run)
-        run_requests.start(view, request, 0)
-        return request
+        wish = DrainNodes(run) if run.drains else StartRun(run)
+        run_requests.start(view, wish, 0)
+        return Request(id, wish)
 
     def pause(self, id: str) -> Request:
-        return self._turn(Request(id, "pause_run"))
+        return self._turn(id, PauseRun())
 
     def resume(self, id: str) -> Request:
-        return self._turn(Request(id, "resume_run"))
+        return self._turn(id, ResumeRun())
 
     def cancel(self, id: str) -> Request:
-        return self._turn(Request(id, "cancel_run"))
+        return self._turn(id, CancelRun())
 
-    def _turn(self, request: Request) -> Request:
-        run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), request, 0)
-        return request
+    def _turn(self, id: str, wish: PauseRun | ResumeRun | CancelRun) -> Request:
+        run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), wish)
+        return Request(id, wish)
 
     def _planned(self, view: ClusterView, wanted: RunWanted) -> RunPlan:
         if wanted.add_node:

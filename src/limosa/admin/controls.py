@@ -12,7 +12,7 @@ from limosa.admin.problems import not_found
 from limosa.admin.requests import Changing, checked
 from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.core.coordinator.aborting import aborting
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import LockCluster, Request, UnlockCluster
 
 routes = Routes("controls")
 
@@ -46,7 +46,7 @@ def lock(caller: Calling, change: Changing, body: LockBody) -> Accepted:
     """Let no change of the topology start until the cluster is unlocked; running ones continue."""
     agreed = caller.cluster.runs()
     return change.ask(
-        lambda id: checked(agreed, Request(id, "lock", name=body.why)),
+        lambda id: checked(agreed, Request(id, LockCluster(body.why))),
         body.model_dump(),
         agreed.controls,
     )
@@ -56,7 +56,9 @@ def lock(caller: Calling, change: Changing, body: LockBody) -> Accepted:
 def unlock(caller: Calling, change: Changing) -> Accepted:
     """Let changes of the topology start again."""
     agreed = caller.cluster.runs()
-    return change.ask(lambda id: checked(agreed, Request(id, "unlock")), before=agreed.controls)
+    return change.ask(
+        lambda id: checked(agreed, Request(id, UnlockCluster())), before=agreed.controls
+    )
 
 
 # --- operations

@@ -15,6 +15,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight.explaining import Explanation, explain
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology, report_key
+from limosa.core.model.keys import transition_id
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Partition, Replica
 from limosa.errors import IllegalRequest
@@ -57,15 +58,12 @@ def gather(connection: ClusterAccess, partition: str) -> ClusterView:
 
 
 class Wanted(Struct, frozen=True):
-    """The move that somebody waits for."""
+    """The transition that is followed, as the answer to its request names it."""
 
-    trigger: int
-    source: str
-    to: str
-
-    @property
-    def transition(self) -> str:
-        return f"t{self.trigger}"
+    transition: str
+    source: str = ""
+    to: str = ""
+    """Of a move: where its replica was, and where it goes."""
 
     def is_goal(self, nodes: Iterable[str]) -> bool:
         held = set(nodes)
@@ -87,7 +85,7 @@ def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> EndedChange | N
         return None
     intent = agreed.intents.get(record.id)
     for each in () if intent is None else (intent.pending, intent.planned):
-        if each is not None and each.trigger == wanted.trigger:
+        if each is not None and transition_id(each.trigger) == wanted.transition:
             return None
     report = agreed.reports.get(report_key(record.id, wanted.transition))
     if report is not None:
@@ -137,14 +135,3 @@ def volume_on(topology: Topology, node: str, volume: str | None) -> str:
         if each.node == node
     )
     return min(record.volumes, key=lambda name: held[name], default="")
-
-
-def wanted_of(agreed: Agreed, name: str, source: str, to: str) -> Wanted:
-    """What the coordinator made of a move; if it has ended already, the last that there was."""
-    intent = agreed.intents.get(name)
-    for each in () if intent is None else (intent.planned, intent.pending):
-        if each is not None:
-            wanted = Wanted(each.trigger, source, to)
-            if wanted.is_goal(place.node for place in each.placements):
-                return wanted
-    return Wanted(0 if intent is None else intent.change, source, to)

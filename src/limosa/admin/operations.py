@@ -15,16 +15,24 @@ from limosa.admin.names import LIMIT, Limit, OperationInPath
 from limosa.admin.problems import not_found
 from limosa.admin.routing import Calling, Routes
 from limosa.admin.service import Caller
-from limosa.core.coordinator.aborting import RUNS, run_of
-from limosa.core.coordinator.requests import about
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import (
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    LockCluster,
+    MovePartition,
+    MoveToVolume,
+    Request,
+    RunWish,
+    StartRun,
+    TransitionWish,
+    UnlockCluster,
+    WithdrawRequest,
+)
 from limosa.errors import LimosaError, UnknownTable
 
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
 OPEN: tuple[State, ...] = ("waiting", "running")
-TRANSITIONS = ("move", "rebuild", "volume_move", "repair")
-STEERED = ("pause_run", "resume_run", "cancel_run")
-SWITCHED = ("lock", "unlock")
 FOLLOWED_MAX = 1_000
 PATIENCE = 0.1
 """An operation is polled again after this share of its age."""
@@ -105,7 +113,7 @@ def operation(caller: Calling, operation: OperationInPath) -> Operation:
 
 def leads_to_transition(row: Request) -> bool:
     """Whether the request was accepted and started a change that takes time."""
-    return row.state == "done" and row.kind in TRANSITIONS and row.answer == "accepted"
+    return bool(row.transition) and isinstance(row.what, TransitionWish)
 
 
 def operation_of(cluster: ClusterAccess, row: Request) -> Operation:
@@ -115,14 +123,14 @@ def operation_of(cluster: ClusterAccess, row: Request) -> Operation:
 def _followed(cluster: ClusterAccess, row: Request) -> Operation:
     if leads_to_transition(row):
         return _of_transition(cluster, row)
-    if row.state == "done" and row.kind in RUNS:
+    if row.run and isinstance(row.what, StartRun | DrainNodes):
         return _of_run(cluster, row)
-    return Operation(row.id, row.kind, about(row), row.state, row.answer)
+    return Operation(row.id, row.kind, row.about, row.state, row.answer)
 
 
 def _of_run(cluster: ClusterAccess, row: Request) -> Operation:
     """A run that is no longer recorded has ended."""
-    name = run_of(row)
+    name = row.run
     run = cluster.runs(name).runs.get(name)
     where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
     state: State = "running"
@@ -141,8 +149,10 @@ def _of_transition(cluster: ClusterAccess, row: Request) -> Operation:
     record = agreed.topology.partitions.get(row.partition)
     if record is None:
         return told("replaced", why="the partition was dropped")
-    to = "" if row.target is None else row.target.node
-    wanted = Wanted(row.trigger, row.source if row.source != to else "", to)
+    wanted = Wanted(row.transition)
+    if isinstance(row.what, MovePartition | MoveToVolume) and row.what.target is not None:
+        to, source = row.what.target.node, row.what.source
+        wanted = Wanted(row.transition, source if source != to else "", to)
     end = ending(agreed, record, wanted)
     if end is not None:
         return told(_STATES[end.state], why=end.why)
@@ -162,20 +172,21 @@ def facts_about(cluster: ClusterAccess, row: Request) -> Any:
     if row.partition:
         record = cluster.state(row.partition).topology.partitions.get(row.partition)
         return None if record is None else record
-    if row.kind in ("create_table", "drop_table"):
-        try:
-            return cluster.describe(about(row))
-        except UnknownTable:
-            return None
-    if row.kind in RUNS:
-        return cluster.runs(run_of(row)).runs.get(run_of(row))
-    if row.kind in STEERED:
-        return cluster.runs().rebalance
-    if row.kind in SWITCHED:
-        return cluster.runs().controls
-    if row.kind == "withdraw":
-        return cluster.request_state(row.name)
-    return cluster.refresh().nodes.get(row.name)
+    match row.what:
+        case CreateTable() | DropTable():
+            try:
+                return cluster.describe(row.about)
+            except UnknownTable:
+                return None
+        case StartRun() | DrainNodes():
+            return cluster.runs(row.run).runs.get(row.run)
+        case RunWish():
+            return cluster.runs().rebalance
+        case LockCluster() | UnlockCluster():
+            return cluster.runs().controls
+        case WithdrawRequest(request=request):
+            return cluster.request_state(request)
+    return cluster.refresh().nodes.get(row.about)
 
 
 class Followed(Struct):

@@ -9,7 +9,7 @@ from limosa.client.connection import Description
 from limosa.client.operator import Operator
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 from limosa.errors import OutcomeUnknown
 
 Result = TypeVar("Result")

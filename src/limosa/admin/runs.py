@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 
 
 class MoveWanted(Struct, frozen=True):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from limosa.client.session import Session
 from limosa.core.model.changes import Topology
 from limosa.core.model.codec import decode, encode
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import CreateTable, Request
 from limosa.core.model.topology import NamedTable
 from limosa.errors import OutcomeUnknown
 from limosa.tabular.schema import Table
@@ -68,11 +68,6 @@ def creation(
         holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]
         replicas = min(3, len(holders))
     joins = zone is not None and zone in topology.zones
-    return Request(
-        id,
-        "create_table",
-        table=NamedTable(name, zone or name, definition.id, definition.encode()),
-        partitions=0 if joins else partitions,
-        count=0 if joins else replicas,
-        min_in_sync=0 if joins else min_in_sync,
-    )
+    table = NamedTable(name, zone or name, definition.id, definition.encode())
+    numbers = () if joins else (partitions, replicas, min_in_sync)
+    return Request(id, CreateTable(table, *numbers))
