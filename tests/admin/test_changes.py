@@ -69,7 +69,7 @@ def test_a_move_is_followed_to_its_end(stand: Stand) -> None:
     assert request.what.target is not None
     assert request.what.target.node == "n4"
     told = operation(stand, answer)
-    assert (told["state"], told["stage"]) == ("running", "not begun")
+    assert (told["state"], told["stage"]) == ("running", "not started")
 
     name = f"t{cluster.now.requests[request.id].trigger}"
     record = cluster.now.topology.partitions[FIRST]
@@ -89,7 +89,7 @@ def test_a_move_is_followed_to_its_end(stand: Stand) -> None:
 
     cluster.now = apply(cluster.now, [Remove(partition_key(FIRST))], cluster.now.revision + 1)
     told = operation(stand, answer)
-    assert (told["state"], told["why"]) == ("replaced", "its partition is no more")
+    assert (told["state"], told["why"]) == ("replaced", "the partition was dropped")
 
 
 def test_a_move_is_cancelled_and_one_that_is_held_is_ended(stand: Stand) -> None:
@@ -133,7 +133,7 @@ def test_a_node_that_is_gone_is_removed(stand: Stand) -> None:
         ("POST", MOVE, {"to": "../n4"}, 422, "body.to"),
         ("POST", MOVE, [], 422, "body"),
         ("POST", "/v1/partitions/items-9/move", {"to": "n4"}, 404, "no partition items-9"),
-        ("POST", f"/v1/partitions/{FIRST}/cancel", None, 409, "no change"),
+        ("POST", f"/v1/partitions/{FIRST}/cancel", None, 409, "no move"),
         ("POST", f"/v1/partitions/{FIRST}/complete", None, 409, "not held"),
         ("POST", f"/v1/partitions/{FIRST}/reverse", None, 409, "not held"),
         ("POST", "/v1/partitions/items-9/cancel", None, 404, "no partition items-9"),
@@ -430,7 +430,7 @@ def test_a_follower_goes_on_whatever_happens(stand: Stand, monkeypatch: pytest.M
     monkeypatch.setattr(operations, "operation_of", lambda cluster, row: 1 / 0)
     post(stand, MOVE, {"to": "n4"})
     follower.start()
-    wait_for(lambda: any(what == "the follower stumbled" for what, _ in stand.lines))
+    wait_for(lambda: any(what == "polling operations failed" for what, _ in stand.lines))
     monkeypatch.undo()
     post(stand, f"/v1/partitions/{FIRST}/cancel")
     wait_for(lambda: sum(line["event"] == "ended" for line in audit(stand)) == 2)

@@ -338,7 +338,7 @@ def test_a_port_that_is_taken_and_a_directory_that_is_not_there(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         config = AdminConfig(bind=bind, directory=str(tmp_path), connect=nowhere)
-        with pytest.raises(Refused, match="taken by another process"):
+        with pytest.raises(Refused, match="used by another process"):
             AdminProcess(config, lambda what, **details: None)
     config = AdminConfig(bind="127.0.0.1:0", directory=str(tmp_path / "no"), connect=nowhere)
     with pytest.raises(BadInput, match="no directory"):

@@ -1,6 +1,7 @@
 """What can be changed over HTTP? Routes that move partitions, change tables, and remove nodes.
 
-Each asks for an operation and answers at once; what the coordinator would refuse is refused here.
+Each route requests a change and answers at once, with the operation. What the coordinator would
+refuse is refused before it is requested.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -59,13 +60,13 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0, le=HOLD_SECONDS_MAX, allow_inf
 
 
 class ChangeBody(BaseModel):
-    """What is sent: nothing that is not known here, and no text where a number is meant."""
+    """A request's body: unknown fields and text instead of numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TableBody(ChangeBody):
-    """A table that is to be made."""
+    """The table to create."""
 
     name: Name
     columns: Annotated[dict[ColumnName, ColumnType], Field(min_length=1, max_length=1000)]
@@ -73,11 +74,11 @@ class TableBody(ChangeBody):
     key: Annotated[list[ColumnName], Field(min_length=1, max_length=16)]
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] = PARTITIONS
     replicas: Annotated[int | None, Field(ge=1, le=REPLICAS_MAX)] = None
-    """Without it three, or as many as there are nodes."""
+    """Default: three, or the number of nodes if that is less."""
     min_in_sync: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 0
     """0: a majority of the replicas."""
     zone: Name | None = None
-    """Share the partitions of a zone; without it the table has its own."""
+    """Share the partitions of this zone. Default: the table gets its own zone."""
 
 
 class MoveBody(ChangeBody):
@@ -85,13 +86,13 @@ class MoveBody(ChangeBody):
 
     to: Name
     source: Annotated[Name | None, Field(alias="from")] = None
-    """Whose replica moves; without it the owner's."""
+    """The node that loses its replica. Default: the owner."""
     volume: Annotated[str | None, Field(pattern=LONG_NAME)] = None
-    """Without it the one with the fewest replicas."""
+    """Default: the volume with the fewest replicas."""
     hold_seconds: Seconds = 0.0
-    """How long both sides are kept once the new one is read."""
+    """How long to keep the old replica after the switch."""
     max_pause_seconds: Seconds = 0.0
-    """Hand over only while it would pause writes for no longer; 0: there is no limit."""
+    """Hand over only when the expected pause of writes is at most this long; 0: no limit."""
 
 
 # --- tables
@@ -99,7 +100,7 @@ class MoveBody(ChangeBody):
 
 @routes.post("/v1/tables", role="operator")
 def create_table(caller: Calling, change: Changing, body: TableBody) -> Accepted:
-    """Make a table."""
+    """Create a table."""
 
     def build(id: str) -> Request:
         agreed = all_agreed(caller)
@@ -139,7 +140,7 @@ def drop_table(caller: Calling, change: Changing, table: TableInPath) -> Accepte
 
 @routes.delete("/v1/nodes/{node}", role="admin")
 def remove_node(caller: Calling, change: Changing, node: NodeInPath) -> Accepted:
-    """Take out a node that is gone for good; it must be stopped, and hold no replicas."""
+    """Remove a stopped node that holds no replicas."""
     known = caller.cluster.refresh().nodes.get(node)
 
     def build(id: str) -> Request:
@@ -155,7 +156,7 @@ def remove_node(caller: Calling, change: Changing, node: NodeInPath) -> Accepted
 
 @routes.post("/v1/partitions/{partition}/move", role="operator")
 def move(caller: Calling, change: Changing, partition: PartitionInPath, body: MoveBody) -> Accepted:
-    """Move one replica of a partition to another node, while it is read and written."""
+    """Move one replica of a partition to another node; reads and writes continue."""
     agreed = _state(caller, partition)
 
     def build(id: str) -> Request:
@@ -181,14 +182,14 @@ def move(caller: Calling, change: Changing, partition: PartitionInPath, body: Mo
 
 @routes.post("/v1/partitions/{partition}/cancel", role="operator")
 def cancel(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
-    """Give a move up, as long as the old replicas are read; nothing is lost."""
+    """Cancel a move before reads have switched; it is rolled back, and no data is lost."""
     agreed = _state(caller, partition)
 
     def build(id: str) -> Request:
         intent = agreed.intents.get(partition)
         if intent is None or intent.pending is None:
             raise IllegalRequest(
-                f"{partition} has no change that could be cancelled",
+                f"{partition} has no move that can be cancelled",
                 f"see GET /v1/partitions/{partition}/explain",
             )
         return checked(agreed, Request(id, CancelChange(partition, intent.pending.trigger)))
@@ -198,13 +199,13 @@ def cancel(caller: Calling, change: Changing, partition: PartitionInPath) -> Acc
 
 @routes.post("/v1/partitions/{partition}/complete", role="operator")
 def complete(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
-    """End the hold of a move: its old replica goes."""
+    """End the hold of a move: remove its old replica."""
     return _end_hold(caller, change, CompleteMove(partition))
 
 
 @routes.post("/v1/partitions/{partition}/reverse", role="operator")
 def reverse(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
-    """Take a move that is held back to its old replicas; nothing is lost."""
+    """Reverse a move during its hold: the partition returns to its old replicas."""
     return _end_hold(caller, change, ReverseMove(partition))
 
 

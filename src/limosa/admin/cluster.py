@@ -9,7 +9,7 @@ from limosa.core.model.requests import Request
 
 
 class ClusterAccess(Protocol):
-    """A connection, or a stand-in; several threads may use it at once."""
+    """An operator's client, or a test double; several threads may use it."""
 
     @property
     def topology(self) -> Topology: ...

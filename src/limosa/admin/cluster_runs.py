@@ -28,7 +28,7 @@ class ClusterRuns:
     def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
 
-    # --- what is wanted
+    # --- requests
 
     def plan(self, wanted: RunWanted) -> RunPreview:
         view = cluster_view.look(self._cluster)
@@ -39,8 +39,7 @@ class ClusterRuns:
         )
         return RunPreview(moves, 0 if run.estimate is None else run.estimate.bytes)
 
-    # The coordinator decides; but what it would refuse as things are now is refused at once, by the
-    # same rules and in the same words.
+    # What the coordinator would refuse now is refused here at once, by the same rules.
 
     def start(self, id: str, wanted: RunWanted) -> Request:
         view = cluster_view.look(self._cluster)
@@ -82,7 +81,7 @@ class ClusterRuns:
         )
         return RunPlan(f"{len(moves)} moves", moves)
 
-    # --- what is
+    # --- state
 
     def status(self) -> RunStatus:
         view = cluster_view.look(self._cluster)

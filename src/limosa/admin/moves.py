@@ -1,7 +1,6 @@
 """What happens to one partition? Its explanation, how its change ended, what may still be done.
 
-What is worked out here is worked out by whoever asks, from the agreed state and from what nodes
-say; a coordinator is not needed.
+All of it is derived from the agreed state and from the nodes' statuses, without a coordinator.
 """
 
 import time
@@ -44,7 +43,7 @@ def record_of(agreed: Agreed, partition: str) -> Partition:
 
 
 def gather(connection: ClusterAccess, partition: str) -> ClusterView:
-    """What is agreed, and what every live node says; again, if the record changed meanwhile."""
+    """The agreed state and the statuses of live nodes; retries if the record changed meanwhile."""
     agreed = connection.state(partition)
     statuses: dict[str, Status] = {}
     for _ in range(LOOKS_MAX):
@@ -82,7 +81,7 @@ class EndedChange(Struct, frozen=True):
 
 
 def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> EndedChange | None:
-    """None: it goes on, or has not begun."""
+    """None if the change continues, or has not started."""
     if record.transition is not None and record.transition.id == wanted.transition:
         return None
     intent = agreed.intents.get(record.id)
@@ -103,7 +102,7 @@ def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> EndedChange | N
 
 
 def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str]:
-    """Which replica moves, and why this one."""
+    """The replica that moves, and why it was chosen."""
     nodes = ", ".join(sorted(each.node for each in record.replicas))
     if source is not None:
         for replica in record.replicas:
@@ -126,7 +125,7 @@ def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str
 
 
 def volume_on(topology: Topology, node: str, volume: str | None) -> str:
-    """The named one; or that with the fewest replicas, the first one of equals."""
+    """The given volume, or the first one with the fewest replicas."""
     record = topology.nodes.get(node)
     if volume is not None or record is None:
         return volume or ""

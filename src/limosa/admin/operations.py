@@ -35,46 +35,46 @@ State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", 
 OPEN: tuple[State, ...] = ("waiting", "running")
 FOLLOWED_MAX = 1_000
 PATIENCE = 0.1
-"""An operation of some age is looked at again after this share of it."""
+"""An operation is polled again after this share of its age."""
 
 routes = Routes("operations")
 
 
 class OperationInBrief(Struct, frozen=True):
-    """A request, and its answer."""
+    """A requested change, and its answer."""
 
     operation: str
     kind: str
     about: str
     """The partition, table, zone or node that it concerns."""
     state: Literal["waiting", "done", "refused"]
-    """`done`: it is agreed upon. Whether a move has ended, the operation itself tells."""
+    """`done`: the request was accepted; see the operation itself for the state of its move."""
     answer: str
     asked: float
-    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
-    knows, or not yet."""
+    """Unix time, by the requester's clock; `answered` is by the coordinator's. 0: unknown, or not
+    yet."""
     answered: float
 
 
 class Operation(Struct, frozen=True):
-    """What was asked for, and what became of it."""
+    """A requested change, and its outcome."""
 
     operation: str
     kind: str
     about: str
     state: State
-    """`reverted`: given up, and all is as it was. `replaced`: by a later one, before it began."""
+    """`reverted`: rolled back. `replaced`: by a later request, before the change started."""
     answer: str
-    """The coordinator's, in words."""
+    """The coordinator's answer, in words."""
     stage: str = ""
-    """Of a change that runs."""
+    """The stage of a running change."""
     why: str = ""
-    """Of one that did not get where it was meant to."""
+    """Why the change did not reach its goal."""
     next: str = ""
-    """Where more is told."""
+    """The path with more information."""
     asked: float = 0.0
-    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
-    knows, or not yet."""
+    """Unix time, by the requester's clock; `answered` is by the coordinator's. 0: unknown, or not
+    yet."""
     answered: float = 0.0
 
 
@@ -86,11 +86,12 @@ class Operations(Struct, frozen=True):
 def operations(
     caller: Calling,
     state: Annotated[
-        Literal["waiting", "done", "refused"] | None, Query(description="Only these.")
+        Literal["waiting", "done", "refused"] | None,
+        Query(description="Only operations in this state."),
     ] = None,
     limit: Limit = LIMIT,
 ) -> Operations:
-    """What was asked for lately, the latest first. Some 1,000 that were answered are remembered."""
+    """Recent operations, the latest first. About 1,000 answered ones are kept."""
     known = sorted(caller.cluster.agreed()["requests"], key=lambda each: -int(each["revision"]))
     wanted = [each for each in known if state in (None, each["state"])]
     return Operations([_in_brief(each) for each in wanted[:limit]])
@@ -103,7 +104,7 @@ def _in_brief(row: dict[str, Any]) -> OperationInBrief:
 
 @routes.get("/v1/operations/{operation}", role="viewer", answers=Operation)
 def operation(caller: Calling, operation: OperationInPath) -> Operation:
-    """One operation, followed to the end of what it led to."""
+    """One operation, with the state of the change that it led to."""
     row = caller.cluster.request_state(operation)
     if row is None:
         raise not_found("operation", operation, "/v1/operations")
@@ -111,7 +112,7 @@ def operation(caller: Calling, operation: OperationInPath) -> Operation:
 
 
 def leads_to_transition(row: Request) -> bool:
-    """It was agreed upon, and what it asks for has an end of its own."""
+    """Whether the request was accepted and started a change that takes time."""
     return bool(row.transition) and isinstance(row.what, TransitionWish)
 
 
@@ -128,7 +129,7 @@ def _followed(cluster: ClusterAccess, row: Request) -> Operation:
 
 
 def _of_run(cluster: ClusterAccess, row: Request) -> Operation:
-    """A run that is forgotten has ended."""
+    """A run that is no longer recorded has ended."""
     name = row.run
     run = cluster.runs(name).runs.get(name)
     where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
@@ -147,7 +148,7 @@ def _of_transition(cluster: ClusterAccess, row: Request) -> Operation:
     agreed = cluster.state(row.partition)
     record = agreed.topology.partitions.get(row.partition)
     if record is None:
-        return told("replaced", why="its partition is no more")
+        return told("replaced", why="the partition was dropped")
     wanted = Wanted(row.transition)
     if isinstance(row.what, MovePartition | MoveToVolume) and row.what.target is not None:
         to, source = row.what.target.node, row.what.source
@@ -157,14 +158,14 @@ def _of_transition(cluster: ClusterAccess, row: Request) -> Operation:
         return told(end.state, why=end.why)
     change = record.transition
     is_it = change is not None and change.id == wanted.transition
-    return told("running", change.stage if change is not None and is_it else "not begun")
+    return told("running", change.stage if change is not None and is_it else "not started")
 
 
-# --- until it has ended
+# --- following operations for the audit log
 
 
 def facts_about(cluster: ClusterAccess, row: Request) -> Any:
-    """How the thing is that a request concerns, for those who compare before and after."""
+    """The current state of what a request concerns, to compare before and after."""
     if row.partition:
         record = cluster.state(row.partition).topology.partitions.get(row.partition)
         return None if record is None else record
@@ -193,8 +194,8 @@ class Followed(Struct):
 
 
 class Follower:
-    """Writes the end of each operation into the audit log; what it had not seen the end of when
-    the process stopped, it does not."""
+    """Writes the end of each operation into the audit log; operations that have not ended when
+    the process stops are not recorded."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -223,7 +224,7 @@ class Follower:
             each.caller.service.log("no longer followed", operation=each.operation)
 
     def look(self) -> None:
-        """At those whose turn it is."""
+        """Poll the operations that are due."""
         now = self._now()
         with self._lock:
             due = [each for each in self._followed if each.due <= now]
@@ -238,7 +239,7 @@ class Follower:
         try:
             row = cluster.request_state(each.operation)
             if row is None:
-                caller.note("ended", state="unknown", answer="nobody remembers it")
+                caller.note("ended", state="unknown", answer="no longer recorded")
                 return True
             end = operation_of(cluster, row)
             if end.state in OPEN:
@@ -259,11 +260,11 @@ class Follower:
         while not self._stop.wait(self._seconds):
             try:
                 self.look()
-            except Exception as error:  # the audit log goes on, whatever one operation is like
+            except Exception as error:  # one operation must not stop the audit log
                 self._log(error)
 
     def _log(self, error: Exception) -> None:
         with self._lock:
             some = self._followed[:1]
         for each in some:
-            each.caller.service.log("the follower stumbled", error=error)
+            each.caller.service.log("polling operations failed", error=error)

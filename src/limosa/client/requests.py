@@ -11,6 +11,7 @@ from limosa.core.model.changes import Topology
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.requests import CreateTable, Request
 from limosa.core.model.topology import NamedTable
+from limosa.errors import OutcomeUnknown
 from limosa.tabular.schema import Table
 
 REQUEST_SECONDS = 30.0
@@ -30,7 +31,13 @@ def asked(session: Session, request: Request) -> Request:
 
 def answered(session: Session, request: Request) -> Request:
     """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
-    return as_request(session.call("request", encode(dated(request)), REQUEST_SECONDS))
+    try:
+        return as_request(session.call("request", encode(dated(request)), REQUEST_SECONDS))
+    except OutcomeUnknown:
+        raise OutcomeUnknown(
+            f"the request {request.id} was not answered in time",
+            f"see `limosa operations show {request.id}`; is the cluster locked?",
+        ) from None
 
 
 def dated(request: Request) -> Request:
