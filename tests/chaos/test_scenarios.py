@@ -277,7 +277,7 @@ def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
 def test_an_owner_that_is_back_before_it_is_missed_gets_another_epoch(
     cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
-    """S14, S65."""
+    """S14."""
     table.write([{"k": f"{number}", "v": number} for number in range(500)])
     before = record(cluster, table, "a")
     first = owner(cluster, table, "a")

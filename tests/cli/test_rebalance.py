@@ -280,7 +280,7 @@ def test_a_node_that_misses_a_run_catches_up(
 def test_the_load_is_spread_and_then_there_is_nothing_to_do(
     typed: Typed, connection: Operator
 ) -> None:
-    """F59, S86: an empty plan is said to be one."""
+    """F59: an empty plan is said to be one."""
     made(connection, "even", replicas=2)
     for _ in range(4):
         plan = typed.well("rebalance", "plan", "--json").json
