@@ -18,7 +18,7 @@ from limosa.admin import tokens
 from limosa.admin.process import AdminConfig, AdminProcess
 from limosa.admin.service import AdminSettings
 from limosa.client.operator import Operator
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import RemoveNode, Request
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
 from tests.transport.certificates import Authority
@@ -283,9 +283,9 @@ def test_two_services_are_one(cluster: LocalCluster, tmp_path: Path) -> None:
 def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster) -> None:
     with connector(cluster)() as connection:
         assert connection.request_state("nobody-1") is None
-        first = connection.ask(Request("gone-1", "remove_node", name="n9", fingerprint="a"))
-        other = connection.ask(Request("gone-1", "remove_node", name="n8", fingerprint="b"))
-        assert (first.name, other.name, other.fingerprint) == ("n9", "n9", "a")
+        first = connection.ask(Request("gone-1", RemoveNode("n9"), fingerprint="a"))
+        other = connection.ask(Request("gone-1", RemoveNode("n8"), fingerprint="b"))
+        assert (first.about, other.about, other.fingerprint) == ("n9", "n9", "a")
 
         def answered() -> Request | None:
             row = connection.request_state("gone-1")
@@ -296,7 +296,7 @@ def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster
         assert row.state == "refused"
         assert row.trigger > 0
         with pytest.raises(BadInput):
-            connection.ask(Request("no word", "remove_node", name="n9"))
+            connection.ask(Request("no word", RemoveNode("n9")))
 
 
 @pytest.mark.processes
@@ -344,7 +344,7 @@ def test_a_port_that_is_taken_and_a_directory_that_is_not_there(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         config = AdminConfig(bind=bind, directory=str(tmp_path), connect=nowhere)
-        with pytest.raises(Refused, match="taken by another process"):
+        with pytest.raises(Refused, match="used by another process"):
             AdminProcess(config, lambda what, **details: None)
     config = AdminConfig(bind="127.0.0.1:0", directory=str(tmp_path / "no"), connect=nowhere)
     with pytest.raises(BadInput, match="no directory"):

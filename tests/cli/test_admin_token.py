@@ -60,7 +60,7 @@ def test_wrong_words_are_refused(no_cluster: None, tmp_path: Path, capsys: Outpu
     there = ("--directory", str(tmp_path))
     for arguments, sentence in (
         (("add", "ann", "--role", "root", *there), "no role 'root'"),
-        (("add", "a b", "--role", "viewer", *there), "no name"),
+        (("add", "a b", "--role", "viewer", *there), "not a valid name"),
         (("remove", "ann", *there), "no token ann (there are: none)"),
         (("list", "--directory", str(tmp_path / "no")), "there is no directory"),
     ):
@@ -101,7 +101,7 @@ def test_without_the_extra_the_service_is_refused_and_a_cluster_does_without(
     [
         (("--connect", "127.0.0.1:1"), "name it with --directory"),
         (("--bind", "0.0.0.0:0", "--directory", "."), "without TLS"),
-        (("--bind", "nowhere", "--directory", "."), "is no address to listen on"),
+        (("--bind", "nowhere", "--directory", "."), "is not an address to listen on"),
         (("--bind", "127.0.0.1:0", "--directory", "missing"), "there is no directory"),
         (("--certificate", "x.pem", "--directory", "."), "belong together"),
     ],

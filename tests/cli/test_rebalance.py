@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from limosa.client.operator import Operator, operate
+from limosa.core.model.requests import StartRun
 from limosa.errors import LimosaError
 from limosa.runtime.local import LocalCluster
 from tests.cli.running import COMMAND, Limosa, Ran, Terminal
@@ -442,6 +443,6 @@ def _ask(connection: Operator, way: str, answers: list[Any]) -> None:
     from limosa.core.model.runs import RunPlan
 
     try:
-        answers.append(connection.start_run(RunPlan("one move", (move_of(way),))))
+        answers.append(connection.submit(StartRun(RunPlan("one move", (move_of(way),)))))
     except LimosaError as error:
         answers.append(error)

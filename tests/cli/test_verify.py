@@ -19,6 +19,7 @@ from limosa.client.operator import Operator
 from limosa.core.effects import ApplySlice, Compare
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import position
+from limosa.core.model.requests import MovePartition
 from limosa.core.model.topology import Partition, Replica
 from limosa.errors import LimosaError
 from limosa.pipeline import java
@@ -354,7 +355,7 @@ def test_a_cluster_that_is_written_to_while_a_partition_moves_is_equal(
             new = next(node for node in ("n1", "n2", "n3") if node not in nodes_of(record))
             for source, target in ((old, new), (new, old)):
                 place = Placement(target, "")
-                connection.change_partition("move", record.id, source=source, target=place)
+                connection.submit(MovePartition(record.id, source=source, target=place))
                 for _ in range(2):
                     said = limosa("verify", "t", *THREADS, "--json", *options_of(cluster)).json
                     assert said["differences"] == []

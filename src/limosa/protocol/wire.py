@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, structs
 
 from limosa.core import messages
 from limosa.core.messages import (
+    Appending,
     Chunk,
     End,
     Fetched,
@@ -137,7 +138,7 @@ class _Replicate(_Wire, frozen=True, tag="Replicate"):
     previous: Position
     entries: tuple[LoggedEntry, ...]
     watermark: Position
-    how: str
+    how: Appending
     check: tuple[SessionId, Position] | None
     probed: LeaseId
 
