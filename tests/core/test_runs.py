@@ -618,7 +618,7 @@ def test_a_leave_does_not_begin_without_a_plan_for_all_that_the_node_holds(
     some = replace(EMPTIES_A, moves=EMPTIES_A.moves[:moves], decommission=decommission)
     cluster = Cluster(homes=TWO_REPLICAS)
     before = cluster.agreed.topology
-    assert f"the plan leaves {2 - moves} replica" in cluster.refused("drain_nodes", run=some)
+    assert f"the plan leaves {2 - moves} replica" in cluster.refused(DrainNodes(some))
     cluster.settle()
     assert cluster.agreed.topology.nodes == before.nodes
     assert cluster.agreed.topology.partitions == before.partitions

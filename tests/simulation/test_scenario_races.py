@@ -15,6 +15,7 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.messages import Redirect, Write
 from limosa.core.model.changes import Commit, intent_key, request_key
+from limosa.core.model.requests import CancelChange, RemoveNode
 from limosa.simulation.workloads import rows_of
 from tests.simulation.scenarios import Scenario, said
 from tests.simulation.test_scenario_runs import planned, run_of, start, until_idle
@@ -149,7 +150,7 @@ def test_leaving_can_be_repeated_for_a_node_that_is_gone() -> None:
     world = Scenario(nodes=4, replicas=1, partitions=4)
     plan = planned(world, "n2", drains=("n2",), decommission=True)
     assert plan.moves
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     gone: list[str] = []
     lost: set[str] = set()
 
@@ -187,8 +188,8 @@ def test_leaving_can_be_repeated_for_a_node_that_is_gone() -> None:
     assert run_of(world, name).outcome == "done"
     assert world.agreed.topology.nodes["n2"].state == "left"
     world.until(lambda: "n2" not in world.agreed.leases)
-    state, words = world.answer(world.request("remove_node", "", name="n2"))
-    again = world.answer(world.request("remove_node", "", name="n2"))
+    state, words = world.answer(world.request(RemoveNode("n2")))
+    again = world.answer(world.request(RemoveNode("n2")))
     assert again == (state, words)
     assert world.agreed.topology.nodes["n2"].state == "left"
     world.move_owner()
@@ -303,7 +304,7 @@ def test_if_the_completion_comes_first_the_cancel_is_refused() -> None:
     world.mover.pause()
     world.move(second)
     world.until_stage(STREAMING)
-    state, why = world.answer(world.request("cancel", cancels=pending.trigger))
+    state, why = world.answer(world.request(CancelChange("p0", pending.trigger)))
     assert (state, f"no pending change of trigger {pending.trigger}" in why) == ("refused", True)
     assert world.intent().cancel is None
     world.mover.resume()

@@ -544,10 +544,11 @@ def test_a_move_to_a_full_disk_is_given_up_and_planned_elsewhere_while_others_go
     assert world.rows_at(full, here[0]) == {}
 
     brain = world.in_office().brain
+    volumes = world.agreed.topology.nodes[full].volumes
     statuses = {
         node: replace(
             status,
-            free_bytes={"": 0 if node == full else 1 << 40},
+            free_bytes=dict.fromkeys(volumes, 0 if node == full else 1 << 40),
             replicas={
                 of: tuple(replace(replica, bytes=1 << 20) for replica in held)
                 for of, held in status.replicas.items()
@@ -559,7 +560,7 @@ def test_a_move_to_a_full_disk_is_given_up_and_planned_elsewhere_while_others_go
     _, plan = planner.planned(view, RunPlan("drain", drains=(home,)))
     assert here[0] in {move.partition for move in plan.moves}
     assert full not in {move.target.node for move in plan.moves}
-    again = start(world, plan, "drain_nodes")
+    again = start(world, plan)
     until_idle(world, 60.0)
     assert run_of(world, again).outcome == "done"
     assert not world.replicas(here[0]) & {home, full}

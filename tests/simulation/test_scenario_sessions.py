@@ -28,6 +28,7 @@ from limosa.core.messages import (
     Seal,
 )
 from limosa.core.model.keys import WHOLE
+from limosa.core.model.requests import RebuildReplicas
 from limosa.simulation.workloads import rows_of
 from tests.simulation.scenarios import Said, Scenario, said
 
@@ -193,7 +194,7 @@ def test_work_with_an_invalid_session_is_refused(session: str) -> None:
     world.mover.pause()
     owner = world.owner().name
     renewed = next(n for n in sorted(world.replicas()) if n != owner)
-    world.request("rebuild", renewed=(renewed,))
+    world.request(RebuildReplicas("p0", (renewed,)))
     world.until_stage(REBUILD_REPAIR)
     world.until(lambda: world.waits().startswith("copy"))
     world.run_for(0.5)
