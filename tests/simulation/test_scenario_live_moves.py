@@ -120,7 +120,7 @@ def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(
 
 
 def test_slices_of_two_movers_are_not_taken_for_one_copy() -> None:
-    """S25, F102: the second one cuts the range into another number of slices, under the same
+    """S25, S123, F102: the second one cuts the range into another number of slices, under the same
     session; nothing is missing at the end."""
     world = Scenario(live_moves=True)
     rows = world.put_many(30)
