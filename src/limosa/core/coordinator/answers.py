@@ -1,4 +1,4 @@
-"""What is an answer? What changes, and in words; a refusal seldom changes anything."""
+"""What is an answer? The changes, and a sentence for people; a refusal seldom changes anything."""
 
 import re
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ class RequestAnswer(NamedTuple):
 
 
 def check_name(what: str, name: str) -> None:
-    """Names become parts of keys, of directories and of addresses."""
+    """Names become parts of metastore keys, directories and addresses."""
     if NAME.fullmatch(name) is None:
         raise IllegalRequest(
             f"{name!r} is no name of a {what}",

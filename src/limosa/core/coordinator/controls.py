@@ -1,7 +1,7 @@
 """May the cluster change by itself, or at all? The switches that an operator has.
 
-Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
-While locked, nothing that changes the topology begins; what has begun goes on.
+Without balancing, runs of the balancer neither start nor continue; runs of operators do. While the
+cluster is locked, no change of the topology begins; changes that have begun continue.
 """
 
 from msgspec.structs import replace

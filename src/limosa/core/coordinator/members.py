@@ -1,7 +1,7 @@
 """May this node join or leave? A node that has left keeps its row for ever.
 
-A join is checked here, by one coordinator, and not by whoever hears of it first, so that two nodes
-can't come in under one name. What every member can do is enabled by the commit that makes it so.
+The coordinator checks joins, so that two nodes can't join under one name. The commit that changes
+the members also enables the features that every member supports.
 """
 
 from collections.abc import Iterable
@@ -33,14 +33,14 @@ from limosa.errors import IllegalRequest
 
 
 def after(node: Node, *events: str, state: NodeState = "none") -> Node:
-    """The node after these events of its life, if they may happen in this order."""
+    """The node after these events of its life, if its machine allows them in this order."""
     for event in events:
         state = cast(NodeState, NODE.after(state, event))
     return replace(node, state=state)
 
 
 def enabled(topology: Topology, *nodes: Node) -> Features:
-    """What every member can do once these nodes are as they say; what was enabled stays."""
+    """The features that every member supports once these nodes are so; enabled features stay."""
     members = topology.nodes | {node.id: node for node in nodes}
     supported = [set(each.features) for each in members.values() if each.state != "left"]
     common = set.intersection(*supported) if supported else set()
@@ -48,7 +48,7 @@ def enabled(topology: Topology, *nodes: Node) -> Features:
 
 
 def missing_features(topology: Topology, node: Node) -> str:
-    """What is used here and this node can't do, in words."""
+    """The enabled features that the node does not support, as a list for people."""
     return ", ".join(name for name in topology.features.enabled if name not in node.features)
 
 
@@ -75,7 +75,7 @@ def join_reads(view: ClusterView, wish: JoinCluster) -> list[str]:
 
 
 def joins_of(view: ClusterView, node: NodeId) -> list[Request]:
-    """All that wait to join under this name, the first one first."""
+    """All waiting requests to join under this name, the oldest first."""
     same = [
         each
         for each in view.waiting()
@@ -101,7 +101,7 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
 
 
 def check_identity(nodes: Iterable[Node], node: Node) -> None:
-    """A name and a host id belong together, once and for all."""
+    """A name and a host id belong together for ever."""
     check_name("node", node.id)
     if not node.host:
         raise IllegalRequest(f"{node.id} has no host id", "make one, and keep it in its directory")
@@ -130,7 +130,7 @@ def check_alone(view: ClusterView, request: Request, node: Node) -> None:
 
 
 def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
-    """A dead node that holds nothing has left, for good; it is never forgotten."""
+    """A stopped node that holds nothing leaves for good; its row stays."""
     topology = view.agreed.topology
     node = topology.nodes.get(wish.node)
     if node is None:
@@ -159,14 +159,14 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
 
 
 def remove_reads(view: ClusterView, wish: RemoveNode) -> list[str]:
-    """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
+    """A new replica needs an intent first, so intents tell which nodes will hold anything."""
     keys = [node_key(wish.node), lease_key(wish.node), FEATURES_KEY, REBALANCE_KEY]
     keys += map(node_key, view.agreed.topology.nodes)
     return keys + [intent_key(partition) for partition in view.agreed.intents]
 
 
 def held_by(view: ClusterView, node: NodeId) -> list[str]:
-    """The partitions that a node holds a replica of, or is meant to."""
+    """The partitions that a node holds, or is meant to hold, a replica of."""
     records = view.agreed.topology.partitions.values()
     held = {
         record.id

@@ -1,6 +1,6 @@
 """What does a request ask for, and is it allowed? Requests become intent, intent transitions.
 
-A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
+A request that contradicts the agreed state is refused with the reason, and changes nothing else.
 """
 
 from msgspec.structs import replace
@@ -80,7 +80,7 @@ CHANGING: dict[TransitionKind, str] = {
 
 
 def answer(view: ClusterView, request: Request) -> Commit:
-    """One commit that does what is asked for, or refuses it."""
+    """One commit that carries out the request or refuses it."""
     key = request_key(request.id)
     trigger = view.agreed.revision_of(key)
     try:
@@ -138,7 +138,7 @@ def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer
 
 
 def reads(view: ClusterView, request: Request) -> list[str]:
-    """The keys that the answer depends on, whatever it is."""
+    """The keys that the answer depends on, accepted or refused."""
     what = request.what
     match what:
         case PartitionWish() as wish:
@@ -165,7 +165,7 @@ def reads(view: ClusterView, request: Request) -> list[str]:
 
 
 def forget_answered(view: ClusterView) -> Commit | None:
-    """Answers are kept for those who wait for them, and for those who look back; not for ever."""
+    """Delete the oldest answered requests, beyond the number that is kept."""
     if len(view.agreed.requests) <= view.settings.requests_kept:
         return None
     answered = sorted(
@@ -195,10 +195,7 @@ def zone_reads(view: ClusterView, wish: ZoneWish) -> list[str]:
 
 
 def serve_zone(view: ClusterView, wish: ZoneWish, trigger: Revision) -> RequestAnswer:
-    """Another replica count or other data nodes: an intent for every partition, in one commit.
-
-    (Another partition count is a repartition: an operation of its own.)
-    """
+    """Change the replica count or the data nodes: one commit with an intent for every partition."""
     topology = view.agreed.topology
     zone = topology.zones.get(wish.zone)
     if zone is None:
@@ -269,7 +266,7 @@ def placed(
     wish: MovePartition | MoveToVolume | RebuildReplicas,
 ) -> tuple[TransitionKind, tuple[Placement, ...], tuple[NodeId, ...]]:
     """The kind of transition, all places of the replicas (empty: where they are), and the nodes
-    whose replica is made anew."""
+    whose replica is rebuilt."""
     if isinstance(wish, RebuildReplicas):
         return "rebuild", (), wish.renewed
     if isinstance(wish, MoveToVolume):
@@ -280,7 +277,7 @@ def placed(
 
 
 def served(before: Intent, after: Intent, new: Assignment) -> RequestAnswer:
-    """What became of an assignment, in words, and the transition that it leads to."""
+    """The answer to an assignment, with the transition that it leads to."""
     if after.change != new.trigger:
         return RequestAnswer((Put(after),), "a newer request was served")
     if new in (after.pending, after.planned):
@@ -297,14 +294,14 @@ def led_to(intent: Intent, assigned: Assignment) -> LedToTransition:
 def placements(
     record: Partition, intent: Intent, wish: MovePartition | MoveToVolume
 ) -> tuple[Placement, ...]:
-    """All places, also if somebody says only which replica goes and where to."""
+    """All places of the replicas, also if the wish names only one replica and its target."""
     if wish.target is None:
         return wish.placements
     return replaced(record.id, intent.stable, wish.source, wish.target)
 
 
 def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assignment) -> None:
-    """One who asks for a second move has not seen the first; to ask for the same one is no harm."""
+    """Refuse another move while one is pending; asking for the same move again is harmless."""
     if pending.same_goal(new) and intent.cancel is None:
         return
     stage = routing.stage_of(record)
@@ -318,7 +315,7 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
 def cancel(
     view: ClusterView, record: Partition, intent: Intent, wish: CancelChange
 ) -> RequestAnswer:
-    """Stored only for the change that the caller saw; refused once the new side is read."""
+    """Only the change that the caller saw is cancelled; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, wish.cancels)
     ended = LedToTransition(record.id, transition_id(wish.cancels))
@@ -335,7 +332,7 @@ def cancel(
 
 
 def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[Change, ...]:
-    """There is a report of it, too: whoever asked for it learns what became of it."""
+    """A change that never began leaves a report, too, for those who asked for it."""
     assert intent.pending is not None
     name = transition_id(intent.pending.trigger)
     never = Transition(
@@ -373,7 +370,7 @@ def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnsw
 
 
 def withdraw(view: ClusterView, wish: WithdrawRequest) -> RequestAnswer:
-    """A request that still waits is refused, as its sender wants it no more."""
+    """Refuse a waiting request, as its sender withdraws it."""
     other = view.agreed.requests.get(wish.request)
     if other is None:
         raise IllegalRequest(f"there is no request {wish.request}", "list the operations")

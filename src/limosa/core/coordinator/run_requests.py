@@ -1,7 +1,7 @@
 """May a run start, pause, resume or be cancelled? Each answer is one commit.
 
-A plan is accepted as a whole. Two moves of one partition are possible if they are about two
-replicas of it: the second begins when the first has ended.
+A plan is accepted as a whole. It may move two replicas of one partition: the second move begins
+when the first has ended.
 """
 
 from typing import cast
@@ -47,7 +47,7 @@ from limosa.errors import IllegalRequest
 
 
 def start(view: ClusterView, wish: StartRun | DrainNodes, trigger: Revision) -> RequestAnswer:
-    """The whole plan becomes records, in one commit; its first moves begin by another."""
+    """One commit stores the run and all of its moves; a later commit begins the first moves."""
     plan = wish.plan
     if plan is None:
         raise IllegalRequest("a run without a plan", "say which replicas go where")
@@ -85,7 +85,7 @@ def next_state(view: ClusterView, event: str) -> RebalanceState:
 
 
 def check_idle(view: ClusterView) -> None:
-    """Before anything else: one who comes second changes nothing."""
+    """Refuse a second run before anything else is checked."""
     now = view.agreed.rebalance
     if now.state != "idle":
         action = view.agreed.runs[now.run].action
@@ -117,7 +117,7 @@ def check_words(view: ClusterView, plan: RunPlan, drains: bool) -> None:
 
 
 def check_moves(view: ClusterView, plan: RunPlan) -> None:
-    """Each, after those before it, and all together."""
+    """Check each move, given those before it, and all moves together."""
     places: dict[PartitionId, tuple[Placement, ...]] = {}
     seen: dict[tuple[PartitionId, NodeId], None] = {}
     coming: dict[Placement, int] = {}
@@ -155,7 +155,7 @@ def known(view: ClusterView, partition: PartitionId) -> Partition:
 
 
 def check_given(view: ClusterView, record: Partition) -> None:
-    """A copy is read from a replica that lives and has everything; the one that goes need not."""
+    """A copy needs a live in-sync replica to read from; the replica that leaves may be down."""
     if not any(view.is_live(replica.node) for replica in record.in_sync):
         away = ", ".join(sorted(replica.node for replica in record.in_sync))
         raise IllegalRequest(
@@ -177,7 +177,7 @@ def start_reads(view: ClusterView, wish: StartRun | DrainNodes) -> list[str]:
 
 
 class _Turn:
-    """What one who asks for it in another state is told."""
+    """A transition of the run's state, and the refusals in other states."""
 
     def __init__(self, event: str, words: str, **refusals: tuple[str, str]) -> None:
         self.event = event
@@ -212,7 +212,7 @@ _TURNS: dict[type[Wish], _Turn] = {
 
 
 def turn(view: ClusterView, wish: PauseRun | ResumeRun | CancelRun) -> RequestAnswer:
-    """The state alone changes; what follows from it follows by other commits."""
+    """Only the state changes here; later commits act on it."""
     now = view.agreed.rebalance
     asked = _TURNS[type(wish)]
     if wish.run and wish.run != now.run:

@@ -55,7 +55,7 @@ def create_reads(view: ClusterView, wish: CreateTable) -> list[str]:
 
 
 def check_fits(view: ClusterView, wish: CreateTable, zone: Zone) -> None:
-    """What is asked for and left open, the zone decides; it can't have two of anything."""
+    """The zone decides what the wish leaves open; numbers that contradict the zone are refused."""
     has = sum(record.zone == zone.id for record in view.agreed.topology.partitions.values())
     for what, asked, there in (
         ("partitions", wish.partitions, has),
@@ -72,7 +72,7 @@ def check_fits(view: ClusterView, wish: CreateTable, zone: Zone) -> None:
 def new_zone(
     view: ClusterView, wish: CreateTable, name: ZoneId, trigger: Revision
 ) -> tuple[Change, ...]:
-    """Zone, layout, and for each partition where it is and is meant to be."""
+    """The records of a new zone: zone, layout, and a partition and an intent for each range."""
     check_numbers(wish)
     topology = view.agreed.topology
     zone = Zone(name, wish.count, wish.min_in_sync)
@@ -115,12 +115,13 @@ def even_starts(partitions: int) -> tuple[int, ...]:
 
 
 def made_by(trigger: Revision, places: tuple[Placement, ...]) -> tuple[Replica, ...]:
-    """Incarnations under the request's revision, which never comes again."""
+    """Incarnations named by the request's revision, which is unique."""
     return tuple(Replica(each.node, f"c{trigger}", each.volume) for each in places)
 
 
 def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
-    """With the last table of a zone, the zone goes; nodes discard what nothing names any more."""
+    """Dropping the last table of a zone drops the zone; nodes discard replicas that no record
+    names."""
     topology = view.agreed.topology
     table = topology.tables.get(wish.name)
     if table is None:
