@@ -119,8 +119,8 @@ def test_a_node_that_is_gone_is_removed(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [
-        ("POST", MOVE, {"to": "n9"}, 409, "n9 is no member"),
-        ("POST", MOVE, {"to": "n5"}, 409, "n5 does not live"),
+        ("POST", MOVE, {"to": "n9"}, 409, "n9 is not a member"),
+        ("POST", MOVE, {"to": "n5"}, 409, "n5 is down"),
         ("POST", MOVE, {"to": "n2"}, 409, "n2 holds a replica"),
         ("POST", MOVE, {"to": "n1"}, 409, "n1 holds a replica"),
         ("POST", MOVE, {"to": "n4", "from": "n4"}, 409, "n4 holds no replica"),

@@ -74,7 +74,7 @@ def test_a_change_starts_only_when_every_new_replica_has_answered(then: str) -> 
     world.slow_disks.add(late)
     stays = world.owner().name
     world.move(stays, prompt, late)
-    world.until(lambda: f"{late} has not made its replica yet" in world.waits())
+    world.until(lambda: f"{late} has not created its replica yet" in world.waits())
     world.run_for(2.0)
     assert world.put("early", 1).outcome == "done"
     assert world.stored(prompt)

@@ -1,6 +1,6 @@
 """How are the core's records read and committed? Through any metastore.
 
-A watch is a hint: the state is re-read whenever the history between two looks is gone.
+A watch is a hint: the state is read again whenever the history since the last read was trimmed.
 """
 
 from limosa.core.model.changes import (
@@ -27,7 +27,7 @@ class AgreedStore:
         self._watch: Watch | None = None
 
     def read(self, wait_seconds: float = 0.0) -> Agreed:
-        """Everything, at the newest revision; waits so long for a change, if there is none yet."""
+        """The newest agreed state; waits up to `wait_seconds` for a change."""
         if self._watch is None:
             return self._read_all()
         try:
@@ -45,7 +45,7 @@ class AgreedStore:
         return self._agreed
 
     def nudge(self) -> None:
-        """From any thread: there is probably something new."""
+        """Wake a waiting `read`, from any thread: something has probably changed."""
         watch = self._watch
         if watch is not None:
             watch.nudge()
@@ -59,7 +59,7 @@ class AgreedStore:
         return self._agreed
 
     def commit(self, commit: Commit, lease: int | None = None) -> int:
-        """Make it, or raise `StaleGuard` with nothing changed."""
+        """Make the commit, or raise `StaleGuard` and change nothing."""
         changes = with_mark(commit)
         puts = {key_of(c.record): encode(c.record) for c in changes if isinstance(c, Put)}
         deletes = [c.key for c in changes if isinstance(c, Remove)]

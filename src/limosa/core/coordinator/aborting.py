@@ -26,5 +26,5 @@ def aborting(agreed: Agreed, request: Request, id: str) -> Request:
     if request.state == "done" and pending is not None and pending.trigger == request.trigger:
         return Request(id, CancelChange(request.partition, pending.trigger))
     raise IllegalRequest(
-        f"{request.id} has ended: {request.state}, {request.answer}", "nothing is to be aborted"
+        f"{request.id} has ended: {request.state}, {request.answer}", "nothing to abort"
     )

@@ -23,6 +23,6 @@ def check_name(what: str, name: str) -> None:
     """Names become parts of metastore keys, directories and addresses."""
     if NAME.fullmatch(name) is None:
         raise IllegalRequest(
-            f"{name!r} is no name of a {what}",
-            "begin with a letter or _, go on with letters, digits, _, . or -, up to 64 in all",
+            f"{name!r} is not a valid {what} name",
+            "use up to 64 letters, digits, _, . and -, starting with a letter or _",
         )

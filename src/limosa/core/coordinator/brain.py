@@ -227,14 +227,14 @@ class Coordinator:
             why = self._can_not_return(view, record, replica)
             if why:
                 return self._ask_rebuild(view, record, replica, why)
-        return transitions.Waiting(f"{missing[0].node} is not in sync: it is away, or catching up")
+        return transitions.Waiting(f"{missing[0].node} is not in sync: it is down or catching up")
 
     def _can_not_return(self, view: ClusterView, record: Partition, replica: Replica) -> str:
         owner = view.owner_status(record)
         if view.is_live(replica.node) and view.is_lost(record, replica):
             return "it lost its replica"
         if owner is not None and replica in owner.unreachable and view.is_live(replica.node):
-            return "the owner's log does not reach back to it"
+            return "the owner's log no longer has the entries that it misses"
         return ""
 
     def _ask_rebuild(

@@ -52,7 +52,7 @@ def check(
         kept = [r for r in record.in_sync if r.node != node]
         if not kept:
             raise IllegalRequest(
-                f"{node} holds the only good replica", "it can't be rebuilt from others"
+                f"{node} holds the only in-sync replica", "it can't be rebuilt from others"
             )
     for each in places:
         if each not in here or each.node in new.renewed:
@@ -62,7 +62,7 @@ def check(
     if new.kind == "volume_move":
         before = {replica.node for replica in record.replicas}
         if before != set(nodes):
-            raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
+            raise IllegalRequest("a volume move can't change nodes", "ask for a move instead")
 
 
 def replicas_left(view: ClusterView, record: Partition, new: Assignment) -> int:
@@ -78,9 +78,9 @@ def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
     """A replica that is there already may stay on a node that takes no new replicas."""
     node = view.agreed.topology.nodes.get(place.node)
     if node is None or node.state == "left":
-        raise IllegalRequest(f"{place.node} is no member", "list the nodes")
+        raise IllegalRequest(f"{place.node} is not a member", "list the nodes")
     if not node.tokens:
-        raise IllegalRequest(f"{place.node} holds no data by choice", "choose another node")
+        raise IllegalRequest(f"{place.node} was started with --no-data", "choose another node")
     if node.state != "normal" and not is_there:
         raise IllegalRequest(
             f"{place.node} is {node.state}, and gets no new replicas", "choose another node"
@@ -91,7 +91,7 @@ def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
             f"it has {', '.join(map(repr, node.volumes))}",
         )
     if not view.is_live(place.node):
-        raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
+        raise IllegalRequest(f"{place.node} is down", "start it, or choose another node")
 
 
 def place_reads(

@@ -40,7 +40,7 @@ def begin(view: ClusterView, plan: RunPlan) -> tuple[Change, ...]:
 def member(view: ClusterView, name: NodeId) -> Node:
     node = view.agreed.topology.nodes.get(name)
     if node is None or node.state == "left":
-        raise IllegalRequest(f"{name} is no member", "list the nodes")
+        raise IllegalRequest(f"{name} is not a member", "list the nodes")
     return node
 
 
@@ -67,7 +67,8 @@ def check_emptied(view: ClusterView, node: NodeId, plan: RunPlan) -> None:
     left = [partition for partition in held_by(view, node) if partition not in moved]
     if left:
         raise IllegalRequest(
-            f"the plan leaves {len(left)} replicas on {node}, like one of {left[0]}", "plan anew"
+            f"the plan leaves {len(left)} replicas on {node}, for example of {left[0]}",
+            "plan again",
         )
 
 

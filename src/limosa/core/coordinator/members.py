@@ -60,9 +60,10 @@ def join(view: ClusterView, wish: JoinCluster, request: Request) -> RequestAnswe
     check_alone(view, request, node)
     missing = missing_features(topology, node)
     if missing:
-        why = f"{node.id} lacks what this cluster uses: {missing}; upgrade it, wipe its directory"
+        why = f"{node.id} does not support what this cluster uses: {missing}"
+        advice = "upgrade it, wipe its directory and join under a new name"
         rejected = after(node, "be rejected")
-        return RequestAnswer((Put(rejected),), f"{why} and join under a new name", state="refused")
+        return RequestAnswer((Put(rejected),), f"{why} ({advice})", state="refused")
     member = after(node, "join", "succeed")
     changes = (Put(member), Put(enabled(topology, member)))
     return RequestAnswer(changes, "joined", LedToNodes((node.id,)))
@@ -136,7 +137,7 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
     if node is None:
         raise IllegalRequest(f"there is no node {wish.node}", "list the nodes")
     if node.state == "left":
-        raise IllegalRequest(f"{node.id} has left already", "nothing is to be done")
+        raise IllegalRequest(f"{node.id} has left already", "nothing to do")
     if view.is_live(node.id):
         raise IllegalRequest(f"{node.id} is alive", "stop it first, or drain it")
     run = view.agreed.runs.get(view.agreed.rebalance.run)
@@ -150,7 +151,7 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
     holds = held_by(view, node.id)
     if holds:
         raise IllegalRequest(
-            f"{node.id} holds {len(holds)} replicas, or is meant to, like one of {holds[0]}",
+            f"{node.id} holds or will hold {len(holds)} replicas, for example of {holds[0]}",
             "move them to other nodes first",
         )
     gone = after(node, "be removed", "succeed", state=node.state)

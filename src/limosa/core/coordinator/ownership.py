@@ -65,10 +65,12 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
     if stage is not None and stage.switched and stage.given_up:
         old = [r for r in in_sync_side(record, Side.OLD) if view.of(record, r) is not None]
         if old:
-            why = "no replica of the new side lives"
+            why = "no replica of the new side is alive"
             after = with_stage(record, stage.given_up[0], giving_up=why, given_up_by="cluster")
-            return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
-    return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
+            return view.commit(
+                record, after, "fall back: no in-sync replica of the new side is alive"
+            )
+    return "election: no in-sync replica of the side that is read is alive: start one"
 
 
 def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
@@ -78,9 +80,9 @@ def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
 def first_election(view: ClusterView, record: Partition) -> Commit | str:
     for replica in record.replicas:
         if view.is_live(replica.node) and view.of(record, replica) is None:
-            return f"{replica.node} has not made its replica yet"
+            return f"{replica.node} has not created its replica yet"
     if not any(view.of(record, replica) is not None for replica in record.replicas):
-        return "none of its nodes lives"
+        return "none of its nodes is alive"
     return fail_over(view, record)
 
 

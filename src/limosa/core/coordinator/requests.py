@@ -253,7 +253,7 @@ def assignment(
     if isinstance(wish, RepairPartition):
         return Assignment("repair", trigger=trigger)
     if wish.hold_seconds < 0 or wish.max_pause_seconds < 0:
-        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+        raise IllegalRequest("durations must not be negative", "give seconds, 0 for none")
     kind, places, renewed = placed(view, record, intent, wish)
     times = (wish.hold_seconds, trigger, wish.max_pause_seconds)
     return Assignment(kind, places, renewed, *times)
@@ -279,11 +279,11 @@ def placed(
 def served(before: Intent, after: Intent, new: Assignment) -> RequestAnswer:
     """The answer to an assignment, with the transition that it leads to."""
     if after.change != new.trigger:
-        return RequestAnswer((Put(after),), "a newer request was served")
+        return RequestAnswer((Put(after),), "superseded by a newer request")
     if new in (after.pending, after.planned):
         return RequestAnswer((Put(after),), "accepted", led_to(after, new))
     if before.pending is None:
-        return RequestAnswer((Put(after),), "it is so already")
+        return RequestAnswer((Put(after),), "nothing to do: the replicas are there already")
     return RequestAnswer((Put(after),), "under way already", led_to(after, before.pending))
 
 
@@ -322,7 +322,9 @@ def cancel(
     if stage is None:
         return RequestAnswer(never_begun(view, record, intent), "cancelled before it began", ended)
     if not stage.switched and not stage.given_up:
-        raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
+        raise IllegalRequest(
+            f"{record.id} is being reverted already ({stage.name})", "wait for its end"
+        )
     if stage.switched:
         raise IllegalRequest(
             f"{record.id} has switched already ({stage.name})",
@@ -358,13 +360,17 @@ def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnsw
             f"{wish.kind} applies to a held move only",
         )
     if change.given_up_by:
-        raise IllegalRequest(f"{record.id} is on its way back: {change.giving_up}", "wait")
+        raise IllegalRequest(
+            f"{record.id} is being reverted: {change.giving_up}", "wait for its end"
+        )
     ended = LedToTransition(record.id, change.id)
     if isinstance(wish, CompleteMove):
         released = replace(record, transition=replace(change, released=True))
         return RequestAnswer((Put(released),), "completing", ended)
     if not stage.given_up:
-        raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
+        raise IllegalRequest(
+            "a volume move can't be reversed", "wait for its end, then move it back"
+        )
     reversing = replace(change, giving_up=REVERSED, given_up_by="operator")
     return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing", ended)
 
@@ -376,7 +382,7 @@ def withdraw(view: ClusterView, wish: WithdrawRequest) -> RequestAnswer:
         raise IllegalRequest(f"there is no request {wish.request}", "list the operations")
     if other.state != "waiting":
         raise IllegalRequest(
-            f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
+            f"{other.id} was answered already: {other.answer}", "undo its effect, if it had one"
         )
     refused = replace(without_plan(other), state="refused", answer="withdrawn", answered=view.wall)
     return RequestAnswer((Put(refused),), f"{other.id} is withdrawn")

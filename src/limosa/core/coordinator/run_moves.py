@@ -34,7 +34,7 @@ FORWARD = ("copy", "commit")
 """The events of a move that goes forward."""
 BY_HAND: tuple[GivenUpBy, ...] = ("operator",)
 GONE = "the partition is gone"
-ANOTHER = "the partition is another one: it was dropped and made again"
+ANOTHER = "the partition was dropped and created again"
 WITH_ITS_RUN = "its run was cancelled"
 
 
@@ -139,7 +139,7 @@ def given_up(view: ClusterView, move: RunMove, report: Report | None) -> RunMove
     if view.agreed.rebalance.state == "cancelling":
         return failed(view, move, WITH_ITS_RUN, final=True)
     if report is None:
-        return failed(view, move, "it was given up", final=False)
+        return failed(view, move, "the transition was given up", final=False)
     return failed(view, move, report.why, final=report.given_up_by in BY_HAND)
 
 

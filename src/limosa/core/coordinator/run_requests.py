@@ -50,7 +50,7 @@ def start(view: ClusterView, wish: StartRun | DrainNodes, trigger: Revision) -> 
     """One commit stores the run and all of its moves; a later commit begins the first moves."""
     plan = wish.plan
     if plan is None:
-        raise IllegalRequest("a run without a plan", "say which replicas go where")
+        raise IllegalRequest("the run has no plan", "say which replicas go where")
     check_idle(view)
     check_words(view, plan, isinstance(wish, DrainNodes))
     check_moves(view, plan)
@@ -100,20 +100,20 @@ def check_words(view: ClusterView, plan: RunPlan, drains: bool) -> None:
     if plan.moves and view.settings.moves_refused:
         raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
     if not drains and plan.drains:
-        raise IllegalRequest("a run that also drains nodes", "ask for the drain instead")
+        raise IllegalRequest("a run of moves can't drain nodes", "request a drain instead")
     if drains and not plan.drains:
-        raise IllegalRequest("no node is named", "name the nodes that are to be emptied")
+        raise IllegalRequest("no node is named", "name the nodes to drain")
     if not drains and not plan.moves:
-        raise IllegalRequest("a run without moves", "nothing is to be done")
+        raise IllegalRequest("the plan has no moves", "nothing to do")
     limits = plan.limits
     if limits.moves_in < 1 or limits.moves_out < 1 or limits.bytes_per_second < 0:
         raise IllegalRequest(
             f"limits of {limits.moves_in} moves to a node, {limits.moves_out} away from one and "
             f"{limits.bytes_per_second} bytes a second",
-            "allow at least 1 move, or nothing would ever move; 0 bytes: as many as there are",
+            "use at least 1 move; 0 bytes a second means no limit",
         )
     if plan.hold_seconds < 0 or plan.max_pause_seconds < 0:
-        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+        raise IllegalRequest("durations must not be negative", "give seconds, 0 for none")
 
 
 def check_moves(view: ClusterView, plan: RunPlan) -> None:
@@ -146,7 +146,7 @@ def kind_of(move: PlannedMove | RunMove) -> TransitionKind:
 def known(view: ClusterView, partition: PartitionId) -> Partition:
     record = view.agreed.topology.partitions.get(partition)
     if record is None:
-        raise IllegalRequest(f"there is no partition {partition}", "plan anew")
+        raise IllegalRequest(f"there is no partition {partition}", "plan again")
     if view.agreed.intents[partition].pending is not None:
         raise IllegalRequest(
             f"another change of {partition} is under way", "wait for its end, or cancel it"
@@ -159,7 +159,7 @@ def check_given(view: ClusterView, record: Partition) -> None:
     if not any(view.is_live(replica.node) for replica in record.in_sync):
         away = ", ".join(sorted(replica.node for replica in record.in_sync))
         raise IllegalRequest(
-            f"nobody who lives can give {record.id}: {away} does not live", "start it first"
+            f"no in-sync replica of {record.id} is alive: {away} is down", "start it first"
         )
 
 
@@ -190,21 +190,21 @@ _ENDING = ("{run} is being cancelled", "wait for its end")
 _TURNS: dict[type[Wish], _Turn] = {
     PauseRun: _Turn(
         "pause",
-        "{run} is paused; what is in flight ends",
+        "{run} is paused; moves in flight finish",
         idle=_NONE,
         paused=("{run} is paused already", "resume it, or cancel it"),
         cancelling=_ENDING,
     ),
     ResumeRun: _Turn(
         "resume",
-        "{run} goes on",
+        "{run} is resumed",
         idle=_NONE,
-        running=("{run} is running", "nothing is to be done"),
+        running=("{run} is running", "nothing to do"),
         cancelling=_ENDING,
     ),
     CancelRun: _Turn(
         "cancel",
-        "{run} is being cancelled; what is committed stays",
+        "{run} is being cancelled; committed moves stay",
         idle=_NONE,
         cancelling=("{run} is being cancelled already", "wait for its end"),
     ),
@@ -216,7 +216,7 @@ def turn(view: ClusterView, wish: PauseRun | ResumeRun | CancelRun) -> RequestAn
     now = view.agreed.rebalance
     asked = _TURNS[type(wish)]
     if wish.run and wish.run != now.run:
-        raise IllegalRequest(f"{wish.run} is not under way", "look at the runs")
+        raise IllegalRequest(f"{wish.run} is not the current run", "list the runs")
     if now.state in asked.refusals:
         words, advice = asked.refusals[now.state]
         raise IllegalRequest(words.format(run=f"run {now.run}"), advice)

@@ -64,9 +64,9 @@ def has_begun(view: ClusterView, move: RunMove) -> bool:
 def stopped(view: ClusterView, run: Run) -> str:
     """Why no move of the run may begin, in words; empty: they may."""
     if view.agreed.rebalance.state == "paused":
-        return "it is paused; `resume` goes on"
+        return "the run is paused; `resume` continues it"
     if view.agreed.rebalance.state == "cancelling":
-        return "it is being cancelled: what is in flight goes back or completes"
+        return "the run is being cancelled: moves in flight are reverted or completed"
     if view.agreed.controls.locked:
         return f"the cluster is locked: {view.agreed.controls.locked}"
     if run.by == "balancer" and not view.agreed.controls.balancing:
@@ -139,7 +139,9 @@ def attempt(view: ClusterView, run: Run, move: RunMove) -> tuple[RunMove, Intent
     try:
         places = replaced(move.partition, intent.stable, move.source, move.target)
     except IllegalRequest as refusal:
-        return failed(view, tried, f"another request moved it: {refusal}", final=True), None
+        return failed(
+            view, tried, f"another request moved the replica: {refusal}", final=True
+        ), None
     new = Assignment(
         kind_of(move),
         places,

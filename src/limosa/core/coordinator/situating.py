@@ -72,7 +72,7 @@ def size_of(view: ClusterView, record: Partition) -> int:
 def fixed(view: ClusterView) -> dict[PartitionId, str]:
     """Partitions with a pending change, which the planner leaves alone."""
     return {
-        name: "another change of it is planned already"
+        name: "another change is planned already"
         for name, intent in view.agreed.intents.items()
         if intent.pending is not None
     }

@@ -37,14 +37,16 @@ def create(view: ClusterView, wish: CreateTable, trigger: Revision) -> RequestAn
             f"there is a table {table.name} already", "choose another name, or drop it first"
         )
     if any(other.id == table.id for other in tables):
-        raise IllegalRequest(f"the table id {table.id} is taken", "make an id that is nobody's")
+        raise IllegalRequest(f"the table id {table.id} is taken", "use a new id")
     zone = view.agreed.topology.zones.get(table.zone)
     made = LedToTable(table.name, table.id)
     if zone is None:
-        return RequestAnswer((*new_zone(view, wish, table.zone, trigger), Put(table)), "made", made)
+        return RequestAnswer(
+            (*new_zone(view, wish, table.zone, trigger), Put(table)), "created", made
+        )
     check_fits(view, wish, zone)
     # The zone is written again, so that whoever counted its tables meanwhile has to count anew.
-    return RequestAnswer((Put(zone), Put(table)), f"made in zone {zone.id}", made)
+    return RequestAnswer((Put(zone), Put(table)), f"created in zone {zone.id}", made)
 
 
 def create_reads(view: ClusterView, wish: CreateTable) -> list[str]:
@@ -80,7 +82,7 @@ def new_zone(
     live = {name: node for name, node in nodes.items() if view.is_live(name)}
     if wish.count > len(live):
         raise IllegalRequest(
-            f"{wish.count} replicas, but {len(live)} data nodes live",
+            f"{wish.count} replicas, but {len(live)} data nodes are alive",
             "start more nodes, or ask for fewer replicas",
         )
     names = tuple(f"{name}-{index:04d}" for index in range(wish.partitions))
@@ -128,8 +130,8 @@ def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
         raise IllegalRequest(f"there is no table {wish.name}", "list the tables")
     if table.id != wish.table_id:
         raise IllegalRequest(
-            f"{wish.name} is another table by now: it was dropped and made again",
-            "look at it again",
+            f"{wish.name} was dropped and created again meanwhile",
+            "look at the table again",
         )
     dropped = LedToTable(table.name, table.id)
     gone: list[Change] = [Remove(table_key(table.name))]
@@ -139,7 +141,7 @@ def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
     for record in in_zone(view, table.zone):
         if record.transition is not None:
             raise IllegalRequest(
-                f"{record.id} of its zone is in a {record.transition.kind}",
+                f"{record.id} of the table's zone is in a {record.transition.kind}",
                 "wait for its end, or cancel it",
             )
         gone += [Remove(partition_key(record.id)), Remove(intent_key(record.id))]

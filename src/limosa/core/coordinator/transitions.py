@@ -102,7 +102,7 @@ def no_longer_possible(
     """Why an assignment that was accepted earlier is not possible now, in words; empty: it is."""
     for replica in targets:
         if replica not in record.replicas and not view.is_live(replica.node):
-            return f"{replica.node}, which was to hold it, does not live"
+            return f"the target {replica.node} is down"
     try:
         check(view, record, pending, places)
     except IllegalRequest as refusal:
@@ -153,7 +153,7 @@ def leave(view: ClusterView, record: Partition, stage: Stage) -> Commit | Waitin
         new = [r for r in in_sync_side(record, Side.NEW) if view.of(record, r) is not None]
         made = [r for r in new if r in routing.new_only(record)] or new
         if not made:
-            why = "hand-over: no in-sync replica of the new side lives"
+            why = "hand-over: no in-sync replica of the new side is alive"
             return Waiting(why, work=Work.SEAL)
         grant = Grant(made[0], view.lease_of(made[0].node))
         after = enter(next_epoch(after, grant), stage.next)
@@ -227,10 +227,12 @@ def fall_back(view: ClusterView, record: Partition) -> Commit | Waiting:
     old = [r for r in candidates if view.of(record, r) is not None]
     unheard = [r for r in candidates if r not in old and not view.is_lost(record, r)]
     if not old and unheard:
-        return Waiting(f"fall back: {unheard[0].node} has not said yet what it holds")
+        return Waiting(f"fall back: {unheard[0].node} has not reported its status")
     if not old:
         after = with_stage(record, stage.name, giving_up="", given_up_by="")
-        return view.commit(record, enter(after, forward), "no in-sync old replica lives: on")
+        return view.commit(
+            record, enter(after, forward), "no in-sync old replica is alive: continue"
+        )
     why = f"fall back: {record.transition.giving_up}"
     after = with_pause(view, record)
     if record.owner.replica in record.replicas:
@@ -256,9 +258,9 @@ def fallback_candidates(view: ClusterView, record: Partition) -> tuple[Replica, 
 def prepare(view: ClusterView, record: Partition, held_since: float) -> Progress:
     for replica in routing.new_only(record):
         if not view.is_live(replica.node):
-            return GivenUp(f"{replica.node}, which was to hold it, is gone")
+            return GivenUp(f"the target {replica.node} is down")
         if view.of(record, replica) is None:
-            return Waiting(f"{replica.node} has not made its replica yet")
+            return Waiting(f"{replica.node} has not created its replica yet")
     return None
 
 
@@ -398,7 +400,7 @@ def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
             return Waiting(too_long)
         view.memory.sealing(record.id, SealAsked(revision, view.now, in_flight))
     ask = Send(record.owner.replica.node, Seal(record.id, revision))
-    return Waiting(f"hand-over: {record.owner.replica.node} finishes what is in flight", (ask,))
+    return Waiting(f"hand-over: {record.owner.replica.node} finishes the writes in flight", (ask,))
 
 
 def would_pause_too_long(view: ClusterView, record: Partition, in_flight: float) -> str:
@@ -419,7 +421,7 @@ def open_(view: ClusterView, record: Partition, held_since: float) -> Progress:
     owner = view.owner_status(record)
     if owner is None or owner.open_epoch != record.epoch:
         assert record.owner is not None
-        return Waiting(f"{record.owner.replica.node} makes all replicas equal before it serves")
+        return Waiting(f"{record.owner.replica.node} synchronizes the replicas before it serves")
     view.memory.opened(record.id, record.epoch, view.now)
     return None
 
@@ -433,7 +435,9 @@ def hold(view: ClusterView, record: Partition, held_since: float) -> Progress:
     waited_for = waited_for or topology_request_waits(view) is not None
     if change.released or waited_for or left <= 0:
         return None
-    return Waiting(f"held for another {left:.0f} s; `complete` ends the hold, `reverse` goes back")
+    return Waiting(
+        f"held for another {left:.0f} s; `complete` ends the hold, `reverse` reverts the move"
+    )
 
 
 def drop_old(view: ClusterView, record: Partition, held_since: float) -> Progress:

@@ -41,7 +41,7 @@ def held_back(view: ClusterView, request: Request) -> str:
     if isinstance(request.what, TOPOLOGY):
         for move in view.flights():
             if view.is_under_way(move) and not may_wait_for_ever(view):
-                return f"the move of {move.partition} in run {move.run} ends first"
+                return f"the move of {move.partition} in run {move.run} must end first"
     return ""
 
 
