@@ -50,7 +50,7 @@ def operation(stand: Stand, answer: httpx.Response) -> dict[str, Any]:
 
 def test_a_table_is_made_and_dropped(stand: Stand) -> None:
     made = operation(stand, post(stand, "/v1/tables", {**TABLE, "partitions": 4, "replicas": 1}))
-    assert (made["state"], made["answer"], made["about"]) == ("done", "made", "birds")
+    assert (made["state"], made["answer"], made["about"]) == ("done", "created", "birds")
     assert stand.call("viewer", "GET", "/v1/tables/birds").json()["partitions"] == 4
     dropped = operation(stand, stand.call("admin", "DELETE", "/v1/tables/birds"))
     assert dropped["state"] == "done"

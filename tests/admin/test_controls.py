@@ -116,7 +116,7 @@ def test_what_is_not_known_can_not_be_aborted(stand: Stand) -> None:
     assert missing.status_code == 404
     ended = abort(stand, "make")
     assert ended.status_code == 409
-    assert "make has ended: done, made" in ended.json()["detail"]
+    assert "make has ended: done, created" in ended.json()["detail"]
     assert stand.cluster.asked == []
 
 

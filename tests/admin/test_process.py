@@ -117,7 +117,7 @@ def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path
         columns = {"id": "int64", "v": "string"}
         body = {"name": "birds", "columns": columns, "key": ["id"], "partitions": 2, "replicas": 1}
         first = admin.change("POST", "/v1/tables", body, key="make")
-        assert admin.follow(first)["answer"] == "made"
+        assert admin.follow(first)["answer"] == "created"
         again = admin.change("POST", "/v1/tables", body, key="make")
         assert again.json()["operation"] == first.json()["operation"]
         assert (

@@ -65,7 +65,7 @@ def test_a_node_that_is_emptied_says_what_is_left_and_why_it_waits() -> None:
     assert found.waits == ("2 replicas are still on it, for example of p0",)
     assert "then it leaves for good" in found.next
     cluster.ask(PauseRun())
-    assert any("it is paused" in why for why in told(cluster, "a").waits)
+    assert any("the run is paused" in why for why in told(cluster, "a").waits)
     cluster.ask(ResumeRun())
     cluster.settle()
     for name in ("p0", "p1"):
