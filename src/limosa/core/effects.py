@@ -107,16 +107,6 @@ class ApplySlice(VolumeEffect, frozen=True, gc=False):
     producers: ProducersValue
 
 
-class LookUp(Effect, frozen=True, gc=False):
-    """Committed rows by their keys."""
-
-    partition: PartitionId
-    incarnation: Incarnation
-    ticket: int
-    keys: object
-    table: str = ""
-
-
 class ReadTail(Effect, frozen=True, gc=False):
     """A replica's log behind a position: at least one entry, then no more than so many bytes.
 

@@ -21,7 +21,6 @@ from limosa.core.effects import (
     Effect,
     Explain,
     LinkRows,
-    LookUp,
     MakeCommit,
     ReadSlice,
     ReadTail,
@@ -44,7 +43,6 @@ from limosa.core.events import (
     LeaseRenewed,
     Received,
     RowsLinked,
-    RowsRead,
     SliceRead,
     SliceShelved,
     Started,
@@ -61,13 +59,15 @@ from limosa.core.messages import (
     Fetched,
     Landed,
     Message,
+    Read,
     Write,
 )
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, lease_key
 from limosa.core.model.keys import Position
 from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
+from limosa.simulation.reads import NodeReads
 from limosa.simulation.rows import SimulatedRows
 
 if TYPE_CHECKING:
@@ -188,11 +188,13 @@ class SimulatedNode(Process):
         self.brain = Participant(name, settings)
         self.on_read: Callable[[], None] | None = None
         """What happens at the next read."""
+        self.reads = NodeReads(self)
         self._syncing = False
         self._wanted = 0
 
     def boot(self) -> None:
         self.brain = self.world.make_participant(self.name, self.settings)
+        self.reads = NodeReads(self)
         self._syncing = False
         self._wanted = 0
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
@@ -207,10 +209,20 @@ class SimulatedNode(Process):
         if isinstance(event, _Later):
             event.then(event.answer)
             return
-        if isinstance(event, Received) and type(event.message) is Write:
-            event = self._looked_up(event, event.message)
+        if isinstance(event, Received):
+            if type(event.message) is Read:
+                self.reads.begin(event.sender, event.message)
+                return
+            if type(event.message) is Write:
+                event = self._looked_up(event, event.message)
         for effect in self.brain.handle(self.now, event):
+            self.reads.race()
             self.carry_out(effect)
+        self.reads.race()
+
+    def later(self, seconds: float, what: Callable[[Any], None], about: object) -> None:
+        """In this run, and not while the process is paused."""
+        self.world.schedule(seconds, self.deliver, self.run, _Later(what, about))
 
     def _looked_up(self, event: Received, message: Write) -> Received:
         """A compare-and-set is told what is there, in the order of this partition's writes."""
@@ -231,8 +243,6 @@ class SimulatedNode(Process):
                 self.send(to, message)
             case VolumeEffect():
                 self._store(effect)
-            case LookUp():
-                self._look_up(effect)
             case RenewLease(lease=lease):
                 sent_at = self.now
                 self.call(
@@ -256,7 +266,7 @@ class SimulatedNode(Process):
                 )
             case ReadTail():
                 slow = 0.002 * self.world.dice.random()
-                self.world.schedule(slow, self.deliver, self.run, _Later(self._read_tail, effect))
+                self.later(slow, self._read_tail, effect)
             case ReadSlice():
                 self._read_slice(effect)
             case LinkRows():
@@ -304,21 +314,6 @@ class SimulatedNode(Process):
             self._sync()
         self.deliver(run, Stored(ticket))
 
-    def _look_up(self, effect: LookUp) -> None:
-        """The value is taken when the disk answers, not when it is asked."""
-        dice = self.world.dice
-        slow = 0.6 * dice.random() if dice.random() < 0.05 else 0.0003 * dice.random()
-        self.world.schedule(slow, self.deliver, self.run, _Later(self._looked, effect))
-        if self.on_read is not None:
-            happen, self.on_read = self.on_read, None
-            happen()
-
-    def _looked(self, effect: LookUp) -> None:
-        stored = self.disk.live.get((effect.partition, effect.incarnation))
-        assert isinstance(effect.keys, tuple)
-        rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
-        self.on_event(RowsRead(effect.ticket, rows))
-
     def _read_tail(self, effect: ReadTail) -> None:
         stored = self.disk.live.get((effect.partition, effect.incarnation))
         entries = () if stored is None else stored.tail(effect.after, effect.bytes_max)
@@ -336,7 +331,7 @@ class SimulatedNode(Process):
 
     def _link_rows(self, effect: LinkRows) -> None:
         """Some time later, unless one of them is gone by then."""
-        self.world.schedule(0.005, self.deliver, self.run, _Later(self._linked_rows, effect))
+        self.later(0.005, self._linked_rows, effect)
 
     def _linked_rows(self, effect: LinkRows) -> None:
         source = self.disk.live.get((effect.partition, effect.source))
@@ -355,8 +350,7 @@ class SimulatedNode(Process):
         often = 0.4 if self.world.shape.unruly_mover else 0.1
         slow = 3.0 if dice.random() < often else 0.01
         waiting = (effect, self.disk.collected(effect.partition, effect.incarnation))
-        later = _Later(self._put_on_the_shelf, waiting)
-        self.world.schedule(slow * dice.random(), self.deliver, self.run, later)
+        self.later(slow * dice.random(), self._put_on_the_shelf, waiting)
 
     def _put_on_the_shelf(self, waiting: tuple[ShelveSlice, Position]) -> None:
         effect, collected = waiting

@@ -15,6 +15,12 @@ def token_of(key: str) -> int:
     return (crc32(key.encode()) << 32) - 2**63 + crc32(key[::-1].encode())
 
 
+class ScanOf(tuple[str, ...]):
+    """The keys of a read that looks through the whole partition, as a scan does."""
+
+    __slots__ = ()
+
+
 class SimulatedRow(Struct, frozen=True, gc=False):
     """A row; the value None is a tombstone."""
 

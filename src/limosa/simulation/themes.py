@@ -54,7 +54,8 @@ OPERATOR = {
     "complete": 4.0, "version": 6.0, "collect": 14.0,
 }  # fmt: skip
 CLIENTS = {
-    "read": 35.0, "eventual": 5.0, "write": 22.0, "batch": 8.0, "delete": 12.0, "compare": 18.0,
+    "read": 35.0, "eventual": 5.0, "write": 22.0, "batch": 8.0, "delete": 12.0, "compare": 16.0,
+    "scan": 2.0,
 }  # fmt: skip
 
 EVERYTHING = Theme("everything", dict.fromkeys(FAULTS, 1.0), OPERATOR, CLIENTS)

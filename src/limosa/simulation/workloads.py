@@ -6,6 +6,7 @@ compare-and-set.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from limosa.core.client import Asked, Finished
 from limosa.simulation.checkers.linearizability import ObservedOperation
 from limosa.simulation.hosts import ClientProcess
-from limosa.simulation.rows import SimulatedRow, SimulatedRows, token_of
+from limosa.simulation.rows import ScanOf, SimulatedRow, SimulatedRows, token_of
 
 if TYPE_CHECKING:
     from limosa.simulation.world import World
@@ -164,6 +165,10 @@ class Registers(Workload):
         what = self.dice.choices(tuple(self.world.mix), tuple(self.world.mix.values()))[0]
         if what == "read":
             self.history.ask(self.client, self._read(key), keys=(key,), token=token_of(key))
+        elif what == "scan":
+            self.history.ask(
+                self.client, _ignore, keys=ScanOf(self._beside(key)), token=token_of(key)
+            )
         elif what == "eventual":
             self.history.ask(
                 self.client, _ignore, keys=(key,), token=token_of(key), eventual=True,
@@ -181,6 +186,12 @@ class Registers(Workload):
             self.history.ask(
                 self.client, _ignore, there, rows=rows_of((key, value)), expected=version
             )
+
+    def _beside(self, key: str) -> list[str]:
+        """The names in the partition of this key."""
+        starts = self.world.agreed.topology.layouts["zone"].starts
+        index = bisect_right(starts, token_of(key))
+        return [name for name in self.NAMES if bisect_right(starts, token_of(name)) == index]
 
     def _read(self, key: str) -> Then:
         def then(effect: Finished) -> None:
@@ -315,9 +326,10 @@ class Bank(Workload):
             self._write(first)
         elif self.balances is None or self.over or self.dice.random() < 0.5:
             eventual = self.started and self.dice.random() < 0.4
+            kind = ScanOf if self.history.asked % 4 == 0 else tuple
             self.history.ask(
                 self.client, self._read(eventual),
-                keys=tuple(self.names), token=token_of(self.names[0]),
+                keys=kind(self.names), token=token_of(self.names[0]),
                 eventual=eventual, choice=self.dice.randrange(8),
             )  # fmt: skip
         elif not self.busy:

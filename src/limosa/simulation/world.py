@@ -23,7 +23,7 @@ from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (

@@ -47,7 +47,7 @@ def _open(world: "World", node: str, partition: str) -> bool:
 def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
     for node in world.nodes.values():
         for (of, _), held in node.brain.held.items():
-            if of == partition and (held.appending or held.reads or held.permits):
+            if of == partition and (held.appending or held.permits):
                 return [(f"{node.name} is busy", partition)]
             if of == partition and held.watermark < held.last:
                 return [(f"{node.name} has rows that are not committed", partition)]
