@@ -247,11 +247,11 @@ class Scenario(World):
         ]
         return [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name][1:]
 
-    def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
-        if self.loses(by, commit):
+    def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
+        if any(self.loses(by, commit) for commit in together):
             return False, self.agreed
-        made, agreed = super().commit(commit, by)
-        self.commits.append((by, commit, made))
+        made, agreed = super().commit_all(together, by)
+        self.commits += [(by, commit, made) for commit in together]
         return made, agreed
 
     def request(self, kind: str, partition: str = "p0", **what: object) -> str:

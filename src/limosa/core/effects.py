@@ -183,6 +183,14 @@ class Compare(Effect, frozen=True, gc=False):
     targets: tuple[Replica, ...]
 
 
+class TakeOffice(Effect, frozen=True, gc=False):
+    """Become the coordinator: a new lease, and the coordinator's key under it."""
+
+
+class RenewOffice(Effect, frozen=True, gc=False):
+    lease: LeaseId
+
+
 class Explain(Effect, frozen=True, gc=False):
     """What a partition waits for, in words."""
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Finished
+from limosa.core.coordinator.commits import CommitQueue
+from limosa.core.coordinator.office import Office
 from limosa.core.effects import (
     AcquireLease,
     AdvanceWatermark,
@@ -26,10 +28,12 @@ from limosa.core.effects import (
     ReadTail,
     ReadTopology,
     RenewLease,
+    RenewOffice,
     Send,
     ShelveSlice,
     StartCopy,
     Surprise,
+    TakeOffice,
     VolumeEffect,
 )
 from limosa.core.events import (
@@ -62,9 +66,9 @@ from limosa.core.messages import (
     Read,
     Write,
 )
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, lease_key
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
 from limosa.core.model.keys import Position
-from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
+from limosa.core.model.topology import Replica
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.reads import NodeReads
@@ -74,6 +78,8 @@ if TYPE_CHECKING:
     from limosa.simulation.world import World
 
 METASTORE = "metastore"
+LOST_SECONDS = 1.0
+"""A call of the metastore that was not answered by then is lost."""
 
 
 class Process(ABC):
@@ -142,6 +148,10 @@ class Process(ABC):
                 self._inbox.append((run, event))
             return
         self.on_event(event)
+
+    def later(self, seconds: float, what: Callable[[Any], None], about: object) -> None:
+        """In this run, and not while the process is paused."""
+        self.world.schedule(seconds, self.deliver, self.run, _Later(what, about))
 
     @abstractmethod
     def on_event(self, event: Any) -> None:
@@ -219,10 +229,6 @@ class SimulatedNode(Process):
             self.reads.race()
             self.carry_out(effect)
         self.reads.race()
-
-    def later(self, seconds: float, what: Callable[[Any], None], about: object) -> None:
-        """In this run, and not while the process is paused."""
-        self.world.schedule(seconds, self.deliver, self.run, _Later(what, about))
 
     def _looked_up(self, event: Received, message: Write) -> Received:
         """A compare-and-set is told what is there, in the order of this partition's writes."""
@@ -378,12 +384,18 @@ class SimulatedCoordinator(Process):
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
         self.brain = world.make_coordinator(name)
-        self._lease: int | None = None
-        self._renewed_at = 0.0
+        self._begin()
 
     def boot(self) -> None:
         self.brain = self.world.make_coordinator(self.name)
-        self._lease = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._office = Office(self.name)
+        self._commits = CommitQueue()
+        self._committing = 0
+        """Which call of the metastore is waited for; 0: none."""
+        self._calls = 0
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, _Later):
@@ -399,7 +411,7 @@ class SimulatedCoordinator(Process):
                 case Send(to=to, message=message):
                     self.send(to, message)
                 case MakeCommit(commit=commit):
-                    self._make(commit)
+                    self._commits.put(commit)
                 case StartCopy():
                     self.world.mover.begin(effect)
                 case Compare():
@@ -407,6 +419,8 @@ class SimulatedCoordinator(Process):
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
                     self.world.on_wait(partition, why)
+        if not self._committing:
+            self._commit_next()
 
     def _compare(self, run: int, asked: Compare) -> None:
         """Rows that both have had the time to commit; now and then nothing comes of it."""
@@ -429,32 +443,56 @@ class SimulatedCoordinator(Process):
         words = tuple(f"the row {key} differs" for key in differ)
         self.deliver(run, Compared(asked.partition, asked.session, words[:2], len(words[2:])))
 
-    def _make(self, commit: Commit) -> None:
-        self.call(lambda: self.world.commit(commit, self.name), self._committed)
+    def _commit_next(self) -> None:
+        """One at a time, as a real coordinator does; one whose answer is lost is given up."""
+        together = self._commits.take()
+        if not together:
+            return
+        self._calls += 1
+        self._committing = call = self._calls
+        self.call(
+            lambda: self.world.commit_all(together, self.name),
+            lambda answer: self._committed(call, together, *answer),
+        )
+        self.later(LOST_SECONDS, self._given_up, call)
 
-    def _committed(self, answer: tuple[bool, Agreed]) -> None:
-        _, agreed = answer
+    def _committed(self, call: int, together: list[Commit], made: bool, agreed: Agreed) -> None:
+        if not made:
+            self._commits.stale(together)
+        if self._committing == call:
+            self._committing = 0
         self._handle(AgreedRead(agreed))
 
+    def _given_up(self, call: int) -> None:
+        if self._committing == call:
+            self._committing = 0
+            self._commit_next()
+
     def _keep_office(self) -> None:
-        if self._lease is None:
-            self.call(lambda: self.world.metastore.take_office(self.name), self._office_answered)
-        elif self.now - self._renewed_at > 0.5:
-            self._renewed_at = self.now
-            lease = self._lease
-            self.call(lambda: self.world.metastore.renew(COORDINATOR_KEY, lease), self._renewed)
-            self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
+        match self._office.tick(self.now, self.brain.agreed):
+            case TakeOffice():
+                self.call(
+                    lambda: self.world.metastore.take_office(self._office),
+                    self._office_answered,
+                )
+            case RenewOffice(lease=lease):
+                self.call(
+                    lambda: self.world.metastore.renew(COORDINATOR_KEY, lease),
+                    lambda alive: None if alive else self._lose(lease),
+                )
+            case None:
+                return
+        self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
 
     def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:
-        if answer is not None and self._lease is None:
-            self._lease, revision, agreed = answer
-            self._renewed_at = self.now
+        if answer is not None and self._office.lease is None:
+            lease, revision, agreed = answer
+            self._office.taken(lease)
             self._handle(AgreedRead(agreed))
             self._handle(Elected(revision))
 
-    def _renewed(self, alive: bool) -> None:
-        if not alive:
-            self._lease = None
+    def _lose(self, lease: int) -> None:
+        if self._office.lost(lease):
             self._handle(Deposed())
 
 
@@ -626,13 +664,3 @@ class SimulatedMover(Process):
     def _end(self, run: int, node: str, end: End) -> None:
         if run == self.run:
             self.send(node, end)
-
-
-def node_registration(name: str, lease: int) -> Commit:
-    return Commit({}, (Put(NodeLease(name, lease)),), f"{name} lives")
-
-
-def office(name: str, lease: int) -> Commit:
-    return Commit(
-        {COORDINATOR_KEY: 0}, (Put(CoordinatorLease(name, lease)),), f"{name} coordinates"
-    )

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from limosa.core.model.changes import Agreed, Commit
+from limosa.core.coordinator.office import Office
+from limosa.core.model.changes import Agreed, Commit, node_key
+from limosa.core.participant.lease import registration
 from limosa.errors import LeaseLost, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.memory import MemoryMetastore
-from limosa.simulation.hosts import node_registration, office
 
 
 class _WorldClock:
@@ -47,14 +48,16 @@ class SimulatedMetastore:
 
     def register(self, node: str) -> tuple[int, int]:
         lease = self._grant()
-        revision = self._agreed.commit(node_registration(node, lease), lease)
+        row = self._store.get(node_key(node))
+        commit = registration(node, lease, 0 if row is None else row.revision)
+        revision = self._agreed.commit(commit, lease)
         self.on_change()
         return lease, revision
 
-    def take_office(self, name: str) -> tuple[int, int, Agreed] | None:
+    def take_office(self, office: Office) -> tuple[int, int, Agreed] | None:
         lease = self._store.grant(self._lease_seconds)
         try:
-            revision = self._agreed.commit(office(name, lease), lease)
+            revision = self._agreed.commit(office.claim(lease), lease)
         except StaleGuard:
             self._store.revoke(lease)
             return None

@@ -18,7 +18,7 @@ from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
 from limosa.core.machines.catalogue import REBALANCE, RUN_MOVE
 from limosa.core.machines.machine import Life
-from limosa.core.model.changes import Agreed, Commit, Put, Topology
+from limosa.core.model.changes import Agreed, Commit, Put, Topology, united
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
@@ -204,12 +204,18 @@ class World:
     # --- the agreed state
 
     def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
-        differs = "verification:" in commit.why and not self._was_spoiled(commit)
-        made = self.metastore.commit(commit)
+        return self.commit_all([commit], by)
+
+    def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
+        """Several as one: all of them happen, or none."""
+        suspected = [each for each in together if "verification:" in each.why]
+        differs = sum(not self._was_spoiled(each) for each in suspected)
+        made = self.metastore.commit(united(together))
         self.mismatches += made and differs
         if self.telling:
-            partition = commit.why.split(":", 1)[0]
-            self.tell(f"{by} {'commits' if made else 'fails to commit'}: {commit.why}", partition)
+            for each in together:
+                partition = each.why.split(":", 1)[0]
+                self.tell(f"{by} {'commits' if made else 'fails to commit'}: {each.why}", partition)
         return made, self.agreed
 
     def _was_spoiled(self, commit: Commit) -> bool:

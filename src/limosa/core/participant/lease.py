@@ -2,7 +2,9 @@
 
 from math import inf
 
-from limosa.core.model.keys import LeaseId, Revision
+from limosa.core.model.changes import Commit, Put, lease_key, node_key
+from limosa.core.model.keys import LeaseId, NodeId, Revision
+from limosa.core.model.topology import NodeLease
 from limosa.core.participant.settings import ParticipantSettings
 
 
@@ -25,3 +27,17 @@ class Lease:
 
     def holds(self, now: float) -> bool:
         return self.registered and now < self.valid_until
+
+
+def registration(
+    node: NodeId, lease: LeaseId, row: Revision, previous: Revision | None = None
+) -> Commit:
+    """This run of the node is alive.
+
+    Guarded by the node's row, so that a node that was removed meanwhile does not come to life; and
+    by the revision of its former lease key, if the caller knows it.
+    """
+    guards = {node_key(node): row}
+    if previous is not None:
+        guards[lease_key(node)] = previous
+    return Commit(guards, (Put(NodeLease(node, lease)),), f"{node} is alive")
