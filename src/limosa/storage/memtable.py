@@ -1,8 +1,8 @@
 """Which rows are newer than any segment, and where is the row of a key?
 
-Rows come in batches and stay as they came. Neighbouring batches form a run, few runs so that a
-look-up has few places to look at; a run is sorted when somebody first looks for a row in it. Only
-tiny batches are copied together.
+Batches of rows are kept as they arrived. Neighbouring batches form a run, and runs are merged so
+that a lookup searches few of them. A run is sorted at its first lookup. Only tiny batches are
+copied together.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ RUN_ROWS_MAX = 262_144
 FILTER_BYTES_A_ROW = 8
 TINY_ROWS = 256
 TINY_BYTES = 1 << 20
-"""Batches with fewer rows than this, on average, are copied together, if that is quick."""
+"""Batches with fewer rows than this, on average, are copied together, up to this size."""
 
 NOTHING: list[tuple[Batch, int]] = []
 
@@ -43,16 +43,16 @@ class TokenIndex:
         order = order_of(tokens)
         self.tokens: Tokens = tokens[order]
         self.one_by_one = self.tokens.data
-        """The same, for look-ups of a single one: quicker than by NumPy."""
+        """The same tokens, for lookups of a single token: faster than NumPy."""
         self.batches: NDArray[np.int32] = numbers[order]
         self.rows: NDArray[np.int32] = rows[order]
 
 
 class Filter:
-    """Says that a token is in no run, quicker than a search in each of them.
+    """Tells that a token is in no run, faster than a search in each run.
 
-    It only ever learns, when somebody first looks for a row: so views of different times share it,
-    and one that knows too much is merely less use.
+    Runs are added at their first lookup and never removed. So views of different times share the
+    filter; tokens of newer runs only cause needless searches.
     """
 
     __slots__ = ("_learned", "_learning", "_marks", "_rows", "probe")
@@ -63,7 +63,7 @@ class Filter:
         self._rows = 0
         self._marks = np.zeros(1, np.uint8)
         self.probe: tuple[int, Callable[[int], int]] = (0, _no)
-        """Look up a token's lowest bits: 0 says that it is in no run."""
+        """Lookup of a token's lowest bits: 0 means that the token is in no run."""
 
     def learn(self, runs: Iterable["RowRun"]) -> None:
         with self._learning:
@@ -115,20 +115,20 @@ class RowRun:
         self.length = sum(map(len, batches))
         self.bytes = sum(batch.bytes for batch in batches)
         self.filter: Filter | None = None
-        """The one that knows its tokens."""
+        """The filter that contains this run's tokens."""
         self._index: TokenIndex | None = None
         self._sorted: Batch | None = None
-        """All of them as one, once somebody reads ranges: piece after piece of many small batches
-        would take far longer."""
+        """All rows as one sorted batch, made at the first read of a range: reading many small
+        batches piece by piece takes far longer."""
 
     @classmethod
     def at(cls, batch: Batch, position: Position) -> "RowRun":
-        """Rows of one log entry."""
+        """A run of the rows of one log entry."""
         return cls((batch.at(position),), position, position)
 
     @classmethod
     def of(cls, batch: Batch) -> "RowRun":
-        """Rows that have versions already."""
+        """A run of rows that already have versions."""
         assert batch.versions is not None
         return cls((batch,), int(batch.versions.min()), int(batch.versions.max()))
 
@@ -166,7 +166,7 @@ class RowRun:
         return [Span(int(tokens[start]), int(tokens[stop - 1]), size)]
 
     def within(self, held: TokenRange) -> list[Batch]:
-        """Rows of a range; those that matter, in the order of tokens."""
+        """The rows of a range, sorted by token."""
         if len(self.batches) == 1:
             index = self.index
             start, stop = span(index.tokens, held)
@@ -183,13 +183,13 @@ Runs: TypeAlias = tuple[RowRun, ...]
 
 
 def span(tokens: Tokens, held: TokenRange) -> tuple[int, int]:
-    """Where a range begins and ends among sorted tokens."""
+    """The first and last index of a range among sorted tokens."""
     start = int(tokens.searchsorted(held.start))
     return start, int(tokens.searchsorted(held.end - 1, side="right"))
 
 
 def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
-    """Where one token begins and ends among sorted ones: next to each other if it is not there."""
+    """The first and last index of one token among sorted tokens; equal if it is missing."""
     start = end = int(tokens.searchsorted(token))
     count = len(tokens)
     while end < count and tokens.item(end) == token:
@@ -198,7 +198,7 @@ def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
 
 
 def added(runs: Runs, run: RowRun) -> Runs:
-    """One run more, or a few less: neighbours that are no larger than the new one are united."""
+    """The runs with one more; neighbours that are no larger than the new run are merged with it."""
     level = _level(run)
     start, rows = len(runs), len(run)
     while start and _level(runs[start - 1]) <= level:
