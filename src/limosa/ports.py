@@ -21,10 +21,6 @@ from typing import Protocol
 
 import msgspec
 
-from limosa.core.effects import VolumeEffect
-from limosa.core.events import HeldReplica
-from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
-from limosa.core.model.rows import Entry as LogEntry
 from limosa.errors import BadInput
 
 # Unicode gives its last code point no meaning and never will. No key holds it, so `prefix + LAST`
@@ -158,41 +154,6 @@ class Metastore(Protocol):
     def close(self) -> None:
         """Releases everything; later calls raise `MetastoreUnavailable`. Ends no lease."""
         ...
-
-
-class Storage(Protocol):
-    """Where a node's rows and records live.
-
-    It carries out what the core asks of a volume, in the order in which it is asked. How rows are
-    read is the storage's own business, since the core never looks into them.
-    """
-
-    def restored(self, node: NodeId) -> tuple[HeldReplica, ...]:
-        """What was there when the process started. A damaged replica is not among it."""
-        ...
-
-    def write(self, change: VolumeEffect) -> None:
-        """Visible at once, durable after a sync; changes come in the order of their tickets."""
-        ...
-
-    def sync(self) -> int:
-        """Everything that was written before is durable; the ticket up to which that is so.
-
-        Raises `VolumeFailed` if it is not, and then every time: a sync is never tried again.
-        """
-        ...
-
-    def tail(
-        self, partition: PartitionId, incarnation: Incarnation, after: Position, bytes_max: int
-    ) -> list[LogEntry]:
-        """A replica's log behind a position, for another replica that catches up.
-
-        At least one entry if there is one; no further one once there are `bytes_max`.
-        Raises `BadInput` if the entries are there no more.
-        """
-        ...
-
-    def close(self) -> None: ...
 
 
 # What every metastore refuses, so that a key that works in one works in all.

@@ -13,6 +13,7 @@ from tests.chaos.rounds import Chaos, Options
 SEED = 2214
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_ten_rounds_of_trouble_break_no_promise(tmp_path: Path) -> None:
     """S12, S18, S65, S66.

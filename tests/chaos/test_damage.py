@@ -19,6 +19,7 @@ from limosa.client import Operator, TableHandle
 from limosa.core.effects import ApplySlice, VolumeEffect
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import MovePartition
 from limosa.runtime.journal import Journal
 from limosa.runtime.pipelines import PipelineConfig, mover_for
 from limosa.runtime.processes import (
@@ -130,8 +131,8 @@ class House:
     def move(self) -> Report:
         """Until it has ended."""
         known = set(self.connection.state(self.partition).reports)
-        self.connection.change_partition(
-            "move", self.partition, source=self.source, target=Placement(self.target)
+        self.connection.submit(
+            MovePartition(self.partition, source=self.source, target=Placement(self.target))
         )
         deadline = time.monotonic() + SECONDS
         while True:

@@ -173,6 +173,7 @@ def test_a_delay_delays_each_way(network: Network) -> None:
         network.heal(pairs)
 
 
+@pytest.mark.processes
 def test_a_rule_for_one_caller_is_none_for_another(network: Network) -> None:
     """Also one that speaks both versions of the internet protocol, as gRPC does."""
     program = (

@@ -27,7 +27,7 @@ COLUMNS = {"k": "string", "v": "int64"}
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
     cluster = Cluster(directory, 3, coordinators=1, lease_seconds=LEASE_SECONDS)
     try:

@@ -81,8 +81,11 @@ class Limosa:
 class Cluster:
     """`limosa up`, as a process."""
 
-    def __init__(self, directory: Path, state: Path, *arguments: str) -> None:
+    def __init__(
+        self, directory: Path, state: Path, *arguments: str, launcher: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
+        self._launcher = launcher
         self.environment = {**os.environ, "XDG_STATE_HOME": str(state)}
         self.environment.pop("LIMOSA_CLUSTER", None)
         self._arguments = arguments
@@ -107,7 +110,8 @@ class Cluster:
         wait_until(lambda: not self.children())
 
     def start(self) -> None:
-        command = [*COMMAND, "up", "--data", str(self.directory), "--json", *self._arguments]
+        command = [*self._launcher, *COMMAND, "up", "--data", str(self.directory), "--json"]
+        command += self._arguments
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,

@@ -60,7 +60,7 @@ def test_wrong_words_are_refused(no_cluster: None, tmp_path: Path, capsys: Outpu
     there = ("--directory", str(tmp_path))
     for arguments, sentence in (
         (("add", "ann", "--role", "root", *there), "no role 'root'"),
-        (("add", "a b", "--role", "viewer", *there), "no name"),
+        (("add", "a b", "--role", "viewer", *there), "not a valid name"),
         (("remove", "ann", *there), "no token ann (there are: none)"),
         (("list", "--directory", str(tmp_path / "no")), "there is no directory"),
     ):
@@ -101,7 +101,7 @@ def test_without_the_extra_the_service_is_refused_and_a_cluster_does_without(
     [
         (("--connect", "127.0.0.1:1"), "name it with --directory"),
         (("--bind", "0.0.0.0:0", "--directory", "."), "without TLS"),
-        (("--bind", "nowhere", "--directory", "."), "is no address to listen on"),
+        (("--bind", "nowhere", "--directory", "."), "is not an address to listen on"),
         (("--bind", "127.0.0.1:0", "--directory", "missing"), "there is no directory"),
         (("--certificate", "x.pem", "--directory", "."), "belong together"),
     ],
@@ -114,6 +114,7 @@ def test_a_service_that_can_not_be_is_refused(
     assert sentence in error
 
 
+@pytest.mark.processes
 def test_a_service_of_its_own_starts_without_a_cluster_and_stops_cleanly(tmp_path: Path) -> None:
     command = [*COMMAND, "serve", "admin", "--bind", "127.0.0.1:0", "--directory", str(tmp_path)]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
@@ -137,6 +138,7 @@ def test_a_service_of_its_own_starts_without_a_cluster_and_stops_cleanly(tmp_pat
         process.communicate()
 
 
+@pytest.mark.processes
 def test_the_command_line_needs_no_web_framework() -> None:
     """What most commands share with the service must not load it."""
     code = "import sys, limosa.cli.status, limosa.cli.admin_token, limosa.cli.partition; "

@@ -202,6 +202,7 @@ def processes_in(directory: Path) -> list[str]:
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
+@pytest.mark.processes
 @linux
 def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     """F61, F74: under load a node joins and is filled, another is drained, and one is killed."""
@@ -226,6 +227,7 @@ def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert list(tmp_path.glob("limosa-demo-*")) == []
 
 
+@pytest.mark.processes
 @linux
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     with start(tmp_path) as process:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from limosa.client.operator import Operator, operate
+from limosa.core.model.requests import StartRun
 from limosa.errors import LimosaError
 from limosa.runtime.local import LocalCluster
 from tests.cli.running import COMMAND, Limosa, Ran, Terminal, wait_until
@@ -20,7 +21,7 @@ SLOWLY = ("--moves-in", "1", "--moves-out", "1", "--no-wait")
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def local(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Four nodes; the rows of partitions that move are carried by threads."""
     directory = tmp_path_factory.mktemp("rebalancing")
     cluster = LocalCluster(Path(directory), 4, "runs", of_coordinators=["--pipeline", "threads"])
@@ -439,6 +440,6 @@ def _ask(connection: Operator, way: str, answers: list[Any]) -> None:
     from limosa.core.model.runs import RunPlan
 
     try:
-        answers.append(connection.start_run(RunPlan("one move", (move_of(way),))))
+        answers.append(connection.submit(StartRun(RunPlan("one move", (move_of(way),)))))
     except LimosaError as error:
         answers.append(error)

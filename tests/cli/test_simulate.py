@@ -59,6 +59,7 @@ def something_is_left(monkeypatch: pytest.MonkeyPatch, in_this_process: None) ->
 # --- what it prints
 
 
+@pytest.mark.processes
 def test_the_last_line_is_one_object_with_the_promised_keys(capsys: Output) -> None:
     assert main(["simulate", "--seeds", "6", "--jobs", "2", "--json"]) == 0
     printed = capsys.readouterr()
@@ -186,6 +187,7 @@ def test_a_seed_that_raises_is_told_up_to_there(
     assert "VIOLATED: raised ZeroDivisionError at tests.cli.test_simulate:" in printed
 
 
+@pytest.mark.processes
 def test_a_seed_replays_to_the_byte_whatever_hashes_are() -> None:
     """A run is replayed by its seed, also across PYTHONHASHSEED."""
     stories = [
@@ -269,6 +271,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_ctrl_c_ends_everything_with_130(whole_group: bool) -> None:
@@ -281,6 +284,7 @@ def test_ctrl_c_ends_everything_with_130(whole_group: bool) -> None:
         wait_until(lambda: not is_anybody_left(process.pid))
 
 
+@pytest.mark.processes
 @linux
 def test_workers_do_not_survive_their_parent() -> None:
     with swarm_of_three() as process:

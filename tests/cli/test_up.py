@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.processes
 def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) -> None:
     """One story, since every start takes seconds: rows written before a stop are there after it."""
     directory = tmp_path / "data"
@@ -79,6 +80,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         assert cluster.process.returncode == 0
 
 
+@pytest.mark.processes
 def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1")
     cluster.start()
@@ -91,6 +93,7 @@ def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> N
     cluster.process.communicate()
 
 
+@pytest.mark.processes
 def test_a_second_interrupt_kills(tmp_path: Path) -> None:
     with Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1") as cluster:
         paused = cluster.child("coordinator")
@@ -101,6 +104,26 @@ def test_a_second_interrupt_kills(tmp_path: Path) -> None:
         assert cluster.process.returncode in (0, 130)
         assert cluster.children() == []
         assert ("Killed" in cluster.errors()) == (cluster.process.returncode == 130)
+
+
+@pytest.mark.processes
+def test_a_job_in_the_background_of_a_script_outlives_its_terminal_and_stops_on_sigterm(
+    tmp_path: Path,
+) -> None:
+    """A shell starts it with SIGINT ignored, and nohup with SIGHUP; so are all of its children."""
+    launcher = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+    with Cluster(
+        tmp_path / "data", tmp_path / "state", "--nodes", "1", launcher=launcher
+    ) as cluster:
+        cluster.process.send_signal(signal.SIGHUP)
+        with limosa.connect(str(cluster.directory)) as connection:
+            items = connection.create_table("items", {"id": "int64"}, "id")
+            assert items.write({"id": 1}) == 1
+        assert cluster.process.poll() is None
+        cluster.interrupt(signal.SIGTERM)
+        assert cluster.process.returncode == 0
+        assert "Stopped cleanly after" in cluster.errors()
+        assert cluster.children() == []
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from limosa.client.operator import Operator
 from limosa.core.effects import ApplySlice, Compare
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import position
+from limosa.core.model.requests import MovePartition
 from limosa.core.model.topology import Partition, Replica
 from limosa.errors import LimosaError
 from limosa.pipeline import java
@@ -223,6 +224,7 @@ def test_spark_names_the_same_rows(limosa: Limosa, wrong: Damaged) -> None:
     assert set(Path("/tmp").glob("limosa-verify-*")) <= before
 
 
+@pytest.mark.processes
 def test_the_mover_tells_which_rows_of_a_move_differ(wrong: Damaged) -> None:
     """F104: for a verification whose digests differ; asking twice is asking once."""
     told: list[tuple[tuple[str, ...], int]] = []
@@ -266,6 +268,7 @@ def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
         raise from_flight_error(error) from None
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -291,6 +294,7 @@ def test_what_makes_no_sense_is_refused(
         ask(wrong, "mover", msgspec.structs.replace(sound, **change))
 
 
+@pytest.mark.processes
 def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
     with wrong.connect() as connection:
         table = connection.table("t").definition
@@ -304,6 +308,7 @@ def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
         ask(wrong, "admin", b"replica:what?")
 
 
+@pytest.mark.processes
 def test_a_replica_that_is_not_so_far_says_how_far_it_is(wrong: Damaged) -> None:
     with wrong.connect() as connection:
         table = connection.table("t").definition
@@ -349,7 +354,7 @@ def test_a_cluster_that_is_written_to_while_a_partition_moves_is_equal(
             new = next(node for node in ("n1", "n2", "n3") if node not in nodes_of(record))
             for source, target in ((old, new), (new, old)):
                 place = Placement(target, "")
-                connection.change_partition("move", record.id, source=source, target=place)
+                connection.submit(MovePartition(record.id, source=source, target=place))
                 for _ in range(2):
                     said = limosa("verify", "t", *THREADS, "--json", *options_of(cluster)).json
                     assert said["differences"] == []

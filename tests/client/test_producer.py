@@ -609,7 +609,7 @@ def test_an_idle_producer_costs_nothing(table: FakeTable) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, secret=False) as running:
         yield running
 

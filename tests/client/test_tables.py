@@ -23,7 +23,7 @@ from limosa.runtime.local import LocalCluster
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, secret=False) as running:
         yield running
 
@@ -201,6 +201,7 @@ def test_a_wrong_address_says_so(tmp_path: Path) -> None:
         limosa.operate(str(tmp_path))
 
 
+@pytest.mark.processes
 def test_a_node_without_tables_has_nothing_to_route_by(tmp_path: Path) -> None:
     """Its topology has no layouts; all rows of a table of one partition are in that partition."""
     with LocalCluster(tmp_path, nodes=1) as alone:

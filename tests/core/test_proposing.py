@@ -9,6 +9,7 @@ from limosa.core.effects import Send
 from limosa.core.events import TopologyRead
 from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.changes import Put
+from limosa.core.model.requests import CreateTable
 from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable, Partition
 from limosa.errors import IllegalRequest
@@ -51,7 +52,7 @@ def decided(cluster: Cluster) -> tuple[object, ...]:
     """What moves to even the cluster out, where a new table goes, and whom a client writes to."""
     plan, _ = planned(cluster.view(), RunPlan("spread"))
     table = NamedTable("new", "new", "t2", b"")
-    create = cluster.waiting("create_table", table=table, partitions=5, count=2)
+    create = cluster.waiting(CreateTable(table, 5, 2))
     made = requests.answer(cluster.view(), create)
     places = [
         change.record.replicas

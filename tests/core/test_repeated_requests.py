@@ -1,15 +1,41 @@
 """Does it matter if somebody asks twice for the same?"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator.requests import SERVICES
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CancelRun,
+    CompleteMove,
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    FollowNodes,
+    JoinCluster,
+    LockCluster,
+    MovePartition,
+    MoveToVolume,
+    PauseRun,
+    RebuildReplicas,
+    RemoveNode,
+    RepairPartition,
+    ResumeRun,
+    ReverseMove,
+    SetBalancing,
+    SetPolicy,
+    SetReplicas,
+    StartRun,
+    UndrainNodes,
+    UnlockCluster,
+    WithdrawRequest,
+)
 from limosa.core.model.runs import Policy
 from limosa.core.model.topology import Cluster as ClusterRecord
 from limosa.core.model.topology import NamedTable, Node
@@ -20,94 +46,91 @@ MOVED = (Placement("b"), Placement("c"))
 
 
 class Sample(NamedTuple):
-    """A request that is accepted, and what must be so before."""
+    """A wish that is accepted, and what must be so before."""
 
-    words: dict[str, Any]
-    before: Callable[[Cluster], dict[str, Any] | None] = lambda cluster: None
-    """May add words that are known only then."""
+    wish: AnyWish
+    before: Callable[[Cluster], AnyWish | None] = lambda cluster: None
+    """May return the wish, if some of it is known only then."""
     again: str = "done"
-    """How the second one ends."""
+    """How the second request ends."""
 
 
-def moving(stage: str) -> Callable[[Cluster], dict[str, Any] | None]:
-    def begin(cluster: Cluster) -> dict[str, Any] | None:
-        cluster.ask("move", partition=P, placements=MOVED, hold_seconds=60.0)
+def moving(stage: str) -> Callable[[Cluster], AnyWish | None]:
+    def begin(cluster: Cluster) -> AnyWish | None:
+        cluster.ask(MovePartition(P, MOVED, hold_seconds=60.0))
         cluster.stage(P, stage)
         pending = cluster.agreed.intents[P].pending
         assert pending is not None
-        return {"cancels": pending.trigger} if stage == STREAMING else None
+        return CancelChange(P, pending.trigger) if stage == STREAMING else None
 
     return begin
 
 
 def running(cluster: Cluster) -> None:
-    cluster.ask("start_run", run=plan(move(P, "a", "c"), move("p1", "a", "d")))
+    cluster.ask(StartRun(plan(move(P, "a", "c"), move("p1", "a", "d"))))
     cluster.settle()
 
 
 def paused(cluster: Cluster) -> None:
     running(cluster)
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
 
 
 def drained(cluster: Cluster) -> None:
-    cluster.ask("drain_nodes", run=plan(drains=("d",)))
+    cluster.ask(DrainNodes(plan(drains=("d",))))
     cluster.settle()
 
 
 def locked(cluster: Cluster) -> None:
-    cluster.ask("lock", name="backup")
+    cluster.ask(LockCluster("backup"))
 
 
-def waiting(cluster: Cluster) -> dict[str, Any]:
-    return {"name": cluster.waiting("repair", partition=P).id}
+def waiting(cluster: Cluster) -> AnyWish:
+    return WithdrawRequest(cluster.waiting(RepairPartition(P)).id)
 
 
 TABLE = NamedTable("new", "new", "t2", b"")
-SAMPLES: dict[str, Sample] = {
-    "move": Sample({"partition": P, "placements": MOVED}),
-    "rebuild": Sample({"partition": P, "renewed": ("b",)}),
-    "volume_move": Sample(
-        {"partition": P, "placements": (Placement("a", "v2"), Placement("b"))},
-    ),
-    "repair": Sample({"partition": P}),
-    "cancel": Sample({"partition": P}, moving(STREAMING)),
-    "complete": Sample({"partition": P}, moving(READ_NEW)),
-    "reverse": Sample({"partition": P}, moving(READ_NEW), "refused"),
-    "set_replicas": Sample({"zone": "z", "count": 3}),
-    "follow_nodes": Sample({"zone": "z"}),
-    "create_table": Sample({"table": TABLE, "partitions": 2, "count": 1}, again="refused"),
-    "drop_table": Sample({"name": "t", "table_id": "t1"}, again="refused"),
-    "join": Sample({"node": Node("e", host="h"), "cluster": "birds"}, again="refused"),
-    "remove_node": Sample({"name": "d"}, lambda cluster: cluster.kill("d"), "refused"),
-    "start_run": Sample({"run": plan(move(P, "a", "c"))}, again="refused"),
-    "drain_nodes": Sample({"run": plan(drains=("d",))}, again="refused"),
-    "pause_run": Sample({}, running, "refused"),
-    "resume_run": Sample({}, paused, "refused"),
-    "cancel_run": Sample({}, running, "refused"),
-    "undrain_nodes": Sample({"names": ("d",)}, drained, "refused"),
-    "set_balancing": Sample({"on": False}),
-    "set_policy": Sample({"policy": Policy(enabled=True)}),
-    "lock": Sample({"name": "backup"}, again="refused"),
-    "unlock": Sample({}, locked, "refused"),
-    "withdraw": Sample({}, waiting, "refused"),
-}
+SAMPLES = [
+    Sample(MovePartition(P, MOVED)),
+    Sample(RebuildReplicas(P, ("b",))),
+    Sample(MoveToVolume(P, (Placement("a", "v2"), Placement("b")))),
+    Sample(RepairPartition(P)),
+    Sample(CancelChange(P), moving(STREAMING)),
+    Sample(CompleteMove(P), moving(READ_NEW)),
+    Sample(ReverseMove(P), moving(READ_NEW), "refused"),
+    Sample(SetReplicas("z", 3)),
+    Sample(FollowNodes("z")),
+    Sample(CreateTable(TABLE, 2, 1), again="refused"),
+    Sample(DropTable("t", "t1"), again="refused"),
+    Sample(JoinCluster(Node("e", host="h"), "birds"), again="refused"),
+    Sample(RemoveNode("d"), lambda cluster: cluster.kill("d"), "refused"),
+    Sample(StartRun(plan(move(P, "a", "c"))), again="refused"),
+    Sample(DrainNodes(plan(drains=("d",))), again="refused"),
+    Sample(PauseRun(), running, "refused"),
+    Sample(ResumeRun(), paused, "refused"),
+    Sample(CancelRun(), running, "refused"),
+    Sample(UndrainNodes(("d",)), drained, "refused"),
+    Sample(SetBalancing(False)),
+    Sample(SetPolicy(Policy(enabled=True))),
+    Sample(LockCluster("backup"), again="refused"),
+    Sample(UnlockCluster(), locked, "refused"),
+    Sample(WithdrawRequest(""), waiting, "refused"),
+]
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_a_request_that_is_repeated_has_no_effect(kind: str) -> None:
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.wish.kind)
+def test_a_request_that_is_repeated_has_no_effect(sample: Sample) -> None:
     """F169: whoever did not hear the answer may ask again: the second request changes nothing but
     its own row and the number of the last trigger. A change that is under way is answered well; a
     refusal says that it is so already."""
-    sample = SAMPLES[kind]
     cluster = Cluster(homes=(("a", "b"),) * 3)
     cluster.put(ClusterRecord("birds", "id"))
-    words = {**sample.words, **(sample.before(cluster) or {})}
+    wish = sample.before(cluster) or sample.wish
     before = effects(cluster.agreed)
-    assert cluster.ask(kind, **words).startswith("done: ")
+    assert cluster.ask(wish).startswith("done: ")
     after = effects(cluster.agreed)
-    assert after != before or kind == "follow_nodes", "the first one has an effect"
-    assert cluster.ask(kind, **words).startswith(f"{sample.again}: ")
+    assert after != before or isinstance(wish, FollowNodes), "the first one has an effect"
+    assert cluster.ask(wish).startswith(f"{sample.again}: ")
     assert effects(cluster.agreed) == after
 
 
@@ -122,4 +145,4 @@ def effects(agreed: Agreed) -> list[object]:
 
 
 def test_every_kind_of_request_is_repeated() -> None:
-    assert set(SAMPLES) == set(SERVICES)
+    assert {type(sample.wish) for sample in SAMPLES} == set(get_args(AnyWish))

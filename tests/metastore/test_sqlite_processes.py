@@ -9,11 +9,15 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
+
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import KeyChange
 from limosa.runtime.clock import BootClock
 from tests.metastore.clocks import FakeClock
 from tests.metastore.worker import GROUP
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60.0

@@ -100,7 +100,7 @@ def is_running(process: int) -> bool:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(carriers, "AGAIN_SECONDS", (0.2, 0.4, 60.0))
     stub = SimpleNamespace(__name__=stub_application.__name__, ENVIRONMENT=application.ENVIRONMENT)

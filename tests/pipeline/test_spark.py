@@ -13,6 +13,7 @@ from tests.pipeline.moving import ROWS, WRITTEN, MovingCluster, Writing
 from tests.pipeline.samples import eventually
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(java.missing()), reason=java.missing()),
 ]

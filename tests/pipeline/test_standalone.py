@@ -17,6 +17,7 @@ from tests.pipeline.moving import WRITTEN, MovingCluster, Writing
 from tests.pipeline.samples import eventually
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(java.missing()), reason=f"{java.missing()}"),

@@ -63,6 +63,7 @@ from limosa.protocol.wire import (
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.transport import frames
+from limosa.transport.lone import AnswerFuture, PendingAnswers
 from tests.transport import attacker
 
 _WIDE: list[Any] = [
@@ -659,3 +660,22 @@ def test_a_frame_has_the_size_that_it_says() -> None:
     for frame in (b"", good[:3], good[:-1], struct.pack("<I", 2**32 - 1) + good[4:]):
         with pytest.raises(BadInput):
             _client(frame)
+
+
+def test_a_frame_says_whether_its_request_is_lone() -> None:
+    pending = PendingAnswers()
+    encoder = Encoder(define=False, pending=pending)
+    decoder = Decoder(TABLES.get, trusted=False)
+    read = Read("1", "p", 1, 1, 1, Keys(WIDE, (7, "seven")), "wide")
+
+    def is_lone(*said: Message) -> bool:
+        decoder(pa.py_buffer(encoder(said)))
+        return decoder.lone
+
+    pending["1"] = AnswerFuture()
+    assert is_lone(read)
+    assert not is_lone(read, read)
+    pending["2"] = AnswerFuture()
+    assert not is_lone(read)
+    decoder(pa.py_buffer(Encoder(define=False)([read])))
+    assert not decoder.lone, "nobody waits for it alone"

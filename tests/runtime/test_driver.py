@@ -32,7 +32,7 @@ from limosa.core.events import LeaseEnded, NodeEvent, SliceRead, Stored, TailRea
 from limosa.core.messages import Answer, Found, Message, Read, Wait, Written
 from limosa.core.model.changes import lease_key
 from limosa.core.model.codec import encode
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DropTable, Request
 from limosa.core.model.topology import Node
 from limosa.core.participant.node import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
@@ -281,7 +281,7 @@ def test_a_request_that_nobody_answered_may_still_happen(
     """It lies where a coordinator will find it: to say that it did not happen would be a lie."""
     monkeypatch.setattr(service_module, "REQUEST_SECONDS", 0.05)
     service = NodeService(bench.driver, "birds", lambda what, **_: None)
-    request = Request("drop-1", "drop_table", name="birds", table_id="t1")
+    request = Request("drop-1", DropTable("birds", "t1"))
     admin = Identity("alice", "admin")
     with pytest.raises(OutcomeUnknown, match="no coordinator answered") as caught:
         service.act(admin, "request", encode(request))

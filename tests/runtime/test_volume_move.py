@@ -12,6 +12,7 @@ import pytest
 import limosa
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import PartitionId
+from limosa.core.model.requests import MoveToVolume
 from tests.runtime.test_driver import House
 
 ROWS = 20_000
@@ -68,9 +69,7 @@ def test_a_volume_move_links_its_files_under_a_writer(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        connection.change_partition(
-            "volume_move", record.id, source="n1", target=Placement("n1", other)
-        )
+        connection.submit(MoveToVolume(record.id, source="n1", target=Placement("n1", other)))
         deadline = time.monotonic() + SECONDS_MAX
         while not moved_to(connection, record.id, other):
             assert time.monotonic() < deadline

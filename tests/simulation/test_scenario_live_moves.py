@@ -20,6 +20,7 @@ from limosa.core.machines.catalogue import (
 from limosa.core.messages import Chunk
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import CompleteMove, MovePartition, MoveToVolume, ReverseMove
 from limosa.core.participant.held import Held
 from limosa.simulation.rows import SimulatedRows
 from tests.simulation.scenarios import Scenario
@@ -263,7 +264,7 @@ def test_a_second_move_is_refused_and_the_same_one_is_under_way() -> None:
     state, answer = world.answer(world.move(other, after_pending=False))
     assert (state, READ_NEW in answer) == ("refused", True)
     assert world.intent().planned is None
-    world.request("complete")
+    world.request(CompleteMove("p0"))
     world.until_ended()
     assert world.replicas() == {target}
     world.conclude()
@@ -289,13 +290,16 @@ def test_a_move_may_name_the_replica_that_goes_and_where_to() -> None:
     source = world.owner().name
     target = next(n for n in world.nodes if n not in world.replicas())
     before = world.replicas()
-    for wrong in ({"source": target, "target": Placement(target)}, {"target": Placement(target)}):
-        state, answer = world.answer(world.request("move", **wrong))
+    for wrong in (target, ""):
+        wish = MovePartition("p0", source=wrong, target=Placement(target))
+        state, answer = world.answer(world.request(wish))
         assert (state, "holds no replica of p0" in answer) == ("refused", True)
     taken = next(n for n in sorted(before) if n != source)
-    state, answer = world.answer(world.request("move", source=source, target=Placement(taken)))
+    state, answer = world.answer(
+        world.request(MovePartition("p0", source=source, target=Placement(taken)))
+    )
     assert (state, answer.startswith(f"{taken} holds a replica of p0 already")) == ("refused", True)
-    world.request("move", source=source, target=Placement(target))
+    world.request(MovePartition("p0", source=source, target=Placement(target)))
     world.until_ended()
     assert world.replicas() == before - {source} | {target}
     world.conclude()
@@ -310,9 +314,9 @@ def test_a_volume_move_never_goes_back_once_the_new_side_is_read() -> None:
     rows = world.put_many(8)
     owner = world.owner().name
     rest = tuple(Placement(n) for n in sorted(world.replicas() - {owner}))
-    world.request("volume_move", placements=(Placement(owner, "v2"), *rest), hold_seconds=3.0)
+    world.request(MoveToVolume("p0", (Placement(owner, "v2"), *rest), hold_seconds=3.0))
     world.until_stage(READ_NEW)
-    state, answer = world.answer(world.request("reverse"))
+    state, answer = world.answer(world.request(ReverseMove("p0")))
     assert (state, answer.startswith("a volume move never goes back")) == ("refused", True)
     world.nodes[owner].crash()
     world.run_for(4.0)

@@ -10,6 +10,20 @@ from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.messages import Chunk
 from limosa.core.model.changes import Agreed, Commit, Put
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    CancelChange,
+    CancelRun,
+    DrainNodes,
+    FollowNodes,
+    JoinCluster,
+    LockCluster,
+    MovePartition,
+    PauseRun,
+    RemoveNode,
+    ResumeRun,
+    StartRun,
+    UnlockCluster,
+)
 from limosa.core.model.runs import IN_FLIGHT, Limits, PlannedMove, Run, RunMove, RunPlan
 from limosa.core.model.topology import Cluster, Features, Node
 from tests.simulation.scenarios import Scenario, said
@@ -27,9 +41,9 @@ def planned(world: Scenario, source: str, **more: object) -> RunPlan:
     return RunPlan(f"empty {source}", tuple(moves), limits, **more)  # type: ignore[arg-type]
 
 
-def start(world: Scenario, plan: RunPlan, kind: str = "start_run") -> str:
+def start(world: Scenario, plan: RunPlan) -> str:
     """The id of the run."""
-    state, words = world.answer(world.request(kind, "", run=plan))
+    state, words = world.answer(world.request(DrainNodes(plan) if plan.drains else StartRun(plan)))
     assert state == "done", words
     return world.agreed.rebalance.run
 
@@ -103,7 +117,7 @@ def test_a_run_is_paused_its_coordinator_killed_resumed_and_cancelled_under_load
     name = start(world, planned(world, "n1"))
     assert told(world, name).total == 3
     until_committed(world, name, 1)
-    assert world.answer(world.request("pause_run", ""))[0] == "done"
+    assert world.answer(world.request(PauseRun()))[0] == "done"
     in_flight = [m.number for m in moves_of(world, name) if m.state in IN_FLIGHT]
     replace_coordinator(world)
     world.run_for(3.0)
@@ -112,13 +126,13 @@ def test_a_run_is_paused_its_coordinator_killed_resumed_and_cancelled_under_load
     assert paused.committed == 1 + len(in_flight), "what was in flight has ended, nothing began"
     assert paused.committed + paused.pending == 3
     assert paused.waits == ("it is paused; `resume` goes on",)
-    assert world.answer(world.request("resume_run", ""))[0] == "done"
+    assert world.answer(world.request(ResumeRun()))[0] == "done"
     world.until(lambda: told(world, name).in_flight == 1)
     world.mover.pause()
     replace_coordinator(world)
     world.until(lambda: "COPYING" in states(world, name))
     before = told(world, name).committed
-    assert world.answer(world.request("cancel_run", ""))[0] == "done"
+    assert world.answer(world.request(CancelRun()))[0] == "done"
     replace_coordinator(world)
     until_idle(world)
     run = run_of(world, name)
@@ -190,8 +204,8 @@ def test_start_and_cancel_in_quick_succession_leave_nothing_behind(while_paused:
         if state_of(world) == "idle":
             continue
         if while_paused:
-            world.answer(world.request("pause_run", ""))
-        first, second = world.request("cancel_run", ""), world.request("cancel_run", "")
+            world.answer(world.request(PauseRun()))
+        first, second = world.request(CancelRun()), world.request(CancelRun())
         assert world.answer(first)[0] == "done"
         assert world.answer(second)[0] == "refused"
         until_idle(world)
@@ -208,7 +222,7 @@ def test_a_second_start_changes_nothing_of_the_first() -> None:
     name = start(world, plan)
     world.until(lambda: "COPYING" in states(world, name))
     other = RunPlan("something else", plan.moves)
-    state, words = world.answer(world.request("start_run", "", run=other))
+    state, words = world.answer(world.request(StartRun(other)))
     assert state == "refused"
     assert f"run {name} is running already: {plan.action}" in words
     until_idle(world)
@@ -252,7 +266,7 @@ def test_a_move_that_somebody_cancels_is_not_tried_again() -> None:
     name = start(world, planned(world, "n1"))
     world.until(lambda: "COPYING" in states(world, name))
     (move,) = [m for m in moves_of(world, name) if m.state == "COPYING"]
-    world.answer(world.request("cancel", move.partition, cancels=move.trigger))
+    world.answer(world.request(CancelChange(move.partition, move.trigger)))
     world.until(lambda: states(world, name)[move.number] == "FAILED")
     world.mover.resume()
     until_idle(world)
@@ -278,7 +292,7 @@ def test_a_held_move_of_a_cancelled_run_goes_back_without_loss() -> None:
     rows = world.put_many(10)
     name = held(world)
     more = world.put_many(5, "later")
-    world.answer(world.request("cancel_run", ""))
+    world.answer(world.request(CancelRun()))
     until_idle(world)
     assert states(world, name) == ["FAILED"]
     assert world.replicas(moves_of(world, name)[0].partition) == {"n1"}
@@ -291,7 +305,7 @@ def test_a_held_move_goes_on_when_somebody_waits_for_it() -> None:
     """F91: a waiting topology request ends the hold; it is served when the move has ended."""
     world = Scenario(nodes=3, replicas=1, partitions=3)
     name = held(world)
-    asked = world.request("follow_nodes", "", zone="zone")
+    asked = world.request(FollowNodes("zone"))
     assert world.answer(asked)[0] == "done"
     assert states(world, name) == ["COMMITTED"]
     until_idle(world)
@@ -312,7 +326,7 @@ def test_no_move_begins_while_a_topology_request_waits() -> None:
     world.mover.pause()
     name = start(world, planned(world, "n1"))
     world.until(lambda: "COPYING" in states(world, name))
-    asked = world.request("join", "", node=Node("n9", host="h9"), cluster="birds")
+    asked = world.request(JoinCluster(Node("n9", host="h9"), "birds"))
     world.run_for(1.0)
     assert world.agreed.requests[asked].state == "waiting"
     assert told(world, name).waits == (f"the request {asked} (join) is served first",)
@@ -330,16 +344,16 @@ def test_a_lock_stops_beginnings_until_it_is_cleared() -> None:
     """F87: through a change of coordinators, too."""
     world = Scenario(nodes=3, replicas=1, partitions=9)
     name = start(world, planned(world, "n1"))
-    world.answer(world.request("lock", "", name="an audit"))
-    asked = world.request("follow_nodes", "", zone="zone")
-    moved = world.request("move", "p1", source="n2", target=Placement("n3"))
+    world.answer(world.request(LockCluster("an audit")))
+    asked = world.request(FollowNodes("zone"))
+    moved = world.request(MovePartition("p1", source="n2", target=Placement("n3")))
     world.until(lambda: told(world, name).in_flight == 0)
     before = starts(world.agreed)
     replace_coordinator(world)
     world.run_for(2.0)
     assert starts(world.agreed) == before
     assert {world.agreed.requests[each].state for each in (asked, moved)} == {"waiting"}
-    assert world.answer(world.request("unlock", ""))[0] == "done"
+    assert world.answer(world.request(UnlockCluster()))[0] == "done"
     assert world.answer(asked)[0] == "done"
     assert world.answer(moved)[0] == "done"
     until_idle(world)
@@ -373,7 +387,7 @@ def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool)
     world = Scenario(nodes=4, replicas=2, partitions=6, clients=3)
     workloads = world.keep_busy(20.0)
     plan = planned(world, "n2", drains=("n2",), decommission=decommission)
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     for _ in range(3):
         world.run_for(0.4)
         replace_coordinator(world)
@@ -399,13 +413,12 @@ def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool)
 def test_a_node_that_was_drained_and_stopped_is_removed() -> None:
     """A drained node stays a member, empty; once it is stopped, it can be removed for good."""
     world = Scenario(partitions=2, replicas=1)
-    name = start(world, planned(world, "n2", drains=("n2",)), "drain_nodes")
+    name = start(world, planned(world, "n2", drains=("n2",)))
     until_idle(world)
     assert run_of(world, name).words == "drained: n2"
-    assert world.agreed.topology.nodes["n2"].state == "decommissioning"
     world.nodes["n2"].crash()
     world.until(lambda: "n2" not in world.agreed.leases)
-    assert world.answer(world.request("remove_node", "", name="n2")) == ("done", "removed")
+    assert world.answer(world.request(RemoveNode("n2"))) == ("done", "removed")
     assert world.agreed.topology.nodes["n2"].state == "left"
 
 
@@ -423,7 +436,7 @@ def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays()
         assert held
         _, plan = planner.planned(view, RunPlan("leave", drains=(leaving,), decommission=True))
         assert {move.partition for move in plan.moves if move.source == leaving} == held
-        name = start(world, plan, "drain_nodes")
+        name = start(world, plan)
         until_idle(world)
         assert run_of(world, name).outcome == "done"
         assert world.agreed.topology.nodes[leaving].state == "left"
@@ -431,12 +444,12 @@ def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays()
             assert leaving not in {world.owner(partition).name, *world.replicas(partition)}
             assert world.stored(leaving, partition) == []
     before = world.agreed.topology.nodes
-    last = world.request("drain_nodes", "", run=RunPlan("leave", drains=("n3",), decommission=True))
+    last = world.request(DrainNodes(RunPlan("leave", drains=("n3",), decommission=True)))
     assert world.answer(last)[0] == "refused"
     assert "no data node is left without n3" in world.answer(last)[1]
     world.nodes["n3"].crash()
     world.until(lambda: "n3" not in world.agreed.leases)
-    state, why = world.answer(world.request("remove_node", "", name="n3"))
+    state, why = world.answer(world.request(RemoveNode("n3")))
     assert (state, "n3 is the last node" in why) == ("refused", True)
     assert world.agreed.topology.nodes == before
     world.nodes["n3"].start()
@@ -455,7 +468,7 @@ def test_two_nodes_that_share_a_partition_are_drained_together() -> None:
         leaving = [node for node in here if node in ("n1", "n2")]
         moves += [PlannedMove(name, a, Placement(b)) for a, b in zip(leaving, free, strict=False)]
     plan = RunPlan("two at once", tuple(moves), drains=("n1", "n2"), decommission=True)
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     until_idle(world)
     assert run_of(world, name).words == "left: n1, n2"
     world.conclude()
@@ -466,9 +479,9 @@ def test_a_cancelled_drain_gives_its_node_back() -> None:
     world = Scenario(nodes=4, replicas=1, partitions=8)
     world.mover.pause()
     plan = planned(world, "n2", drains=("n2",), decommission=True)
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     world.until(lambda: world.stage_name(plan.moves[0].partition) == STREAMING)
-    world.answer(world.request("cancel_run", ""))
+    world.answer(world.request(CancelRun()))
     until_idle(world)
     world.mover.resume()
     assert run_of(world, name).words == "not drained, and normal again: n2"
@@ -482,7 +495,7 @@ def test_a_switched_move_completes_though_its_run_is_cancelled() -> None:
     plan = planned(world, "n1")
     partition = plan.moves[0].partition
     cancelled: list[str] = []
-    world.when(READ_NEW, lambda: cancelled.append(world.request("cancel_run", "")), partition)
+    world.when(READ_NEW, lambda: cancelled.append(world.request(CancelRun())), partition)
     name = start(world, plan)
     until_idle(world)
     assert world.answer(cancelled[0])[0] in ("done", "refused")

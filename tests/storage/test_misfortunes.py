@@ -17,7 +17,7 @@ from limosa.simulation.files import MemoryFiles
 from limosa.storage import memtable
 from limosa.storage import store as store_module
 from limosa.storage.maintenance import Maintenance
-from limosa.storage.memtable import RowRun, added
+from limosa.storage.memtable import Memtable, added
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
@@ -158,7 +158,7 @@ def test_a_table_that_is_no_version_of_the_known_one_is_refused(
 
 
 def test_a_batch_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limosa.storage.records.BATCH_BYTES_MAX", 2000)
+    monkeypatch.setattr("limosa.tabular.bodies.BATCH_BYTES_MAX", 2000)
     host = Host(TINY)
     hand = host.hand()
     hand.put(birds(("wren", 1)))
@@ -174,12 +174,12 @@ def test_large_batches_of_few_rows_are_not_copied_together(
 ) -> None:
     """Copying takes time, and Arrow counts a column's bytes in 31 bits."""
     monkeypatch.setattr(memtable, "TINY_BYTES", 1000)
-    runs: tuple[RowRun, ...] = ()
+    memtables: tuple[Memtable, ...] = ()
     for number in range(1, 9):
-        runs = added(runs, RowRun.at(birds((f"{number}" * 300, number)), number))
-    (run,) = runs
-    assert len(run.batches) == 8
-    assert [run.find(int(batch.tokens[0]))[0][0] for batch in run.batches] == list(run.batches)
+        memtables = added(memtables, Memtable.at(birds((f"{number}" * 300, number)), number))
+    (one,) = memtables
+    assert len(one.batches) == 8
+    assert [one.find(int(batch.tokens[0]))[0][0] for batch in one.batches] == list(one.batches)
 
 
 def test_a_file_that_rots_while_it_is_in_use_is_found_by_reading_it_again(

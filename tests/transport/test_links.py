@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from limosa.transport.links import Outbound, StreamSender
+from limosa.transport.lone import PendingAnswers, ReadingTurns
 
 
 class FakeStream:
@@ -45,7 +46,7 @@ class Ends:
             "other",
             self._connect,  # type: ignore[arg-type]
             lambda frame: self.heard.append((frame.to_pybytes(), threading.get_ident())),
-            is_idle=lambda: True,
+            pending=PendingAnswers(),
         )
         self.link.send(b"hello")
         wait_for(lambda: bool(self.streams))
@@ -59,18 +60,18 @@ class Ends:
 
     def make_room_for_callers(self) -> None:
         """The link's thread reads already: it leaves after the next frame."""
-        wait_for(self.link._turn.locked)
+        wait_for(self.link.turns._turn.locked)
         self.read_here()
         self.say(b"first")
-        wait_for(lambda: len(self.heard) == 1 and not self.link._turn.locked())
+        wait_for(lambda: len(self.heard) == 1 and not self.link.turns._turn.locked())
 
     def read_here(self) -> None:
-        self.link.read_here(lambda: len(self.heard) == 2)
+        self.link.turns.read_as_caller(lambda: len(self.heard) == 2)
 
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(Outbound, "LEFT_SECONDS", 60.0)
+    monkeypatch.setattr(ReadingTurns, "LEFT_SECONDS", 60.0)
     ends = Ends()
     yield ends
     ends.link.close()
@@ -91,7 +92,7 @@ def test_a_caller_reads_its_own_answer(ends: Ends) -> None:
 
 
 def test_what_no_caller_reads_is_read_all_the_same(ends: Ends) -> None:
-    ends.link.LEFT_SECONDS = 0.05
+    ends.link.turns.LEFT_SECONDS = 0.05
     ends.make_room_for_callers()
     ends.say(b"second")
     wait_for(lambda: len(ends.heard) == 2)
@@ -109,11 +110,11 @@ def test_a_caller_that_waits_for_nothing_any_more_is_let_go_of(ends: Ends) -> No
     ends.make_room_for_callers()
     caller = threading.Thread(target=ends.read_here)
     caller.start()
-    wait_for(lambda: ends.link._reader == caller.ident)
-    ends.link.release(threading.get_ident())
+    wait_for(lambda: ends.link.turns._caller == caller.ident)
+    ends.link.turns.release(threading.get_ident())
     assert caller.is_alive()
     assert caller.ident is not None
-    ends.link.release(caller.ident)
+    ends.link.turns.release(caller.ident)
     caller.join(5.0)
     assert not caller.is_alive()
 

@@ -247,6 +247,6 @@ def may(found: Progress) -> list[str]:
     out = turns.get(found.state, [])
     if found.state != "cancelling":
         out.append(f"cancel it: limosa rebalance cancel {run}")
-    if any(move.detail == "held" for move in found.current):
+    if found.held:
         out.append("end the holds: limosa rebalance complete, or reverse")
     return [*out, f"watch it: limosa rebalance status {run} --wait"]

@@ -21,6 +21,7 @@ from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
 from limosa.core.insight.proposing import filling, planned
+from limosa.core.model.requests import RemoveNode, UndrainNodes
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import IllegalRequest, Refused
@@ -42,7 +43,7 @@ def remove(
       limosa node remove n4
     """
     with target.operate() as connection:
-        connection.remove_node(name)
+        connection.submit(RemoveNode(name))
     if target.as_json:
         print_json({"removed": name})
     else:
@@ -158,7 +159,7 @@ def undrain(target: ClusterOptions, names: Names) -> None:
       limosa node undrain n2
     """
     with target.operate() as connection:
-        request = connection.undrain_nodes(names)
+        request = connection.submit(UndrainNodes(tuple(names)))
     if target.as_json:
         print_json({"operation": request.id, "answer": request.answer})
     else:

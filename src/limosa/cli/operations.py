@@ -10,10 +10,9 @@ from limosa.cli.shared.move_progress import LOOK_SECONDS
 from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import NOTHING, print_json, print_table
 from limosa.client.requests import request_id
-from limosa.core.coordinator.aborting import RUNS, aborting, run_of
-from limosa.core.coordinator.requests import about
+from limosa.core.coordinator.aborting import aborting
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import LockCluster, Request, UnlockCluster
 from limosa.errors import IllegalRequest
 
 SHOWN = 50
@@ -137,7 +136,7 @@ def lock(
       limosa operations lock "backup until noon"
     """
     with target.operate() as connection:
-        _told(target, connection.switch("lock", why=why))
+        _told(target, connection.submit(LockCluster(why)))
 
 
 @operations.command()
@@ -150,7 +149,7 @@ def unlock(target: ClusterOptions) -> None:
       limosa operations unlock
     """
     with target.operate() as connection:
-        _told(target, connection.switch("unlock"))
+        _told(target, connection.submit(UnlockCluster()))
 
 
 def _told(target: ClusterOptions, request: Request) -> None:
@@ -164,7 +163,7 @@ def facts(request: Request) -> dict[str, Any]:
     return {
         "id": request.id,
         "kind": request.kind,
-        "about": about(request),
+        "about": request.about,
         "state": request.state,
         "answer": request.answer,
         "asked": request.asked or None,
@@ -174,7 +173,7 @@ def facts(request: Request) -> dict[str, Any]:
 
 def row_of(request: Request) -> tuple[object, ...]:
     times = (moment(request.asked), moment(request.answered))
-    return (request.id, request.kind, about(request), request.state, *times, request.answer)
+    return (request.id, request.kind, request.about, request.state, *times, request.answer)
 
 
 def asked_words(request: Request) -> str:
@@ -198,8 +197,8 @@ def find(agreed: Agreed, id: str) -> Request:
 def next_of(request: Request) -> str:
     if request.state == "waiting":
         return f"limosa operations wait {request.id}"
-    if request.state == "done" and request.kind in RUNS:
-        return f"limosa rebalance status {run_of(request)}"
+    if request.run:
+        return f"limosa rebalance status {request.run}"
     if request.state == "done" and request.partition:
         return f"limosa explain {request.partition}"
     return "nothing: the operation has ended"

@@ -4,17 +4,25 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on, wanted_of
+from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on
 from limosa.cli.shared.durations import lasted, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
 from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.operator import Operator
-from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.intent import Placement
+from limosa.core.model.keys import transition_id
+from limosa.core.model.requests import (
+    CancelChange,
+    CompleteMove,
+    MovePartition,
+    MoveToVolume,
+    Request,
+    ReverseMove,
+)
 from limosa.errors import BadInput, IllegalRequest
 
 INTERRUPTED = 130
-ACCEPTED = "accepted"
 
 partition = typer.Typer(help="Move a partition, or end a move.", no_args_is_help=True)
 
@@ -91,15 +99,15 @@ def move(
             raise IllegalRequest(
                 f"{to} holds a replica of {name} already", "choose another node or --volume"
             )
-        request = connection.change_partition(
-            "volume_move" if to == leaving.node else "move",
+        wish = (MoveToVolume if to == leaving.node else MovePartition)(
             name,
             source=leaving.node,
             target=place,
             hold_seconds=hold_seconds,
             max_pause_seconds=pause_seconds,
         )
-        wanted = wanted_of(connection.state(name), name, leaving.node, to)
+        request = connection.submit(wish)
+        wanted = Wanted(request.transition, leaving.node, to)
         answer = {
             **described(request),
             "from": leaving.node,
@@ -135,7 +143,7 @@ def cancel(target: ClusterOptions, name: Name) -> None:
             raise IllegalRequest(
                 f"{name} has no move that can be cancelled", f"see `limosa explain {name}`"
             )
-        request = connection.change_partition("cancel", name, cancels=intent.pending.trigger)
+        request = connection.submit(CancelChange(name, intent.pending.trigger))
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
 
 
@@ -148,7 +156,7 @@ def complete(target: ClusterOptions, name: Name) -> None:
     Examples:
       limosa partition complete items-0003
     """
-    _end_hold(target, "complete", name)
+    _end_hold(target, CompleteMove(name))
 
 
 @partition.command()
@@ -162,13 +170,13 @@ def reverse(target: ClusterOptions, name: Name) -> None:
     Examples:
       limosa partition reverse items-0003
     """
-    _end_hold(target, "reverse", name)
+    _end_hold(target, ReverseMove(name))
 
 
-def _end_hold(target: ClusterOptions, kind: RequestKind, name: str) -> None:
+def _end_hold(target: ClusterOptions, wish: CompleteMove | ReverseMove) -> None:
     with target.operate() as connection:
-        request = connection.change_partition(kind, name)
-    _tell_answer(target, described(request), f"{name}: {request.answer}.")
+        request = connection.submit(wish)
+    _tell_answer(target, described(request), f"{wish.partition}: {request.answer}.")
 
 
 # --- output
@@ -179,14 +187,15 @@ def described(request: Request) -> dict[str, Any]:
         "partition": request.partition,
         "request": request.id,
         "kind": request.kind,
-        "state": ACCEPTED,
+        "state": "accepted",
         "answer": request.answer,
         "next": f"limosa explain {request.partition}",
     }
 
 
 def _answered(what: str, request: Request) -> str:
-    return f"{what}." if request.answer == ACCEPTED else f"{what}: {request.answer}."
+    begins = request.transition == transition_id(request.trigger)
+    return f"{what}." if begins else f"{what}: {request.answer}."
 
 
 def _is_watched(target: ClusterOptions) -> bool:

@@ -24,10 +24,19 @@ from limosa.cli.shared.run_progress import facts as progress_facts
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
 from limosa.cli.shared.terminal import print_json, print_table, size
 from limosa.client.cluster_view import look
+from limosa.core import routing
 from limosa.core.insight.progress import progress
 from limosa.core.insight.proposing import planned
-from limosa.core.machines.catalogue import READ_NEW
-from limosa.core.model.intent import Request, RequestKind
+from limosa.core.model.requests import (
+    CancelRun,
+    CompleteMove,
+    PauseRun,
+    Request,
+    ResumeRun,
+    ReverseMove,
+    SetBalancing,
+    SetPolicy,
+)
 from limosa.core.model.runs import IN_FLIGHT, Policy, Run
 from limosa.errors import IllegalRequest
 
@@ -164,7 +173,7 @@ def pause(target: ClusterOptions, run: RunName = None) -> None:
     Examples:
       limosa rebalance pause
     """
-    _turn(target, "pause_run", run)
+    _turn(target, PauseRun(run or ""))
 
 
 @rebalance.command()
@@ -176,7 +185,7 @@ def resume(target: ClusterOptions, run: RunName = None) -> None:
     Examples:
       limosa rebalance resume
     """
-    _turn(target, "resume_run", run)
+    _turn(target, ResumeRun(run or ""))
 
 
 @rebalance.command()
@@ -192,8 +201,8 @@ def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> No
       limosa rebalance cancel r123 --wait
     """
     with target.operate() as connection:
-        name = run or connection.runs().rebalance.run
-        request = connection.change_run("cancel_run", run or "")
+        request = connection.submit(CancelRun(run or ""))
+        name = request.run
         if not (is_watched(target) if wait is None else wait):
             _tell(target, request, name)
             return
@@ -205,11 +214,10 @@ def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> No
         typer.echo(line)
 
 
-def _turn(target: ClusterOptions, kind: RequestKind, run: str | None) -> None:
+def _turn(target: ClusterOptions, wish: PauseRun | ResumeRun) -> None:
     with target.operate() as connection:
-        request = connection.change_run(kind, run or "")
-        name = run or connection.runs().rebalance.run
-    _tell(target, request, name)
+        request = connection.submit(wish)
+    _tell(target, request, request.run)
 
 
 def _tell(target: ClusterOptions, request: Request, name: str) -> None:
@@ -273,9 +281,9 @@ def auto(
             policy.cooldown_seconds if cooldown is None else seconds_of(cooldown, "--cooldown"),
         )
         if changed != policy:
-            connection.set_policy(changed)
+            connection.submit(SetPolicy(changed))
         if halt is not None and halt != halted:
-            connection.switch("set_balancing", on=not halt)
+            connection.submit(SetBalancing(not halt))
             halted = halt
     if target.as_json:
         print_json({**to_builtins(changed), "halted": halted})
@@ -301,7 +309,7 @@ def complete(target: ClusterOptions) -> None:
     Examples:
       limosa rebalance complete
     """
-    _end_holds(target, "complete")
+    _end_holds(target, CompleteMove)
 
 
 @rebalance.command()
@@ -315,10 +323,10 @@ def reverse(target: ClusterOptions) -> None:
     Examples:
       limosa rebalance reverse
     """
-    _end_holds(target, "reverse")
+    _end_holds(target, ReverseMove)
 
 
-def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
+def _end_holds(target: ClusterOptions, wish: type[CompleteMove] | type[ReverseMove]) -> None:
     done: dict[str, str] = {}
     with target.operate() as connection:
         agreed = connection.runs()
@@ -328,8 +336,8 @@ def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
         for move in agreed.moves.get(run, {}).values():
             record = agreed.topology.partitions.get(move.partition)
             change = None if record is None else record.transition
-            if move.state in IN_FLIGHT and change is not None and change.stage == READ_NEW:
-                done[move.partition] = connection.change_partition(kind, move.partition).answer
+            if move.state in IN_FLIGHT and change is not None and routing.may_end_hold(change):
+                done[move.partition] = connection.submit(wish(move.partition)).answer
     if not done:
         raise IllegalRequest(f"no move of {run} is held", "see `limosa rebalance status`")
     if target.as_json:

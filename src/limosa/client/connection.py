@@ -16,7 +16,7 @@ from limosa.client.session import Session
 from limosa.client.table import TableHandle
 from limosa.core.client import ClientSettings
 from limosa.core.model.changes import Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DropTable, Request
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.protocol.peers import Dialer
 from limosa.transport.security import Security, scheme
@@ -159,7 +159,7 @@ class Connection:
         """Drop a table and all of its rows."""
         self._session.refresh()
         named, _ = self._session.tables.named(name)
-        self._request(Request(request_id("drop"), "drop_table", name=name, table_id=named.id))
+        self._request(Request(request_id("drop"), DropTable(name, named.id)))
 
         def is_gone() -> bool:
             now = self._session.topology.tables.get(name)

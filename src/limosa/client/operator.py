@@ -1,7 +1,6 @@
 """How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from limosa.client.requests import as_request, asked, request_id
 from limosa.client.session import Session
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Placement, Request, RequestKind
-from limosa.core.model.runs import Policy, RunPlan
+from limosa.core.model.requests import AnyWish, Request
 from limosa.protocol.wire import Decoder
 
 FOLLOW_SECONDS = 2.0
@@ -40,6 +38,11 @@ class Operator(Connection):
     def request(self, request: Request) -> Request:
         """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
         return self._request(request)
+
+    def submit(self, wish: AnyWish) -> Request:
+        """Ask for a change and wait for the answer, which names the transition, run, table or nodes
+        that it led to; raises `IllegalRequest` if the change is refused."""
+        return self.request(Request(request_id(wish.kind.replace("_", "-")), wish))
 
     def _request(self, request: Request) -> Request:
         answer = super()._request(request)
@@ -82,61 +85,12 @@ class Operator(Connection):
                 return state
             time.sleep(0.01)
 
-    def start_run(self, plan: RunPlan) -> Request:
-        """Start a run; raises `IllegalRequest` if it is refused."""
-        kind: RequestKind = "drain_nodes" if plan.drains else "start_run"
-        return self.request(Request(request_id("run"), kind, run=plan))
-
-    def change_run(self, kind: RequestKind, run: str = "") -> Request:
-        """Pause, resume or cancel the named or the current run."""
-        return self.request(Request(request_id(kind.replace("_", "-")), kind, name=run))
-
-    def switch(self, kind: RequestKind, *, on: bool = True, why: str = "") -> Request:
-        """Lock or unlock the cluster, or halt or continue automatic runs."""
-        return self.request(Request(request_id(kind.replace("_", "-")), kind, name=why, on=on))
-
-    def set_policy(self, policy: Policy) -> Request:
-        """Change the policy of automatic runs."""
-        return self.request(Request(request_id("policy"), "set_policy", policy=policy))
-
-    def undrain_nodes(self, names: Sequence[str]) -> Request:
-        """Let drained nodes hold replicas again."""
-        return self.request(Request(request_id("undrain"), "undrain_nodes", names=tuple(names)))
-
     def node_facts(self, node: str, partition: str = "") -> Status | None:
         """The status that a node reports to the coordinator, of one partition or of all; None if
         the node is not a member yet."""
         body = self._session.call_node(node, "facts", partition.encode(), seconds=5.0)
         said = Decoder(lambda _: None, trusted=True)(pa.py_buffer(body)) if body else []
         return next((each for each in said if isinstance(each, Status)), None)
-
-    def change_partition(
-        self,
-        kind: RequestKind,
-        partition: str,
-        *,
-        source: str = "",
-        target: Placement | None = None,
-        hold_seconds: float = 0.0,
-        max_pause_seconds: float = 0.0,
-        cancels: int = 0,
-    ) -> Request:
-        """Request a move from `source` to `target`, or the end of a move.
-
-        Returns when the request is accepted; raises `IllegalRequest` if it is refused.
-        """
-        return self.request(
-            Request(
-                request_id(kind),
-                kind,
-                partition,
-                source=source,
-                target=target,
-                hold_seconds=hold_seconds,
-                max_pause_seconds=max_pause_seconds,
-                cancels=cancels,
-            )
-        )
 
     def node_digests(self, node: str) -> list[dict[str, Any]]:
         """Position, rows and digest of every replica on a node; reads all of its rows."""
@@ -148,10 +102,6 @@ class Operator(Connection):
     def token(self) -> str | None:
         """A fresh token, for processes that call the nodes on behalf of this client."""
         return self._session.token()
-
-    def remove_node(self, node: str) -> None:
-        """Remove a stopped node that holds no replicas."""
-        self.request(Request(request_id("remove"), "remove_node", name=node))
 
 
 operate = Operator.open

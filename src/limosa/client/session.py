@@ -24,11 +24,12 @@ from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import Message, Refuse
 from limosa.core.model.changes import Topology
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
-from limosa.protocol.peers import Dialer
-from limosa.protocol.wire import Decoder, Goodbye
+from limosa.protocol.peers import Dialer, NodeLinks
+from limosa.protocol.wire import Goodbye
 from limosa.tabular.tables import KnownTables
 from limosa.transport.failures import error_named, from_flight_error
 from limosa.transport.links import Outbound
+from limosa.transport.lone import AnswerFuture, PendingAnswers
 
 TICK_SECONDS = 0.01
 OPERATIONS_MAX = 256
@@ -38,7 +39,6 @@ TOPOLOGY_SECONDS = 0.7
 SILENT_SECONDS = 3.0
 SCAN_SILENT_SECONDS = 5.0
 SCAN_SECONDS_MAX = 3_600.0
-SMALL_BYTES = 16 << 10
 
 _topologies = msgspec.msgpack.Decoder(Topology)
 
@@ -55,19 +55,24 @@ class Session:
         self.producer = f"{name or 'client'}-{secrets.token_hex(8)}"
         self._brain = Client(self.producer, settings)
         self._numbers = count(1)
-        self._futures: dict[str, OperationFuture] = {}
+        self._futures = PendingAnswers()
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        self._ended: deque[tuple[OperationFuture, Finished]] = deque()
+        self._ended: deque[tuple[AnswerFuture[Finished], Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._links: dict[str, tuple[str, Outbound]] = {}
+        self._links = NodeLinks(
+            dialer,
+            self._hear,
+            lambda node: self._deliver(Disconnected(node)),
+            self.tables.by_fingerprint,
+            self._futures,
+        )
         self._calls: dict[str, flight.FlightClient] = {}
         self._closed = threading.Event()
         self._busy = threading.Event()
         self._wanted = threading.Event()
         self._good: str | None = None
-        dialer.alone = lambda: len(self._futures) <= 1
         self._refreshing = threading.Lock()
         self.refresh()
         self._threads = [
@@ -85,7 +90,7 @@ class Session:
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
         """Start an operation; blocks while too many operations are in flight."""
-        future = OperationFuture()
+        future: AnswerFuture[Finished] = AnswerFuture()
         with self._lock:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
                 self._room.wait(1.0)
@@ -95,18 +100,13 @@ class Session:
             self._futures[id] = future
             self._sizes[id] = size
             self._bytes += size
-            # A single small operation fits into the stream's window: sending it can't block.
-            at_once = len(self._futures) == 1 and size <= SMALL_BYTES
+            send_here = self._futures.may_send_here(size)
             links = self._handle(Asked(id, zone, **what))
             if not self._busy.is_set():
                 self._busy.set()
-            future.link = next(iter(links)) if at_once and len(links) == 1 else None
-        self._settle(links, at_once)
+            future.turns = next(iter(links)).turns if send_here and len(links) == 1 else None
+        self._settle(links, send_here)
         return future
-
-    def _is_idle(self) -> bool:
-        """Whether every operation in flight has a caller that reads its link itself."""
-        return all(answer.reader is not None for answer in list(self._futures.values()))
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -117,10 +117,10 @@ class Session:
             links = self._handle(event)
         self._settle(links)
 
-    def _settle(self, links: set[Outbound], at_once: bool = False) -> None:
+    def _settle(self, links: set[Outbound], send_here: bool = False) -> None:
         """Without the lock: flush the links, and complete the futures of ended operations."""
         for link in links:
-            if at_once:
+            if send_here:
                 link.pump()
             else:
                 link.wake()
@@ -138,7 +138,8 @@ class Session:
     def _carry_out(self, effect: Effect, links: set[Outbound]) -> None:
         match effect:
             case Send(to=to, message=message):
-                link = self._link_to(to)
+                record = self._brain.topology.nodes.get(to)
+                link = self._links.to(to, None if record is None else record.address)
                 if link is not None:
                     link.send(message, quiet=True)
                     links.add(link)
@@ -151,43 +152,13 @@ class Session:
                 if future is not None:
                     self._ended.append((future, effect))
 
-    # --- links
-
-    def _link_to(self, node: str) -> Outbound | None:
-        record = self._brain.topology.nodes.get(node)
-        address = None if record is None else record.address
-        known = self._links.get(node)
-        if known is not None and known[0] == address:
-            return known[1]
-        if known is not None:
-            del self._links[node]
-            threading.Thread(target=known[1].close, daemon=True).start()
-        if not address:
-            return None
-        decoder = Decoder(self.tables.by_fingerprint, trusted=True)
-        link = Outbound(
-            node,
-            lambda: self._dialer.open(node, address),
-            lambda frame: self._hear(node, decoder, frame),
-            lambda error: self._deliver(Disconnected(node)),
-            self._is_idle,
-        )
-        self._links[node] = (address, link)
-        return link
-
-    def _hear(self, node: str, decoder: Decoder, frame: pa.Buffer) -> None:
-        goodbye = False
-        said = decoder(frame)
+    def _hear(self, node: str, messages: list[Message]) -> None:
         links: set[Outbound] = set()
         with self._lock:
-            for message in said:
-                if isinstance(message, Goodbye):
-                    goodbye = True
-                elif isinstance(message, Message):
+            for message in messages:
+                if not isinstance(message, Goodbye):
                     links |= self._handle(Received(node, message))
         self._settle(links)
-        if goodbye:
-            raise ConnectionError(f"{node} stops")
 
     # --- the topology
 
@@ -236,11 +207,9 @@ class Session:
             if self._busy.wait(0.5):
                 self._deliver(Ticked())
                 with self._lock:
-                    links = [link for _, link in self._links.values()]
                     if not self._futures:
                         self._busy.clear()
-                for link in links:
-                    link.cut_if_silent(SILENT_SECONDS)
+                self._links.cut_silent(SILENT_SECONDS)
                 self._closed.wait(TICK_SECONDS)
 
     # --- calls
@@ -304,60 +273,18 @@ class Session:
         self._closed.set()
         self._busy.set()
         self._wanted.set()
-        with self._lock:
-            links = [link for _, link in self._links.values()]
-        for link in links:
-            link.close()
+        self._links.close()
         for thread in self._threads:
             thread.join(2.0)
         with self._room:
-            waiting, self._futures = self._futures, {}
+            waiting = list(self._futures.values())
+            self._futures.clear()
             self._room.notify_all()
-        for future in waiting.values():
+        for future in waiting:
             future.set_exception(
                 OutcomeUnknown("the connection was closed", "read to find out what was written")
             )
         self._calls.clear()
-
-
-class OperationFuture(Future[Finished]):
-    """The future of an operation."""
-
-    link: Outbound | None = None
-    """The link of the only operation in flight: its waiting caller reads the link itself."""
-    reader: int | None = None
-    """The thread that reads the link."""
-
-    def cancel(self) -> bool:
-        """An operation that was sent can't be cancelled."""
-        return False
-
-    def result(self, timeout: float | None = None) -> Finished:
-        link = self.link
-        if link is not None and timeout is None and not self.done():
-            self.reader = threading.get_ident()
-            try:
-                link.read_here(self.done)
-            finally:
-                self.reader = None
-                if not self.done():
-                    link.resume()
-        return super().result(timeout)
-
-    def end(self, finished: Finished) -> None:
-        self.set_result(finished)
-        reader = self.reader
-        if reader is not None and reader != threading.get_ident() and self.link is not None:
-            self.link.release(reader)  # the answer arrived otherwise, or will not arrive
-
-    def add_done_callback(self, fn: Callable[[Future[Finished]], object]) -> None:
-        """Call back on a new thread: `fn` may wait for another answer, and must not block the
-        thread that receives answers."""
-
-        def observe(future: Future[Finished]) -> None:
-            threading.Thread(target=fn, args=(future,), name="limosa-callback", daemon=True).start()
-
-        super().add_done_callback(observe)
 
 
 class TimedScan:

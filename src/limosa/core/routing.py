@@ -4,7 +4,7 @@ Nothing here looks at a clock, a lease or a cache: two processes that know the s
 """
 
 from limosa.core.machines.catalogue import MACHINES
-from limosa.core.machines.machine import Machine, Side, Stage
+from limosa.core.machines.machine import Machine, Side, Stage, Work
 from limosa.core.model.topology import Partition, Replica, Transition, Zone
 
 
@@ -15,6 +15,16 @@ def machine_of(transition: Transition) -> Machine:
 def stage_of(partition: Partition) -> Stage | None:
     change = partition.transition
     return None if change is None else MACHINES[change.kind][change.stage]
+
+
+def may_end_hold(change: Transition) -> bool:
+    """Is the transition where it keeps both sides, now that the new one is read?"""
+    return Work.HOLD in machine_of(change)[change.stage].work
+
+
+def is_held(change: Transition) -> bool:
+    """Does the transition stay there for a while?"""
+    return may_end_hold(change) and bool(change.hold_seconds) and not change.released
 
 
 def side(partition: Partition, wanted: Side) -> tuple[Replica, ...]:

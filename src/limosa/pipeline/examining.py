@@ -136,13 +136,13 @@ class Examiner:
                 known.append(self._source.holding(other, portion.partition))
             except LimosaError as error:
                 self._drop(other, error)
-        held = TokenRange(*known[0].range)
+        token_range = TokenRange(*known[0].range)
         slices = portion.slices or -(-max(each.rows for each in known) // SLICE_ROWS)
-        slices = max(1, min(slices, held.end - held.start))
+        slices = max(1, min(slices, token_range.end - token_range.start))
         last = portion.last if portion.slices else slices
         for name, table in self._tables(known):
             for number in range(portion.first, min(last, slices)):
-                self._examine(name, table, slice_of(held, number, slices))
+                self._examine(name, table, slice_of(token_range, number, slices))
 
     def _tables(self, known: Iterable[Holding]) -> list[tuple[str, Table]]:
         """The tables, each with a name to show if there are several."""
@@ -157,18 +157,18 @@ class Examiner:
                     found[table.id] = (f"{name} ", newer(before, table))
         return [found[id] for id in sorted(found)]
 
-    def _examine(self, name: str, table: Table, held: TokenRange) -> None:
+    def _examine(self, name: str, table: Table, token_range: TokenRange) -> None:
         """Compare one slice; in two halves if it is too large."""
         if not self._others:
             return
         try:
-            differing = self._rounds(table, held)
+            differing = self._rounds(table, token_range)
         except PortionTooLarge:
-            middle = (held.start + held.end) // 2
-            if middle == held.start:
-                raise Refused(f"the rows of token {held.start} are too large") from None
-            self._examine(name, table, TokenRange(held.start, middle))
-            self._examine(name, table, TokenRange(middle, held.end))
+            middle = (token_range.start + token_range.end) // 2
+            if middle == token_range.start:
+                raise Refused(f"the rows of token {token_range.start} are too large") from None
+            self._examine(name, table, TokenRange(token_range.start, middle))
+            self._examine(name, table, TokenRange(middle, token_range.end))
             return
         for row in differing:
             if len(self._told) < self._limits.differences:
@@ -180,7 +180,7 @@ class Examiner:
 
     # --- one slice
 
-    def _rounds(self, table: Table, held: TokenRange) -> list[_Row]:
+    def _rounds(self, table: Table, token_range: TokenRange) -> list[_Row]:
         """The keys that differed twice."""
         differing: dict[Key, _Row] = {}
         suspects: dict[NodeId, dict[Key, Candidate]] = {}
@@ -189,7 +189,7 @@ class Examiner:
             if number:
                 self._sleep(pause)
                 pause *= 2
-            ranges = ranges_of(suspects.values(), held) if number else [held]
+            ranges = ranges_of(suspects.values(), token_range) if number else [token_range]
             lead = self._source.read(self._portion.lead, self._portion.partition, table, ranges, 0)
             counted = counted if number else lead.live
             before, suspects = suspects, {}
@@ -201,7 +201,7 @@ class Examiner:
                 if rows is None:
                     continue
                 if rows.table.version > lead.table.version:  # hashed with other columns
-                    return self._rounds(rows.table, held)
+                    return self._rounds(rows.table, token_range)
                 found = compare(lead, rows, known, self._strict)
                 left = _settle(other.node, known, found, differing)
                 if left:
@@ -263,11 +263,13 @@ def _settle(
     return suspects
 
 
-def ranges_of(suspects: Iterable[dict[Key, Candidate]], held: TokenRange) -> list[TokenRange]:
+def ranges_of(
+    suspects: Iterable[dict[Key, Candidate]], token_range: TokenRange
+) -> list[TokenRange]:
     """The ranges to read again: single tokens, or the whole slice if they are many."""
     found = sorted({candidate.token for keys in suspects for candidate in keys.values()})
     if len(found) > TOKENS_MAX:
-        return [TokenRange(max(held.start, found[0]), min(held.end, found[-1] + 1))]
+        return [TokenRange(max(token_range.start, found[0]), min(token_range.end, found[-1] + 1))]
     return [TokenRange(token, token + 1) for token in found]
 
 
@@ -310,7 +312,7 @@ class FlightSource:
         ranges: Sequence[TokenRange],
         at_least: Position,
     ) -> ReplicaRows:
-        wanted = tuple((held.start, held.end) for held in ranges)
+        wanted = tuple((each.start, each.end) for each in ranges)
         scan = ReplicaScan(partition, target.incarnation, table.encode(), wanted, at_least)
         with self._asking(target.node):
             reader = self._client(target).do_get(

@@ -11,19 +11,16 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import closing
 
 import msgspec
-import pyarrow as pa
 from msgspec import Struct
 
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
 from limosa.core.producers import ProducersValue
 from limosa.pipeline.loads import CopyLoad, CopyTarget, LoadResult, Task
-from limosa.protocol.peers import Dialer
-from limosa.protocol.wire import Decoder
+from limosa.protocol.peers import Dialer, NodeLinks
 from limosa.tabular.rows import Bundle
-from limosa.transport.links import Outbound
 from limosa.transport.security import Security
 
 AT_ONCE = 4
@@ -101,19 +98,21 @@ class Pipe:
     ) -> None:
         self._task = task
         self._is_over = is_over
-        self._heard: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[str, list[Message] | None]] = queue.SimpleQueue()
         """Messages of nodes; None: the connection broke."""
         self._waiting = deque(_slices(task.loads))
         self._under_way: dict[tuple[str, str, int], _Slice] = {}
         self._results = {(load.partition, load.session): _Result() for load in task.loads}
         self._next_at = 0.0
-        self._opened = ExitStack()
-        self._links: dict[str, Outbound] = {}
-        self._dialer = dialer
+        self._links = NodeLinks(
+            dialer,
+            lambda node, messages: self._heard.put((node, messages)),
+            lambda node: self._heard.put((node, None)),
+        )
 
     def carry(self) -> list[LoadResult]:
         began = time.monotonic()
-        with self._opened:
+        with closing(self._links):
             while (self._waiting or self._under_way) and not self._is_over():
                 self._go_on(time.monotonic())
                 self._hear()
@@ -184,29 +183,10 @@ class Pipe:
             self._send(target.node, _end(slice, target, "", 1, 0, 0, ()))
 
     def _send(self, node: str, *said: Message) -> None:
-        link = self._links.get(node)
-        if link is None:
-            link = self._links[node] = self._connect(node)
-        for message in said:
-            link.send(message)
-
-    def _connect(self, node: str) -> Outbound:
-        address = self._task.addresses[node]
-        decoder = Decoder(lambda fingerprint: None, trusted=True)
-
-        def received(frame: pa.Buffer) -> None:
-            for message in decoder(frame):
-                if isinstance(message, Message):
-                    self._heard.put((node, message))
-
-        link = Outbound(
-            node,
-            lambda: self._dialer.open(node, address),
-            received,
-            lambda error: self._heard.put((node, None)),
-        )
-        self._opened.callback(link.close)
-        return link
+        link = self._links.to(node, self._task.addresses[node])
+        if link is not None:
+            for message in said:
+                link.send(message)
 
     # --- hearing
 
@@ -214,20 +194,21 @@ class Pipe:
         try:
             said = [self._heard.get(timeout=LOOK_SECONDS)]
         except queue.Empty:
-            for link in self._links.values():
-                link.cut_if_silent(SILENT_SECONDS / 2)
+            self._links.cut_silent(SILENT_SECONDS / 2)
             return
         while not self._heard.empty():
             said.append(self._heard.get())
         now = time.monotonic()
-        for sender, message in said:
-            if message is None:
+        for sender, messages in said:
+            if messages is None:
                 self._broke(now, sender)
-            elif isinstance(message, Fetched | Landed | Denied):
-                key = _key(message.partition, message.session, message.slice)
-                slice = self._under_way.get(key)
-                if slice is not None:
-                    self._take(now, sender, slice, message)
+                continue
+            for message in messages:
+                if isinstance(message, Fetched | Landed | Denied):
+                    key = _key(message.partition, message.session, message.slice)
+                    slice = self._under_way.get(key)
+                    if slice is not None:
+                        self._take(now, sender, slice, message)
 
     def _broke(self, now: float, node: str) -> None:
         """Slices in flight at this node are lost."""

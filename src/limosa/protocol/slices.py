@@ -3,8 +3,8 @@
 from limosa.core.model.keys import TokenRange
 
 
-def slice_of(held: TokenRange, number: int, count: int) -> TokenRange:
+def slice_of(token_range: TokenRange, number: int, count: int) -> TokenRange:
     """One of so many equal parts of a range."""
-    span = (held.end - held.start) // count
-    start = held.start + number * span
-    return TokenRange(start, held.end if number == count - 1 else start + span)
+    span = (token_range.end - token_range.start) // count
+    start = token_range.start + number * span
+    return TokenRange(start, token_range.end if number == count - 1 else start + span)

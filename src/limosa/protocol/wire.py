@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, structs
 
 from limosa.core import messages
 from limosa.core.messages import (
+    Appending,
     Chunk,
     End,
     Fetched,
@@ -34,6 +35,7 @@ from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.tabular.soundness import brief, sound_batch
 from limosa.transport import frames
+from limosa.transport.lone import PendingAnswers
 
 MESSAGES_MAX = 1_024
 PARTS_MAX = 256
@@ -136,7 +138,7 @@ class _Replicate(_Wire, frozen=True, tag="Replicate"):
     previous: Position
     entries: tuple[LoggedEntry, ...]
     watermark: Position
-    how: str
+    how: Appending
     check: tuple[SessionId, Position] | None
     probed: LeaseId
 
@@ -214,8 +216,8 @@ class _Head(Struct, frozen=True, array_like=True):
     definitions: tuple[bytes, ...]
     """Of tables whose rows follow, on this link for the first time."""
     messages: tuple[_Any, ...]
-    alone: bool = False
-    """The sender waits for the answer to this, and to nothing else."""
+    lone: bool = False
+    """The sender waits for the answer to this message and to no other: see `transport.lone`."""
 
 
 class _ClientHead(Struct, frozen=True, array_like=True):
@@ -223,7 +225,7 @@ class _ClientHead(Struct, frozen=True, array_like=True):
 
     definitions: Annotated[tuple[bytes, ...], Meta(max_length=0)]
     messages: Annotated[tuple[_Write | _Read, ...], Meta(max_length=MESSAGES_MAX)]
-    alone: bool = False
+    lone: bool = False
 
 
 _Order: TypeAlias = (
@@ -272,10 +274,9 @@ _UNREADABLE = (
 class Encoder:
     """Messages to frames, on one link."""
 
-    def __init__(self, define: bool, alone: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, define: bool, pending: PendingAnswers | None = None) -> None:
         self._define = define
-        self._alone = alone
-        """Is there nothing else that the sender waits for?"""
+        self._pending = pending
         self._told: set[int] = set()
         self._tell_status = StatusTeller()
 
@@ -295,7 +296,9 @@ class Encoder:
             else _pack(message, bodies, schema_of)
             for message in said
         )
-        head = _Head(tuple(definitions), packed, len(packed) == 1 and self._alone())
+        pending = self._pending
+        lone = len(packed) == 1 and pending is not None and pending.is_lone()
+        head = _Head(tuple(definitions), packed, lone)
         return frames.pack(_encoder.encode(head), bodies.pieces)
 
 
@@ -404,8 +407,8 @@ class Decoder:
         self._learned: dict[int, Table] = {}
         self._required: dict[int, tuple[int, ...]] = {}
         self._hear_status = StatusHearer()
-        self.alone = False
-        """Of the last frame: its sender waits for nothing else."""
+        self.lone = False
+        """The last frame was a lone request: see `transport.lone`."""
 
     def __call__(self, frame: pa.Buffer) -> list[Message | Unreadable]:
         head_bytes, bodies = frames.unpack(frame, self._head_bytes_max)
@@ -416,7 +419,7 @@ class Decoder:
                 self._learned[table.fingerprint] = table
             if not self._trusted:
                 _check_total(head.messages, bodies)
-                self.alone = head.alone and len(head.messages) == 1
+                self.lone = head.lone and len(head.messages) == 1
             return [self._unpack(message, bodies) for message in head.messages]
         except BadInput:
             raise

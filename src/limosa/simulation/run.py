@@ -5,6 +5,7 @@ Every run has three acts: trouble, healing (in which everything must end), and t
 
 from itertools import chain
 from random import Random
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -13,7 +14,18 @@ from limosa.core.client import Finished
 from limosa.core.events import CollectionDue
 from limosa.core.machines.catalogue import STREAMING
 from limosa.core.model.changes import Commit, Put, layout_key, request_key
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CompleteMove,
+    MovePartition,
+    MoveToVolume,
+    RebuildReplicas,
+    RepairPartition,
+    Request,
+    ReverseMove,
+)
 from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
@@ -227,23 +239,27 @@ class Drama:
         match what:
             case "move":
                 conditions = self._conditions()
-                self._ask(what, partition, placements=self._elsewhere(record), **conditions)
+                self._ask(MovePartition(partition, self._elsewhere(record), **conditions))
             case "volume_move":
-                self._ask(what, partition, placements=self._other_volume(record))
+                self._ask(MoveToVolume(partition, self._other_volume(record)))
             case "rebuild":
-                self._ask(what, partition, renewed=(dice.choice(record.replicas).node,))
+                self._ask(RebuildReplicas(partition, (dice.choice(record.replicas).node,)))
+            case "repair":
+                self._ask(RepairPartition(partition))
             case "cancel":
                 pending = world.agreed.intents[partition].pending
-                self._ask(what, partition, cancels=0 if pending is None else pending.trigger)
+                self._ask(CancelChange(partition, 0 if pending is None else pending.trigger))
+            case "reverse":
+                self._ask(ReverseMove(partition))
+            case "complete":
+                self._ask(CompleteMove(partition))
             case "version":
                 self._new_version()
             case "collect":
                 for node in world.nodes.values():
                     node.deliver(node.run, CollectionDue(partition))
-            case _:
-                self._ask(what, partition)
 
-    def _conditions(self) -> dict[str, object]:
+    def _conditions(self) -> dict[str, Any]:
         """Of a move: how long it is held and may pause writes, and may it wait for another one?"""
         hold = self.dice.choice(self.theme.hold_seconds)
         if not self.world.shape.live_moves:
@@ -254,15 +270,11 @@ class Drama:
             "after_pending": self.more_dice.random() < 0.7,
         }
 
-    def _ask(self, kind: str, partition: str, **what: object) -> None:
+    def _ask(self, wish: AnyWish) -> None:
         self.requests += 1
-        request = Request(f"r{self.requests:03}", kind, partition, **what)  # type: ignore[arg-type]
-        self.world.commit(
-            Commit(
-                {request_key(request.id): 0}, (Put(request),), f"{partition}: {kind} is asked for"
-            ),
-            "operator",
-        )
+        request = Request(f"r{self.requests:03}", wish)
+        why = f"{wish.about}: {wish.kind} is asked for"
+        self.world.commit(Commit({request_key(request.id): 0}, (Put(request),), why), "operator")
 
     def _elsewhere(self, record: Partition) -> tuple[Placement, ...]:
         """Another node instead of one of them, often of the owner's."""
@@ -327,7 +339,7 @@ class Drama:
             stage = routing.stage_of(agreed.topology.partitions[name])
             too_late = stage is not None and not stage.session
             if pending is not None and limited and name not in asked and not too_late:
-                self._ask("cancel", name, cancels=pending.trigger)
+                self._ask(CancelChange(name, pending.trigger))
 
     # --- act three
 

@@ -11,7 +11,7 @@ from limosa.core.coordinator.run_starts import MovesUnderWay
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.changes import REBALANCE_KEY, Commit, Put
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import Outcome, Rebalance, Run, RunMove
 from limosa.simulation.planting import mutant
 
@@ -38,8 +38,8 @@ def second_start_overwrites(change: Any) -> None:
 def checkpoint_of_one_move(change: Any) -> None:
     start = run_requests.start
 
-    def first_only(view: ClusterView, request: Request, trigger: int) -> RequestAnswer:
-        answer = start(view, request, trigger)
+    def first_only(view: ClusterView, wish: StartRun | DrainNodes, trigger: int) -> RequestAnswer:
+        answer = start(view, wish, trigger)
         kept = [
             each
             for each in answer.changes
@@ -49,16 +49,7 @@ def checkpoint_of_one_move(change: Any) -> None:
         ]
         return answer._replace(changes=tuple(kept))
 
-    for kind in ("start_run", "drain_nodes"):
-        _serve(change, kind, first_only)
-
-
-def _serve(change: Any, kind: Any, act: Any) -> None:
-    from limosa.core.coordinator import requests
-
-    services = dict(requests.SERVICES)
-    services[kind] = services[kind]._replace(act=act)
-    change(requests, "SERVICES", services)
+    change(run_requests, "start", first_only)
 
 
 @mutant("a pause is agreed, and not what one coordinator remembers")

@@ -24,18 +24,22 @@ from limosa.tabular.schema import Table, newer
 
 
 def link(
-    source: StoredReplica, origin: Shelf, target: StoredReplica, shelf: Shelf, held: TokenRange
+    source: StoredReplica,
+    origin: Shelf,
+    target: StoredReplica,
+    shelf: Shelf,
+    token_range: TokenRange,
 ) -> bool:
     """Link a range's committed rows. False: the target was emptied since it was flushed."""
     _check_held(origin, source)
-    given, collected = source.view.tables, source.view.collected if held == WHOLE else 0
+    given, collected = source.view.tables, source.view.collected if token_range == WHOLE else 0
     resting = _at_rest(shelf, target)
     if resting is None:
         return False
     tables = resting.tables
     linked: dict[str, list[Ranged]] = {}
     for name, view in given.items():
-        if view.table.kind == "stream" and held != WHOLE:
+        if view.table.kind == "stream" and token_range != WHOLE:
             raise BadInput(f"stream {name} can't be sliced", "repartition it instead")
         known = tables[name].segments if name in tables else ()
         # Offsets identify a record even if compaction has put it into another file.
@@ -43,7 +47,8 @@ def link(
         linked[name] = [
             _link_one(origin.path(source), shelf, target, ranged, both, known)
             for ranged in view.segments
-            if (both := overlap(ranged.held, held)) and not _is_known(ranged.file, both, known)
+            if (both := overlap(ranged.range, token_range))
+            and not _is_known(ranged.file, both, known)
             if view.table.kind == "table" or ranged.end > start
         ]
     # Tombstones that the source has collected count as collected in the target, too.
@@ -54,7 +59,7 @@ def shelve(
     target: StoredReplica,
     shelf: Shelf,
     rows: Sequence[Bundle],
-    held: TokenRange,
+    token_range: TokenRange,
     digest: int,
     least: int,
 ) -> Bundle | None:
@@ -77,12 +82,12 @@ def shelve(
     with shelf.given_up_files(target):
         for name, view in given.items():
             written[name] = []
-            for run in _runs(batches[name]):
-                if sum(batch.bytes for batch in run) < least:
-                    few += run
+            for group in _in_token_order(batches[name]):
+                if sum(batch.bytes for batch in group) < least:
+                    few += group
                     continue
                 level = NEW if written[name] else SETTLED
-                written[name] += _write_run(target, shelf, view.table, run, held, level)
+                written[name] += _write_group(target, shelf, view.table, group, token_range, level)
         left = Bundle(few)
         found = sum(
             ranged.digest(given[name].table) for name in written for ranged in written[name]
@@ -93,29 +98,34 @@ def shelve(
         return left if is_put else None
 
 
-def _runs(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """Group consecutive batches whose tokens increase."""
-    runs: list[list[Batch]] = []
+def _in_token_order(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """Groups of neighbouring batches; in each, the tokens of a batch follow those before it."""
+    groups: list[list[Batch]] = []
     for batch in batches:
-        if not runs or int(runs[-1][-1].tokens[-1]) >= int(batch.tokens[0]):
-            runs.append([])
-        runs[-1].append(batch)
-    return runs
+        if not groups or int(groups[-1][-1].tokens[-1]) >= int(batch.tokens[0]):
+            groups.append([])
+        groups[-1].append(batch)
+    return groups
 
 
-def _write_run(
+def _write_group(
     target: StoredReplica,
     shelf: Shelf,
     table: Table,
-    run: Sequence[Batch],
-    held: TokenRange,
+    group: Sequence[Batch],
+    token_range: TokenRange,
     level: int,
 ) -> list[Ranged]:
     """Write one segment, sorted by token. Only one segment of a range can be settled."""
-    ordered = run if is_sorted(run) else [newest(concat(table, run))]
-    if not held.start <= int(ordered[0].tokens[0]) <= int(ordered[-1].tokens[-1]) < held.end:
+    ordered = group if is_sorted(group) else [newest(concat(table, group))]
+    if (
+        not token_range.start
+        <= int(ordered[0].tokens[0])
+        <= int(ordered[-1].tokens[-1])
+        < token_range.end
+    ):
         raise BadInput(f"copied rows of {table.id} are outside their slice", "send its own rows")
-    ranged = shelf.write(target, table, ordered, "copy", level, held)
+    ranged = shelf.write(target, table, ordered, "copy", level, token_range)
     return [] if ranged is None else [ranged]
 
 
@@ -173,17 +183,19 @@ def _link_one(
     shelf: Shelf,
     target: StoredReplica,
     ranged: Ranged,
-    held: TokenRange,
+    token_range: TokenRange,
     known: Sequence[Ranged],
 ) -> Ranged:
     path = f"{shelf.path(target)}/{ranged.file}"
     if all(ranged.file != each.file for each in known):  # else the file is linked already
         shelf.files.link(f"{origin}/{ranged.file}", path)
-    return Ranged(ranged.file, ranged.level, held, ranged.offset, Segment(shelf.files, path))
+    return Ranged(ranged.file, ranged.level, token_range, ranged.offset, Segment(shelf.files, path))
 
 
-def _is_known(file: str, held: TokenRange, known: Sequence[Ranged]) -> bool:
-    return any(file == each.file and overlap(each.held, held) == held for each in known)
+def _is_known(file: str, token_range: TokenRange, known: Sequence[Ranged]) -> bool:
+    return any(
+        file == each.file and overlap(each.range, token_range) == token_range for each in known
+    )
 
 
 def _united(

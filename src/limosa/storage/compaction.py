@@ -30,7 +30,7 @@ class Job(Struct, frozen=True):
     """Replace the inputs' rows of a range by segments of this level."""
 
     inputs: tuple[Ranged, ...]
-    held: TokenRange
+    range: TokenRange
     level: int
     is_sweep: bool = False
 
@@ -54,8 +54,8 @@ def plan(view: TableView, collected: Position, piece_bytes: int, full: bool = Fa
 
 def can_wait(view: TableView) -> bool:
     """Can merging be postponed without slowing reads down much?"""
-    unsettled = [ranged.held for ranged in view.segments if ranged.level != SETTLED]
-    covered = sum(held.end - held.start for held in unsettled)
+    unsettled = [ranged.range for ranged in view.segments if ranged.level != SETTLED]
+    covered = sum(each.end - each.start for each in unsettled)
     return covered < WAITING_DEPTH_MAX * (WHOLE.end - WHOLE.start)
 
 
@@ -69,17 +69,17 @@ def _bytes(segments: Iterable[Ranged]) -> int:
 
 
 def _next_piece(going: Sequence[Ranged], settled: Sequence[Ranged], piece_bytes: int) -> Job:
-    start = min(ranged.held.start for ranged in going)
-    whole = TokenRange(start, max(ranged.held.end for ranged in going))
+    start = min(ranged.range.start for ranged in going)
+    whole = TokenRange(start, max(ranged.range.end for ranged in going))
     sources: list[MergeSource] = [*going, *settled]
     end = cut(sources, whole, piece_bytes)[0].end
     for ranged in settled:
         # A settled segment is replaced as a whole, so that no segment is left in pieces.
-        if overlap(ranged.held, TokenRange(start, end)) is not None:
-            start, end = min(start, ranged.held.start), max(end, ranged.held.end)
-    held = TokenRange(start, end)
-    inside = [ranged for ranged in settled if overlap(ranged.held, held) is not None]
-    return Job((*going, *inside), held, SETTLED, is_sweep=True)
+        if overlap(ranged.range, TokenRange(start, end)) is not None:
+            start, end = min(start, ranged.range.start), max(end, ranged.range.end)
+    token_range = TokenRange(start, end)
+    inside = [ranged for ranged in settled if overlap(ranged.range, token_range) is not None]
+    return Job((*going, *inside), token_range, SETTLED, is_sweep=True)
 
 
 def _alike(new: Sequence[Ranged]) -> tuple[Ranged, ...]:
@@ -98,7 +98,7 @@ def _shed(view: TableView, collected: Position) -> Job | None:
     for ranged in view.segments:
         sliced = 4 * ranged.rows < 3 * len(ranged.segment)
         if sliced or _is_dead(view, ranged, collected):
-            return Job((ranged,), ranged.held, ranged.level)
+            return Job((ranged,), ranged.range, ranged.level)
     return None
 
 
@@ -107,7 +107,7 @@ def _is_dead(view: TableView, ranged: Ranged, collected: Position) -> bool:
     tombstones = ranged.segment.index.tombstones
     if not tombstones or 4 * tombstones < ranged.rows or ranged.max_version > collected:
         return False
-    return ranged.max_version < oldest_beside(view, (ranged,), ranged.held)
+    return ranged.max_version < oldest_beside(view, (ranged,), ranged.range)
 
 
 def _join_records(view: TableView, piece_bytes: int) -> Job | None:
@@ -124,10 +124,14 @@ def _join_records(view: TableView, piece_bytes: int) -> Job | None:
     return None
 
 
-def oldest_beside(view: TableView, inputs: Sequence[MergeSource], held: TokenRange) -> Position:
+def oldest_beside(
+    view: TableView, inputs: Sequence[MergeSource], token_range: TokenRange
+) -> Position:
     """The lowest version in a range among all sources except the inputs."""
     beside = [source for source in view.sources if not any(source is given for given in inputs)]
-    return min((source.min_version for source in beside if source.spans(held)), default=2**62)
+    return min(
+        (source.min_version for source in beside if source.spans(token_range)), default=2**62
+    )
 
 
 def without_collected(batch: Batch, collected: Position, oldest: Position) -> Batch:
@@ -150,18 +154,18 @@ def replaced(view: TableView, job: Job, made: Sequence[Ranged]) -> tuple[Ranged,
         if not placed:
             kept += made  # at the place of the inputs: a stream's segments stay in order
             placed = True
-        if job.is_sweep and ranged.level != SETTLED and ranged.held.end > job.held.end:
-            rest = TokenRange(max(ranged.held.start, job.held.end), ranged.held.end)
+        if job.is_sweep and ranged.level != SETTLED and ranged.range.end > job.range.end:
+            rest = TokenRange(max(ranged.range.start, job.range.end), ranged.range.end)
             kept.append(Ranged(ranged.file, GOING, rest, ranged.offset, ranged.segment))
     return tuple(kept)
 
 
 def as_neighbours(present: Sequence[Ranged], linked: Sequence[Ranged]) -> list[Ranged]:
     """Linked segments of another replica; they stay settled unless they overlap present ones."""
-    settled = [ranged.held for ranged in present if ranged.level == SETTLED]
+    settled = [ranged.range for ranged in present if ranged.level == SETTLED]
     return [
         ranged
-        if ranged.level == SETTLED and not any(overlap(ranged.held, held) for held in settled)
-        else Ranged(ranged.file, NEW, ranged.held, ranged.offset, ranged.segment)
+        if ranged.level == SETTLED and not any(overlap(ranged.range, each) for each in settled)
+        else Ranged(ranged.file, NEW, ranged.range, ranged.offset, ranged.segment)
         for ranged in linked
     ]

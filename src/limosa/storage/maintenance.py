@@ -78,8 +78,8 @@ class Maintenance:
         if not self._damage:
             return [] if self.trouble is None else [self.trouble]
         with self._volume.lock:
-            held = {directory(replica) for replica in self._volume.replicas.values()}
-        damage = [why for name, why in self._damage.items() if name in held]
+            directories = {directory(replica) for replica in self._volume.replicas.values()}
+        damage = [why for name, why in self._damage.items() if name in directories]
         return damage if self.trouble is None else [self.trouble, *damage]
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Maintenance:
         source: StoredReplica,
         origin: "Maintenance",
         target: StoredReplica,
-        held: TokenRange = WHOLE,
+        token_range: TokenRange = WHOLE,
     ) -> None:
         """Give a replica the committed rows of another one, or those of a range, by linking files.
 
@@ -116,14 +116,16 @@ class Maintenance:
         with first._busy, second._busy:
             origin._or_fail(lambda: origin._flush(source))
             self._or_fail(lambda: self._flush(target))
-            while not self._or_fail(lambda: link(source, origin._shelf, target, self._shelf, held)):
+            while not self._or_fail(
+                lambda: link(source, origin._shelf, target, self._shelf, token_range)
+            ):
                 self._or_fail(lambda: self._flush(target))
 
     def shelve(
         self,
         target: StoredReplica,
         rows: Sequence[Bundle],
-        held: TokenRange,
+        token_range: TokenRange,
         digest: int,
         collected: Position,
         least: int,
@@ -140,7 +142,7 @@ class Maintenance:
                 raise BadInput(
                     "tombstones were collected since these rows were copied", "copy them again"
                 )
-            left = shelve(target, self._shelf, rows, held, digest, least)
+            left = shelve(target, self._shelf, rows, token_range, digest, least)
             return left is not None
 
         with self._busy:
@@ -223,10 +225,10 @@ class Maintenance:
             return []
         batches: Iterable[Batch]
         if view.table.kind == "stream":
-            batches = (batch for run in view.frozen for batch in run.batches)
+            batches = (batch for each in view.frozen for batch in each.batches)
         else:
             batches = _sorted_out(view)
-        in_memory = sum(len(run) for run in (*view.frozen, *view.runs))
+        in_memory = sum(len(each) for each in (*view.frozen, *view.memtables))
         offset = max(0, view.next_offset - in_memory)
         ranged = self._shelf.write(replica, view.table, batches, "flush", NEW, WHOLE, offset)
         return [] if ranged is None else [ranged]
@@ -350,9 +352,9 @@ class Maintenance:
         self, replica: StoredReplica, manifest: Manifest, view: TableView, job: Job
     ) -> Iterator[Ranged]:
         """Write segments of about one piece each; together their ranges cover the job's."""
-        oldest = compaction.oldest_beside(view, job.inputs, job.held)
+        oldest = compaction.oldest_beside(view, job.inputs, job.range)
         limit = self._volume.settings.piece_bytes if job.level == SETTLED else 1 << 62
-        parts = cut(job.inputs, job.held, MERGE_BYTES)
+        parts = cut(job.inputs, job.range, MERGE_BYTES)
         while parts:
             taken: list[TokenRange] = []
 
@@ -369,11 +371,11 @@ class Maintenance:
             written = self._shelf.write(replica, view.table, batches(), "merge", job.level, WHOLE)
             if written is not None:
                 if job.level == SETTLED:
-                    written.held = TokenRange(start, taken[-1].end)
+                    written.range = TokenRange(start, taken[-1].end)
                 yield written
 
     def _join(self, replica: StoredReplica, view: TableView, job: Job) -> list[Ranged]:
-        batches = records(structs.replace(view, segments=job.inputs, frozen=(), runs=()), 0)
+        batches = records(structs.replace(view, segments=job.inputs, frozen=(), memtables=()), 0)
         offset = job.inputs[0].offset
         ranged = self._shelf.write(replica, view.table, batches, "merge", job.level, WHOLE, offset)
         return [] if ranged is None else [ranged]
@@ -388,11 +390,11 @@ def _sorted_out(view: TableView) -> Iterator[Batch]:
 
     All at once if that needs little memory: sorting piece by piece reads each row several times.
     """
-    if sum(run.bytes for run in view.frozen) > FLUSH_BYTES_MAX:
+    if sum(each.bytes for each in view.frozen) > FLUSH_BYTES_MAX:
         for piece in sweep(view.table, view.frozen, WHOLE, MERGE_BYTES):
             yield from piece
         return
-    every = concat(view.table, [batch for run in view.frozen for batch in run.batches])
+    every = concat(view.table, [batch for each in view.frozen for batch in each.batches])
     order = newest_rows(every)
     step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
     for start in range(0, len(order), step):

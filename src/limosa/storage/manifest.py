@@ -30,7 +30,7 @@ class SegmentName(Struct, array_like=True, frozen=True):
 
     file: str
     level: int
-    held: TokenRange
+    range: TokenRange
     offset: int = 0
     """Offset of the first record, if it is a stream's segment."""
 

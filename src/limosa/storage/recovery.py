@@ -179,4 +179,4 @@ class Recovery:
 
 def open_segment(files: Files, directory: str, name: SegmentName) -> Ranged:
     segment = Segment(files, f"{directory}/{name.file}")
-    return Ranged(name.file, name.level, name.held, name.offset, segment)
+    return Ranged(name.file, name.level, name.range, name.offset, segment)

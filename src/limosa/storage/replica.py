@@ -30,7 +30,7 @@ from limosa.core.producers import Producers
 from limosa.errors import BadInput
 from limosa.storage.log import Place
 from limosa.storage.manifest import Manifest, SegmentName, TableManifest
-from limosa.storage.memtable import Filter, RowRun, added
+from limosa.storage.memtable import Filter, Memtable, added
 from limosa.storage.view import Ranged, TableView, View, has_key
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table, newer
@@ -43,26 +43,26 @@ class Logged:
     """An entry of the log, and the place of its frame. Once its rows are in a segment, they are
     dropped from memory, and read from the frame when needed."""
 
-    __slots__ = ("entry", "place", "rowless", "runs", "size")
+    __slots__ = ("entry", "memtables", "place", "rowless", "size")
 
     def __init__(self, entry: Entry, place: Place) -> None:
         self.entry = entry
         self.place = place
         self.size = entry.bytes
         self.rowless = False
-        self.runs: tuple[RowRun, ...] | None = None
+        self.memtables: tuple[Memtable, ...] | None = None
 
-    def as_runs(self) -> tuple[RowRun, ...]:
+    def as_memtables(self) -> tuple[Memtable, ...]:
         """Its rows with their version, ready for lookups."""
-        if self.runs is None:
+        if self.memtables is None:
             rows = self.entry.rows
             batches = rows.batches if isinstance(rows, Bundle) else ()
             at = self.entry.at
-            self.runs = tuple(RowRun.at(batch, at) for batch in batches)
-        return self.runs
+            self.memtables = tuple(Memtable.at(batch, at) for batch in batches)
+        return self.memtables
 
     def forget_rows(self) -> None:
-        self.runs = None
+        self.memtables = None
         if self.entry.rows is not None:
             self.entry = structs.replace(self.entry, rows=None)
             self.rowless = True
@@ -122,7 +122,9 @@ class StoredReplica:
     @property
     def memory_bytes(self) -> int:
         return sum(
-            run.bytes for view in self.view.tables.values() for run in (*view.runs, *view.frozen)
+            each.bytes
+            for view in self.view.tables.values()
+            for each in (*view.memtables, *view.frozen)
         )
 
     # --- changes
@@ -217,9 +219,9 @@ class StoredReplica:
         for logged in self.log[start:stop]:
             collected = max(collected, logged.entry.collects)
             self._oldest_run = min(self._oldest_run, logged.place.file)
-            for run in logged.as_runs():
-                _add(tables, run)
-            logged.runs = None
+            for memtable in logged.as_memtables():
+                _add(tables, memtable)
+            logged.memtables = None
         self.view = View(to, collected, tables)
 
     def _apply_slice(self, all_rows: Iterable[object]) -> None:
@@ -227,7 +229,7 @@ class StoredReplica:
         for rows in all_rows:
             assert isinstance(rows, Bundle)
             for batch in rows.batches:
-                _add(tables, RowRun.of(batch))
+                _add(tables, Memtable.of(batch))
         self.view = structs.replace(self.view, tables=tables)
 
     # --- reading
@@ -236,8 +238,8 @@ class StoredReplica:
         """A view of all rows in the log, committed or not; the latter may still be truncated."""
         tables = dict(self.view.tables)
         for logged in self.tail(self.watermark):
-            for run in logged.as_runs():
-                _add(tables, run)
+            for memtable in logged.as_memtables():
+                _add(tables, memtable)
         return structs.replace(self.view, tables=tables)
 
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
@@ -246,9 +248,9 @@ class StoredReplica:
         comparable = table.comparable_key(key)
         start = bisect_right(self.positions, self.watermark)
         for logged in reversed(self.log[start:]):
-            for run in reversed(logged.as_runs()):
-                if run.table.id == table.id:
-                    for batch, row in reversed(run.find(token)):
+            for memtable in reversed(logged.as_memtables()):
+                if memtable.table.id == table.id:
+                    for batch, row in reversed(memtable.find(token)):
                         if has_key(batch, row, comparable):
                             return 0 if _is_deleted(batch, row) else logged.entry.at
         found = self.view.find(table, key)
@@ -279,7 +281,7 @@ class StoredReplica:
     def freeze(self, sequence: int) -> Manifest:
         """Set committed rows aside for new segments; return the manifest without them."""
         tables = {
-            name: structs.replace(view, runs=(), frozen=(*view.frozen, *view.runs))
+            name: structs.replace(view, memtables=(), frozen=(*view.frozen, *view.memtables))
             for name, view in self.view.tables.items()
         }
         self.view = structs.replace(self.view, tables=tables)
@@ -343,23 +345,23 @@ class StoredReplica:
 
 
 def describe_table(view: TableView) -> TableManifest:
-    in_memory = sum(len(run) for run in (*view.runs, *view.frozen))
+    in_memory = sum(len(each) for each in (*view.memtables, *view.frozen))
     names = tuple(name_of(ranged) for ranged in view.segments)
     return TableManifest(view.table.encode(), names, max(0, view.next_offset - in_memory))
 
 
 def name_of(ranged: Ranged) -> SegmentName:
-    return SegmentName(ranged.file, ranged.level, ranged.held, ranged.offset)
+    return SegmentName(ranged.file, ranged.level, ranged.range, ranged.offset)
 
 
-def _add(tables: dict[str, TableView], run: RowRun) -> None:
-    table = run.table
+def _add(tables: dict[str, TableView], memtable: Memtable) -> None:
+    table = memtable.table
     view = tables.get(table.id) or TableView(table)
     tables[table.id] = structs.replace(
         view,
         table=newer(view.table, table),
-        runs=added(view.runs, run),
-        next_offset=view.next_offset + len(run) if table.kind == "stream" else 0,
+        memtables=added(view.memtables, memtable),
+        next_offset=view.next_offset + len(memtable) if table.kind == "stream" else 0,
     )
 
 

@@ -239,10 +239,10 @@ class Segment:
 
     # --- sorted by token
 
-    def _touching(self, held: TokenRange) -> range:
+    def _touching(self, token_range: TokenRange) -> range:
         """The blocks that may hold rows of a range."""
-        first = bisect_left(self._last_tokens, held.start)
-        return range(first, bisect_left(self._first_tokens, held.end))
+        first = bisect_left(self._last_tokens, token_range.start)
+        return range(first, bisect_left(self._first_tokens, token_range.end))
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
         """The rows with this token: rarely more than one."""
@@ -272,36 +272,36 @@ class Segment:
             number += 1
         return found
 
-    def spans(self, held: TokenRange) -> list[Span]:
+    def spans(self, token_range: TokenRange) -> list[Span]:
         found = []
-        for number in self._touching(held):
+        for number in self._touching(token_range):
             block = self.index.blocks[number]
             first, last = block.first_token, block.last_token
-            start, end = max(first, held.start), min(last, held.end - 1)
+            start, end = max(first, token_range.start), min(last, token_range.end - 1)
             found.append(Span(start, end, block.size * (end - start + 1) // (last - first + 1)))
         return found
 
-    def within(self, held: TokenRange) -> list[Batch]:
+    def within(self, token_range: TokenRange) -> list[Batch]:
         found = []
-        for number in self._touching(held):
+        for number in self._touching(token_range):
             batch = self.block(number)
-            start, stop = span(batch.tokens, held)
+            start, stop = span(batch.tokens, token_range)
             if start < stop:
                 found.append(batch if stop - start == len(batch) else batch.slice(start, stop))
         return found
 
-    def check_again(self, held: TokenRange) -> None:
+    def check_again(self, token_range: TokenRange) -> None:
         """Verify the checksums of a range again: bytes may have changed since the first read."""
-        for number in self._touching(held):
+        for number in self._touching(token_range):
             self._content_of(number)
 
-    def about(self, held: TokenRange) -> int:
+    def about(self, token_range: TokenRange) -> int:
         """Estimate the rows in a range without reading: exact for whole blocks."""
         rows = 0
-        for number in self._touching(held):
+        for number in self._touching(token_range):
             block = self.index.blocks[number]
             first, last = block.first_token, block.last_token
-            inside = min(last, held.end - 1) - max(first, held.start) + 1
+            inside = min(last, token_range.end - 1) - max(first, token_range.start) + 1
             rows += block.rows * inside // (last - first + 1)
         return rows
 

@@ -52,7 +52,7 @@ class Shelf:
         batches: Iterable[Batch],
         why: str,
         level: int,
-        held: TokenRange,
+        token_range: TokenRange,
         offset: int = 0,
     ) -> Ranged | None:
         path = f"{self.path(replica)}/{self._new_name(replica, why)}"
@@ -60,7 +60,7 @@ class Shelf:
         if write_segment(self.files, path, table, batches) is None:
             return None
         name = path.rsplit("/", 1)[1]
-        return Ranged(name, level, held, offset, Segment(self.files, path))
+        return Ranged(name, level, token_range, offset, Segment(self.files, path))
 
     def _new_name(self, replica: StoredReplica, why: str) -> str:
         """A name that was never used, here or elsewhere: linked segments keep their names."""

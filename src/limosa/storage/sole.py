@@ -29,7 +29,7 @@ ENTRIES_KEPT = 64
 
 
 class SoleOwner:
-    """The owner and only replica of a partition, in one run of one process."""
+    """The owner and only replica of a partition, in one lifetime of one process."""
 
     def __init__(
         self, store: Store, partition: PartitionId, incarnation: Incarnation, volume: str = "v1"
@@ -86,7 +86,7 @@ class SoleOwner:
         producer: str = "",
         sequence: int = 0,
         floor: int = 0,
-        held: TokenRange | None = None,
+        token_range: TokenRange | None = None,
     ) -> Position:
         """Order rows without making them durable; a retry of an applied part changes nothing."""
         with self._ordering:
@@ -98,7 +98,7 @@ class SoleOwner:
                 if applied and not len(rows):
                     return max(part.at for part in applied)
             return self._append(
-                Entry(self._next(), self._last, rows, producer, sequence, floor, held)
+                Entry(self._next(), self._last, rows, producer, sequence, floor, token_range)
             )
 
     def collect(self, up_to: Position) -> Position:

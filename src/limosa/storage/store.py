@@ -154,7 +154,10 @@ class Store:
         self._homes.pop(key, None)
 
     def sync(self) -> int:
-        """Make all earlier writes durable; returns the ticket up to which they are."""
+        """Makes everything written so far durable; returns the ticket of the last such write.
+
+        Raises `VolumeFailed` if a volume can't, and from then on every time: no sync is retried.
+        """
         ticket = self._ticket
         for disk in list(self._disks.values()):
             disk.volume.sync()
@@ -172,7 +175,7 @@ class Store:
     # ------------------------------------------------------------ reading
 
     def restored(self, node: NodeId) -> tuple[HeldReplica, ...]:
-        """What the volumes held when the process started."""
+        """The replicas that the volumes had at the start, except damaged ones."""
         return tuple(h for disk in self._disks.values() for h in disk.volume.restored(node))
 
     def view(
@@ -200,7 +203,10 @@ class Store:
         after: Position,
         bytes_max: int = EVERYTHING,
     ) -> list[Entry]:
-        """Entries of a replica's log after a position: at least one, then up to so many bytes."""
+        """Entries of a replica's log after a position: at least one, then up to `bytes_max`.
+
+        Raises `BadInput` if the log no longer has these entries.
+        """
         disk, replica = self._replica((partition, incarnation))
         return disk.volume.tail(replica, after, bytes_max)
 
@@ -263,7 +269,9 @@ class Store:
         disk, replica = self._replica((partition, incarnation))
         disk.maintenance.compact(replica)
 
-    def adopt(self, source: ReplicaKey, target: ReplicaKey, held: TokenRange = WHOLE) -> None:
+    def adopt(
+        self, source: ReplicaKey, target: ReplicaKey, token_range: TokenRange = WHOLE
+    ) -> None:
         """Give a replica the committed rows of another one, or those of a range, by linking files.
 
         This serves splits, merges and copies to another volume. The highest version of a row
@@ -271,13 +279,13 @@ class Store:
         """
         disk, given = self._replica(target)
         origin, giver = self._replica(source)
-        disk.maintenance.adopt(giver, origin.maintenance, given, held)
+        disk.maintenance.adopt(giver, origin.maintenance, given, token_range)
 
     def shelve(
         self,
         target: ReplicaKey,
         rows: Sequence[Bundle],
-        held: TokenRange,
+        token_range: TokenRange,
         digest: int,
         collected: Position = 0,
         least: int = 0,
@@ -289,7 +297,7 @@ class Store:
         smaller than `least` bytes are returned instead.
         """
         disk, replica = self._replica(target)
-        return disk.maintenance.shelve(replica, rows, held, digest, collected, least)
+        return disk.maintenance.shelve(replica, rows, token_range, digest, collected, least)
 
     def can_link(self, source: ReplicaKey, target: ReplicaKey) -> bool:
         """Are both on one file system? Otherwise bytes would be copied, which blocks others."""

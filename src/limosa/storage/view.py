@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from limosa.core.model.keys import WHOLE, Position, TokenRange
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput, InvalidKey
-from limosa.storage.memtable import Filter, RowRun, Runs
+from limosa.storage.memtable import Filter, Memtable, Memtables
 from limosa.storage.segment import Segment
 from limosa.tabular.digest import Digest, digest, digests_by_bucket
 from limosa.tabular.merge import MergeSource, Span, cut, sweep, which_count
@@ -39,14 +39,14 @@ NEW, GOING, SETTLED = 0, 1, 2
 class Ranged:
     """The part of a segment that counts in this replica."""
 
-    __slots__ = ("file", "held", "level", "offset", "segment")
+    __slots__ = ("file", "level", "offset", "range", "segment")
 
     def __init__(
-        self, file: str, level: int, held: TokenRange, offset: int, segment: Segment
+        self, file: str, level: int, token_range: TokenRange, offset: int, segment: Segment
     ) -> None:
         self.file = file
         self.level = level
-        self.held = held
+        self.range = token_range
         self.offset = offset
         self.segment = segment
 
@@ -59,26 +59,26 @@ class Ranged:
         return self.segment.max_version
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
-        held = self.held
-        return self.segment.find(token) if held.start <= token < held.end else []
+        token_range = self.range
+        return self.segment.find(token) if token_range.start <= token < token_range.end else []
 
-    def spans(self, held: TokenRange) -> list[Span]:
-        both = overlap(self.held, held)
+    def spans(self, token_range: TokenRange) -> list[Span]:
+        both = overlap(self.range, token_range)
         return [] if both is None else self.segment.spans(both)
 
-    def within(self, held: TokenRange) -> list[Batch]:
-        both = overlap(self.held, held)
+    def within(self, token_range: TokenRange) -> list[Batch]:
+        both = overlap(self.range, token_range)
         return [] if both is None else self.segment.within(both)
 
     def digest(self, table: Table) -> int:
         """The digest of all its rows, whether they count or not. Blocks cache their digests, but
         their checksums are verified again."""
-        self.segment.check_again(self.held)
+        self.segment.check_again(self.range)
         return sum(concat(table, [batch]).digest() for batch in self.within(WHOLE))
 
     @property
     def rows(self) -> int:
-        return len(self.segment) if self.held == WHOLE else self.segment.about(self.held)
+        return len(self.segment) if self.range == WHOLE else self.segment.about(self.range)
 
     @property
     def bytes(self) -> int:
@@ -111,10 +111,10 @@ class StoredRow(Struct, frozen=True):
 
     def values(self, table: Table) -> dict[str, Any]:
         """The values as Python objects; an error if Python can't represent one of them."""
-        batch, held = self.batch, self.batch.table
-        if held.version == table.version >= self.present.version:
-            return read_row(held.names, batch.readers, self.row)
-        readers = dict(zip(held.names, batch.readers, strict=True))
+        batch, stored = self.batch, self.batch.table
+        if stored.version == table.version >= self.present.version:
+            return read_row(stored.names, batch.readers, self.row)
+        readers = dict(zip(stored.names, batch.readers, strict=True))
         seen = readers.keys() & newer(table, self.present).names
         names = [name for name in table.names if name in seen]
         values = read_row(names, [readers[name] for name in names], self.row)
@@ -147,9 +147,9 @@ class SegmentOrder:
         known, settled = self._known
         if known is not segments:
             found = [ranged for ranged in segments if ranged.level == SETTLED]
-            found.sort(key=lambda ranged: ranged.held.start)
-            starts = [ranged.held.start for ranged in found]
-            settled = (starts, [(ranged.held.end, ranged.segment) for ranged in found])
+            found.sort(key=lambda ranged: ranged.range.start)
+            starts = [ranged.range.start for ranged in found]
+            settled = (starts, [(ranged.range.end, ranged.segment) for ranged in found])
             self._known = (segments, settled)
         return settled
 
@@ -158,9 +158,9 @@ class TableView(Struct, frozen=True, dict=True):
     """One table's or stream's rows."""
 
     table: Table
-    runs: Runs = ()
-    frozen: Runs = ()
-    """Runs that are being written to a segment."""
+    memtables: Memtables = ()
+    frozen: Memtables = ()
+    """Memtables that are being written to a segment."""
     segments: tuple[Ranged, ...] = ()
     next_offset: int = 0
     """The offset of a stream's next record."""
@@ -169,12 +169,12 @@ class TableView(Struct, frozen=True, dict=True):
 
     @property
     def sources(self) -> list[MergeSource]:
-        return [*self.segments, *self.frozen, *self.runs]
+        return [*self.segments, *self.frozen, *self.memtables]
 
     @cached_property
-    def _in_memory(self) -> list[RowRun]:
+    def _in_memory(self) -> list[Memtable]:
         """The last written first: of rows with equal versions, the last written one counts."""
-        return [*reversed(self.runs), *reversed(self.frozen)]
+        return [*reversed(self.memtables), *reversed(self.frozen)]
 
     @cached_property
     def _unsettled(self) -> list[Ranged]:
@@ -196,8 +196,8 @@ class TableView(Struct, frozen=True, dict=True):
         highest = -1
         if self._in_memory:
             mask, may_have = self._learned.probe
-            for run in self._in_memory if may_have(token & mask) else ():
-                if run.max_version > highest and (found := run.find(token)):
+            for memtable in self._in_memory if may_have(token & mask) else ():
+                if memtable.max_version > highest and (found := memtable.find(token)):
                     best, highest = _newest_of(found, key, best, highest)
         for ranged in self._unsettled:
             if ranged.max_version > highest:
@@ -222,12 +222,12 @@ class TableView(Struct, frozen=True, dict=True):
     @property
     def rows(self) -> int:
         """The number of stored rows; a key that was written twice may count twice."""
-        memory = sum(len(run) for run in (*self.runs, *self.frozen))
+        memory = sum(len(each) for each in (*self.memtables, *self.frozen))
         return memory + sum(ranged.rows for ranged in self.segments)
 
     @property
     def bytes(self) -> int:
-        memory = sum(run.bytes for run in (*self.runs, *self.frozen))
+        memory = sum(each.bytes for each in (*self.memtables, *self.frozen))
         return memory + sum(ranged.bytes for ranged in self.segments)
 
 
@@ -312,7 +312,7 @@ class View(Struct, frozen=True):
     # --- many rows
 
     def batches(
-        self, table: Table, held: TokenRange = WHOLE, tombstones: bool = False
+        self, table: Table, token_range: TokenRange = WHOLE, tombstones: bool = False
     ) -> Iterator[Batch]:
         """The newest row of every key, sorted by token, in the table's present columns."""
         view = self.tables.get(table.id)
@@ -322,13 +322,13 @@ class View(Struct, frozen=True):
         present = newer(table, view.table)
         if table.kind == "stream":
             for batch in records(view, 0):
-                yield concat(present, [batch.where(batch.in_range(held))])
+                yield concat(present, [batch.where(batch.in_range(token_range))])
             return
-        for piece in sweep(present, view.sources, held, SCAN_BYTES):
+        for piece in sweep(present, view.sources, token_range, SCAN_BYTES):
             for batch in piece:
                 yield self._visible(concat(present, [batch]), tombstones)
 
-    def copied(self, table: Table, held: TokenRange, up_to: Position) -> Iterator[Batch]:
+    def copied(self, table: Table, token_range: TokenRange, up_to: Position) -> Iterator[Batch]:
         """Rows of a range for another replica, including tombstones, not sorted as a whole.
 
         First settled segments as they are, then the newest version of every other row; so a row may
@@ -337,15 +337,15 @@ class View(Struct, frozen=True):
         view = self.tables.get(table.id)
         if view is None or table.kind == "stream" or self._has_collected(view):
             # Without a collected tombstone, the row that it hides would come back.
-            yield from self.batches(table, held, tombstones=True)
+            yield from self.batches(table, token_range, tombstones=True)
             return
         sources = [source for source in view.sources if source.min_version <= up_to]
         settled = [each for each in sources if isinstance(each, Ranged) and each.level == SETTLED]
-        for ranged in sorted(settled, key=lambda each: each.held.start):
-            for batch in ranged.within(held):
+        for ranged in sorted(settled, key=lambda each: each.range.start):
+            for batch in ranged.within(token_range):
                 yield concat(view.table, [batch])
         others = [each for each in sources if not isinstance(each, Ranged) or each.level != SETTLED]
-        for piece in sweep(view.table, others, held, SCAN_BYTES):
+        for piece in sweep(view.table, others, token_range, SCAN_BYTES):
             for batch in piece:
                 yield concat(view.table, [batch])
 
@@ -354,8 +354,10 @@ class View(Struct, frozen=True):
         if not self.collected:
             return False
         at_rest = any(ranged.segment.index.tombstones for ranged in view.segments)
-        runs = (*view.frozen, *view.runs)
-        return at_rest or any(batch.deleted is not None for run in runs for batch in run.batches)
+        memtables = (*view.frozen, *view.memtables)
+        return at_rest or any(
+            batch.deleted is not None for each in memtables for batch in each.batches
+        )
 
     def _visible(self, batch: Batch, tombstones: bool) -> Batch:
         if batch.deleted is None:
@@ -370,7 +372,7 @@ class View(Struct, frozen=True):
         table: Table,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
-        held: TokenRange = WHOLE,
+        token_range: TokenRange = WHOLE,
         empty_too: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Rows as Arrow batches, sorted by token; empty batches only with `empty_too`."""
@@ -380,7 +382,7 @@ class View(Struct, frozen=True):
                 raise BadInput(
                     f"no such columns: {', '.join(unknown)}", "use the table's column names"
                 )
-        for batch in self.batches(table, held):
+        for batch in self.batches(table, token_range):
             rows = table.widen(batch.columns)
             if filter is not None:
                 rows = rows.filter(filter)
@@ -426,11 +428,13 @@ class View(Struct, frozen=True):
             return sum(batch.digest() for batch in self.batches(view.table, tombstones=True))
         total = sum(ranged.digest(view.table) for ranged in view.segments)
         settled_first = sorted(
-            view.segments, key=lambda each: (each.level != SETTLED, each.held.start)
+            view.segments, key=lambda each: (each.level != SETTLED, each.range.start)
         )
         for part in cut(view.sources, WHOLE, SCAN_BYTES):
             at_rest = [batch for ranged in settled_first for batch in ranged.within(part)]
-            found = [batch for run in (*view.frozen, *view.runs) for batch in run.within(part)]
+            found = [
+                batch for each in (*view.frozen, *view.memtables) for batch in each.within(part)
+            ]
             counts = self._which_count(view.table, [*at_rest, *found])
             of_rest, of_found = counts[: len(at_rest)], counts[len(at_rest) :]
             hidden = [
@@ -473,15 +477,15 @@ class View(Struct, frozen=True):
                 sums = [one + other for one, other in zip(sums, more, strict=True)]
         return sums
 
-    def table_digest(self, table: Table, held: TokenRange = WHOLE) -> Digest:
+    def table_digest(self, table: Table, token_range: TokenRange = WHOLE) -> Digest:
         total = Digest.EMPTY
-        for batch in self.batches(table, held, tombstones=True):
+        for batch in self.batches(table, token_range, tombstones=True):
             total = total + digest(batch.hashes())
         return total
 
-    def count(self, table: Table, held: TokenRange = WHOLE) -> int:
+    def count(self, table: Table, token_range: TokenRange = WHOLE) -> int:
         """The exact count; reads tokens and tombstones of all rows."""
-        return sum(len(batch) for batch in self.batches(table, held))
+        return sum(len(batch) for batch in self.batches(table, token_range))
 
     @property
     def size(self) -> Size:
@@ -496,9 +500,9 @@ def records(view: TableView, offset: int) -> Iterator[Batch]:
         if ranged.end > offset:  # adopted segments may overlap with earlier ones
             yield from ranged.segment.from_row(max(0, offset - ranged.offset))
             offset = ranged.end
-    runs = (*view.frozen, *view.runs)
-    start = view.next_offset - sum(len(run) for run in runs)
-    for batch in (batch for run in runs for batch in run.batches):
+    memtables = (*view.frozen, *view.memtables)
+    start = view.next_offset - sum(len(each) for each in memtables)
+    for batch in (batch for each in memtables for batch in each.batches):
         skip = max(0, offset - start)
         if skip < len(batch):
             yield batch.slice(skip, len(batch)) if skip else batch

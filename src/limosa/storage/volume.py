@@ -179,8 +179,8 @@ class Volume:
     def _discard(self, key: ReplicaKey, change: DiscardReplica) -> None:
         """Discard in constant time; maintenance deletes the files later."""
         name = directory_of(*key)
-        held = self.replicas.pop(key, None) is not None
-        if held or name in self.refused:
+        existed = self.replicas.pop(key, None) is not None
+        if existed or name in self.refused:
             self.refused.pop(name, None)
             self._advanced.pop(key, None)
             self._append(key, change)

@@ -40,30 +40,30 @@ class MergeSource(Protocol):
 
     def find(self, token: int) -> list[tuple[Batch, int]]: ...
 
-    def spans(self, held: TokenRange) -> list[Span]:
+    def spans(self, token_range: TokenRange) -> list[Span]:
         """Where its rows of a range lie, roughly."""
         ...
 
-    def within(self, held: TokenRange) -> list[Batch]:
+    def within(self, token_range: TokenRange) -> list[Batch]:
         """Its rows of a range; no batch is empty."""
         ...
 
 
 def sweep(
-    table: Table, sources: Sequence[MergeSource], held: TokenRange, piece_bytes: int
+    table: Table, sources: Sequence[MergeSource], token_range: TokenRange, piece_bytes: int
 ) -> Iterator[list[Batch]]:
     """The newest row of every key of a range, piece by piece, in the order of tokens.
 
     A piece is a few batches that follow each other, so that what needs no merging is not copied.
     """
-    for part in cut(sources, held, piece_bytes):
+    for part in cut(sources, token_range, piece_bytes):
         yield merged(table, sources, part)
 
 
-def merged(table: Table, sources: Sequence[MergeSource], held: TokenRange) -> list[Batch]:
+def merged(table: Table, sources: Sequence[MergeSource], token_range: TokenRange) -> list[Batch]:
     # Older ones first: then rows of one key mostly follow each other as their versions do.
     by_age = sorted(sources, key=attrgetter("max_version"))
-    found = [batches for source in by_age if (batches := source.within(held))]
+    found = [batches for source in by_age if (batches := source.within(token_range))]
     if not found:
         return []
     if len(found) == 1 and is_sorted(found[0]):
@@ -71,12 +71,14 @@ def merged(table: Table, sources: Sequence[MergeSource], held: TokenRange) -> li
     return [newest(concat(table, [batch for batches in found for batch in batches]))]
 
 
-def cut(sources: Sequence[MergeSource], held: TokenRange, piece_bytes: int) -> list[TokenRange]:
+def cut(
+    sources: Sequence[MergeSource], token_range: TokenRange, piece_bytes: int
+) -> list[TokenRange]:
     """Cut a range so that each part holds about so many bytes."""
-    spans = [span for source in sources for span in source.spans(held)]
+    spans = [span for source in sources for span in source.spans(token_range)]
     count = -(-sum(span.bytes for span in spans) // piece_bytes)
     if count <= 1:
-        return [held]
+        return [token_range]
     firsts, lasts, sizes = (np.array(column, np.float64) for column in zip(*spans, strict=True))
     # A span is taken for a few equal lumps along its tokens, each known by where it ends.
     lumps = max(8, 4 * count // len(spans))
@@ -86,8 +88,10 @@ def cut(sources: Sequence[MergeSource], held: TokenRange, piece_bytes: int) -> l
     below = np.cumsum(np.repeat(sizes / lumps, lumps)[order])
     wanted = np.searchsorted(below, (np.arange(1, count) - 1e-6) * (below[-1] / count))
     chosen = places[order][np.minimum(wanted, len(places) - 1)]
-    inner = sorted({int(token) for token in chosen if held.start < int(token) < held.end})
-    bounds = [held.start, *inner, held.end]
+    inner = sorted(
+        {int(token) for token in chosen if token_range.start < int(token) < token_range.end}
+    )
+    bounds = [token_range.start, *inner, token_range.end]
     return [TokenRange(start, end) for start, end in pairwise(bounds)]
 
 

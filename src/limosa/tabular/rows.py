@@ -166,16 +166,16 @@ class Batch:
     def where(self, wanted: Flags) -> "Batch":
         return self if wanted.all() else self.take(np.flatnonzero(wanted))
 
-    def in_range(self, held: TokenRange) -> Flags:
+    def in_range(self, token_range: TokenRange) -> Flags:
         # The last token is 2**63 - 1, so that the end of the space is no int64.
-        return (self.tokens >= held.start) & (self.tokens <= held.end - 1)
+        return (self.tokens >= token_range.start) & (self.tokens <= token_range.end - 1)
 
-    def lies_in(self, held: TokenRange) -> bool:
+    def lies_in(self, token_range: TokenRange) -> bool:
         """Do all rows?"""
         tokens = self.tokens
         if len(tokens) == 1:
-            return held.start <= tokens.item(0) < held.end
-        return bool(tokens.min() >= held.start and tokens.max() <= held.end - 1)
+            return token_range.start <= tokens.item(0) < token_range.end
+        return bool(tokens.min() >= token_range.start and tokens.max() <= token_range.end - 1)
 
     def split(self, lookup: Lookup) -> "list[tuple[int, Batch]]":
         """What each partition gets, in the order of partitions; rows keep their order."""
@@ -349,12 +349,12 @@ class Bundle:
         if not ranges:
             return self
         return Bundle(
-            batch.where(~np.logical_or.reduce([batch.in_range(held) for held in ranges]))
+            batch.where(~np.logical_or.reduce([batch.in_range(each) for each in ranges]))
             for batch in self.batches
         )
 
-    def within(self, held: TokenRange) -> "Bundle":
-        return Bundle(batch.where(batch.in_range(held)) for batch in self.batches)
+    def within(self, token_range: TokenRange) -> "Bundle":
+        return Bundle(batch.where(batch.in_range(token_range)) for batch in self.batches)
 
     def split(self, starts: Starts) -> "list[tuple[int, Bundle]]":
         """One pass over each batch; if one partition gets all, it is this very bundle."""

@@ -1,13 +1,12 @@
 """How does one process send to another without waiting for it?
 
-A `Link` is one open stream in one direction: messages are put into its outbox by any thread and
-never block it; a thread of its own packs what has piled up into one frame and sends it. A peer that
-does not take what it is sent loses messages, as on any network, and the core sends them again.
+A `StreamSender` is the sending side of one stream. Any thread puts messages into its outbox and
+never blocks; the sender's own thread packs the outbox into frames and sends them. If the peer does
+not accept them, the outbox overflows and messages are lost, as on any network: the core retries.
 
-An `Outbound` keeps a link to one address open: it connects, connects again when it broke, and
-passes on what the other side says on the same stream. A thread of its own reads; but a caller that
-waits for one answer, and for nothing else, had better read it itself, and spare a change of
-threads. While such callers come, the link's thread leaves the stream to them.
+An `Outbound` keeps a link to one address open: it connects, reconnects when the stream broke, and
+passes on what the peer sends on the same stream. Its own thread reads, or a caller does (`lone`).
+`protocol.peers.NodeLinks` keeps one `Outbound` for each node.
 """
 
 import sys
@@ -16,12 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from limosa.errors import BadInput
+from limosa.transport.lone import PendingAnswers, ReadingTurns
 
 OUTBOX_MESSAGES_MAX = 20_000
 OUTBOX_BYTES_MAX = 128 << 20
@@ -225,8 +226,6 @@ class Outbound:
     """
 
     RETRY_SECONDS = 0.1
-    LEFT_SECONDS = 0.01
-    """So long after a caller has read, the stream is left to the next one."""
 
     def __init__(
         self,
@@ -234,11 +233,9 @@ class Outbound:
         connect: Callable[[], Stream],
         received: Callable[[pa.Buffer], None],
         disconnected: Callable[[BaseException], None] = lambda error: None,
-        is_idle: Callable[[], bool] = lambda: False,
+        pending: PendingAnswers | None = None,
     ) -> None:
         self.name = name
-        self._is_idle = is_idle
-        """Is nothing expected of the other side, but by a caller who reads?"""
         self._connect = connect
         self._received = received
         self._disconnected = disconnected
@@ -249,14 +246,7 @@ class Outbound:
         self._wanted = threading.Event()
         self._waiting_since: float | None = None
         """When something was said that nothing was heard after."""
-        self._turn = threading.Lock()
-        """Of whoever reads."""
-        self._reader: int | None = None
-        """The caller's thread, if that is who."""
-        self._needed = threading.Event()
-        """There are answers to come that no caller reads."""
-        self._visits = 0
-        """How often callers came to read."""
+        self.turns = ReadingTurns(self._read_for_caller, self.cut, pending)
         self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
         self._thread.start()
 
@@ -286,12 +276,9 @@ class Outbound:
                     for message in self._waiting:
                         stream.link.send(message)
                     self._waiting.clear()
+                read = partial(self._read, stream)
                 while True:
-                    visits = self._visits
-                    with self._turn:
-                        self._read(stream)
-                    if self._visits != visits:
-                        self._leave_to_callers()
+                    self.turns.read_as_link(read)
             except StopIteration:
                 self._broke(stream, ConnectionError("the other side ended the stream"))
             except Exception as error:
@@ -302,41 +289,13 @@ class Outbound:
         self.heard()
         self._received(frame)
 
-    def _leave_to_callers(self) -> None:
-        """As long as they come, and nothing else is asked for."""
-        self._needed.clear()
-        visits = -1
-        while self._visits != visits and self._is_idle():
-            visits = self._visits
-            if self._needed.wait(self.LEFT_SECONDS):
-                return
-
-    def read_here(self, is_done: Callable[[], bool]) -> None:
-        """Pass on the next frame, on the caller's time, unless somebody is at it already.
-
-        What goes wrong is found again by the link's thread.
-        """
-        self._visits += 1
+    def _read_for_caller(self) -> None:
         stream = self._stream
-        if stream is not None and self._turn.acquire(blocking=False):
-            self._reader = threading.get_ident()
+        if stream is not None:
             try:
-                if not is_done():
-                    self._read(stream)
-            except Exception:
+                self._read(stream)
+            except Exception:  # the link's thread finds it again
                 stream.cancel()
-            finally:
-                self._reader = None
-                self._turn.release()
-
-    def release(self, caller: int) -> None:
-        """That thread waits for nothing any more: if it reads, there is no other way to tell it."""
-        if self._reader == caller:
-            self.cut()
-
-    def resume(self) -> None:
-        """Let the link's thread read: there is something to come that no caller reads."""
-        self._needed.set()
 
     def _broke(self, stream: Stream | None, error: BaseException) -> None:
         with self._lock:
@@ -354,7 +313,7 @@ class Outbound:
             stream.link.pump()
 
     def wake(self) -> None:
-        self.resume()
+        self.turns.resume()
         stream = self._stream
         if stream is not None:
             stream.link.wake()
@@ -381,6 +340,6 @@ class Outbound:
         self._stopping.set()
         self._wanted.set()
         self.cut()
-        self.resume()
+        self.turns.resume()
         if self._thread is not threading.current_thread():
             self._thread.join(2.0)

@@ -17,6 +17,7 @@ from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
 from limosa.core.insight.proposing import filling, planned
 from limosa.core.insight.watching import WatchedRun
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
@@ -109,7 +110,8 @@ class Script:
 
     def _carry_out(self, plan: RunPlan) -> None:
         began = time.time()
-        name = self._connection.start_run(plan).answer.rsplit(" ", 1)[-1]
+        wish = DrainNodes(plan) if plan.drains else StartRun(plan)
+        name = self._connection.submit(wish).run
         self._show(f"{plan.action}: {len(plan.moves)} moves start as run {name}")
         ended = self._follow(name)
         run, ready = ended.run, self._spark_since()

@@ -110,17 +110,17 @@ def surprises(overview: Overview) -> CheckResult:
         for what, times in sorted(status["surprises"].items())
     ]
     advice = "no data is lost; report it with the node's log"
-    return _listed("surprises", "warning", found, advice)
+    return _listed("surprises", "warning", found, advice, "none reported")
 
 
 def troubles(overview: Overview) -> CheckResult:
     advice = "repair the disk or free some space, then restart the node"
-    return _listed("disks", "problem", _said(overview, "troubles"), advice)
+    return _listed("disks", "problem", _said(overview, "troubles"), advice, "no errors reported")
 
 
 def refused(overview: Overview) -> CheckResult:
     advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
-    return _listed("replicas", "problem", _said(overview, "refused"), advice)
+    return _listed("replicas", "problem", _said(overview, "refused"), advice, "none is damaged")
 
 
 def free_space(overview: Overview) -> CheckResult:
@@ -176,10 +176,10 @@ def _said(overview: Overview, what: str) -> list[str]:
     return [f"{node}: {each}" for node, status in statuses for each in status[what]]
 
 
-def _listed(check: str, verdict: Verdict, found: list[str], advice: str) -> CheckResult:
+def _listed(check: str, verdict: Verdict, found: list[str], advice: str, fine: str) -> CheckResult:
     if found:
         return CheckResult(check, verdict, _some(found), advice)
-    return CheckResult(check, "ok", "none")
+    return CheckResult(check, "ok", fine)
 
 
 def _some(names: Iterable[str]) -> str:

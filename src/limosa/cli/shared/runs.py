@@ -11,6 +11,7 @@ from limosa.cli.shared.run_progress import facts, follow, lines_of
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import RunPlan
 
 INTERRUPTED = 130
@@ -25,8 +26,8 @@ Wait = Annotated[
 
 def begin(target: ClusterOptions, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
     """Start a run, print its name, and wait for its end if asked to."""
-    request = connection.start_run(plan)
-    name = request.answer.rsplit(" ", 1)[-1]
+    request = connection.submit(DrainNodes(plan) if plan.drains else StartRun(plan))
+    name = request.run
     answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **next_of(name)}
     if not (is_watched(target) if wait is None else wait):
         if target.as_json:

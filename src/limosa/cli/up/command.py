@@ -110,7 +110,9 @@ def _stopped_by_signals(local: LocalCluster) -> Iterator[UpState]:
         for process in list(local.processes.values()):
             process.kill()
 
-    before = {number: signal.signal(number, heard) for number in SIGNALS}
+    # Under nohup the cluster survives the end of its terminal.
+    hears = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, heard) for number in hears}
     try:
         yield run
     except KeyboardInterrupt:

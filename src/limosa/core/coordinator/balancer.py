@@ -16,7 +16,7 @@ from limosa.core.model.changes import (
     Put,
     request_key,
 )
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request, StartRun
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.core.planning.policy import PolicyDecision, should_rebalance
@@ -67,7 +67,7 @@ def relieving(plan: Plan, verdict: PolicyDecision) -> Plan | None:
 def asked(view: ClusterView, plan: Plan, why: str) -> Commit:
     run = as_run(view, plan, RunPlan(ACTION, by="balancer", why=why))
     name = f"balance-{view.agreed.revision}"
-    request = Request(name, "start_run", run=run, asked=view.wall)
+    request = Request(name, StartRun(run), asked=view.wall)
     keys = (REBALANCE_KEY, CONTROLS_KEY)
     guards = {key: view.agreed.revision_of(key) for key in keys}
     guards |= {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}

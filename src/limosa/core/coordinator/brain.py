@@ -42,8 +42,9 @@ from limosa.core.model.changes import (
     intent_key,
     request_key,
 )
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
 from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.requests import RebuildReplicas, Request
 from limosa.core.model.topology import Partition, Replica
 
 
@@ -246,7 +247,8 @@ class Coordinator:
         problem = no_room(view, record, Placement(replica.node, replica.volume))
         if problem:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {problem}")
-        request = Request(name, "rebuild", record.id, renewed=(replica.node,), asked=view.wall)
+        wish = RebuildReplicas(record.id, (replica.node,))
+        request = Request(name, wish, asked=view.wall)
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
 

@@ -12,7 +12,7 @@ from limosa.core.machines.catalogue import FALLBACK, READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Revision
-from limosa.core.model.topology import Grant, Partition, Replica, Transition
+from limosa.core.model.topology import GivenUpBy, Grant, Partition, Replica, Transition
 
 
 def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
@@ -64,7 +64,8 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
     if change is not None and FALLBACK in routing.machine_of(change)[change.stage].given_up:
         old = [r for r in in_sync_side(record, Side.OLD) if view.of(record, r) is not None]
         if old:
-            after = with_stage(record, FALLBACK, giving_up="no replica of the new side lives")
+            why = "no replica of the new side lives"
+            after = with_stage(record, FALLBACK, giving_up=why, given_up_by="cluster")
             return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
     return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
 
@@ -117,7 +118,7 @@ def take_out(view: ClusterView, record: Partition, replica: Replica, why: str) -
     after = replace(record, in_sync=tuple(r for r in record.in_sync if r != replica))
     reason = f"{replica.node} is taken out: {why}"
     if replica in routing.new_only(record) and gives_up(record):
-        after = given_up(after, reason)
+        after = given_up(after, reason, "cluster")
     return view.commit(record, after, reason)
 
 
@@ -126,22 +127,20 @@ def gives_up(record: Partition) -> bool:
     return stage is not None and bool(stage.given_up)
 
 
-def given_up(record: Partition, why: str) -> Partition:
+def given_up(record: Partition, why: str, by: GivenUpBy) -> Partition:
     """Leave a stage by its other edge, or, once the new side is read, prepare to."""
     change = record.transition
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
-    if stage.name == READ_NEW:
-        return with_stage(record, stage.name, giving_up=why)
-    return enter(record, stage.given_up[0], why)
+    after = with_stage(record, stage.name, giving_up=why, given_up_by=by)
+    return after if stage.name == READ_NEW else enter(after, stage.given_up[0])
 
 
-def enter(record: Partition, stage: str, giving_up: str = "") -> Partition:
+def enter(record: Partition, stage: str) -> Partition:
     """The record in the next stage: with its session, and in sync only who is written there."""
     assert record.transition is not None
     session = session_for(record.transition, stage, record.epoch)
-    reason = giving_up or record.transition.giving_up
-    after = with_stage(record, stage, session=session, giving_up=reason)
+    after = with_stage(record, stage, session=session)
     written = routing.written(after)
     in_sync = tuple(r for r in after.in_sync if r in written)
     if routing.machine_of(record.transition)[stage].session:

@@ -32,9 +32,10 @@ from limosa.core.model.changes import (
     report_key,
     run_move_key,
 )
-from limosa.core.model.reports import BY_HAND, Report
+from limosa.core.model.keys import transition_id
+from limosa.core.model.reports import Report
 from limosa.core.model.runs import ATTEMPTS_MAX, RunMove, asked_at
-from limosa.core.model.topology import Partition
+from limosa.core.model.topology import GivenUpBy, Partition
 
 STATE_IN: dict[str, int] = {
     ALLOW: 0,
@@ -48,6 +49,7 @@ STATE_IN: dict[str, int] = {
 FORWARD = ("copy", "commit")
 """What happens to it on its way."""
 FAR = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
+BY_HAND: tuple[GivenUpBy, ...] = ("operator",)
 GONE = "the partition is gone"
 ANOTHER = "the partition is another one: it was dropped and made again"
 WITH_ITS_RUN = "its run was cancelled"
@@ -73,7 +75,7 @@ def follow(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
         run_move_key(move.run, move.number),
         partition_key(move.partition),
         intent_key(move.partition),
-        report_key(move.partition, f"t{move.trigger}"),
+        report_key(move.partition, transition_id(move.trigger)),
         *layout_reads(view, move),
     ]
     return written(view, keys, (Put(now),), f"{move.partition}: {move.run}: {now.state}")
@@ -87,7 +89,7 @@ def followed(view: ClusterView, move: RunMove) -> RunMove:
     lost = missing(view, move)
     if record is None or lost:
         return failed(view, move, lost, final=True)
-    report = view.agreed.reports.get(report_key(move.partition, f"t{move.trigger}"))
+    report = view.agreed.reports.get(report_key(move.partition, transition_id(move.trigger)))
     if view.is_under_way(move):
         stage = routing.stage_of(record)
         far = 0 if stage is None else STATE_IN.get(stage.name, 0)
@@ -145,10 +147,11 @@ def forward(view: ClusterView, record: Partition, move: RunMove, report: Report 
 
 def given_up(view: ClusterView, move: RunMove, report: Report | None) -> RunMove:
     """Tried again, unless a person did not want it any more."""
-    why = "it was given up" if report is None else report.why
     if view.agreed.rebalance.state == "cancelling":
         return failed(view, move, WITH_ITS_RUN, final=True)
-    return failed(view, move, why, final=why in BY_HAND)
+    if report is None:
+        return failed(view, move, "it was given up", final=False)
+    return failed(view, move, report.why, final=report.given_up_by in BY_HAND)
 
 
 def failed(view: ClusterView, move: RunMove, why: str, final: bool) -> RunMove:

@@ -19,8 +19,8 @@ from limosa.core.model.changes import (
     lease_key,
     partition_key,
 )
-from limosa.core.model.intent import Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.requests import Request
 from limosa.core.model.runs import IN_FLIGHT, RunMove
 from limosa.core.model.topology import Partition, Replica
 

@@ -141,11 +141,12 @@ def explain(view: ClusterView, record: Partition, held_since: float) -> Explanat
 def waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
     words = _waits_for(view, record, held_since)
     if view.agreed.coordinator is not None:
-        return words
-    return NO_COORDINATOR if words == NOTHING else f"{NO_COORDINATOR}. Then: {words}"
+        return words or NOTHING
+    return f"{NO_COORDINATOR}. Then: {words}" if words else NO_COORDINATOR
 
 
 def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
+    """Empty: the partition waits for nothing."""
     for request in view.agreed.requests.values():
         if request.partition == record.id and request.state == "waiting":
             why = held_back(view, request)
@@ -153,7 +154,7 @@ def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
             return f"{answer}: {why}" if why else answer
     decision = decide(view, record, held_since)
     if decision is None:
-        return waits_in_a_run(view, record.id) or NOTHING
+        return waits_in_a_run(view, record.id)
     if isinstance(decision, Commit):
         why = decision.why.removeprefix(f"{record.id}: ")
         return f"the coordinator's next commit: {why}"
@@ -195,7 +196,7 @@ def what_is_next(record: Partition, intent: Intent) -> str:
 
 def _after(change: Transition, stage: Stage) -> str:
     """By the edge that it is going to take."""
-    goes_back = bool(change.giving_up) and bool(stage.given_up)
+    goes_back = bool(change.given_up_by) and bool(stage.given_up)
     name = stage.given_up[0] if goes_back else stage.next
     if name in AFTER_THE_END:
         return AFTER_THE_END[name]
@@ -238,12 +239,12 @@ def may_change(
     name = record.id
     follow = f"`limosa explain {name}` shows how far it is"
     goes_back = stage.reads is Side.OLD and not stage.given_up
-    if change.giving_up or intent.cancel is not None or goes_back:
+    if change.given_up_by or intent.cancel is not None or goes_back:
         return (f"wait: it goes back, without loss; {follow}",)
     if stage.reads is Side.OLD:
         return (f"cancel it, which loses nothing: `limosa partition cancel {name}`",)
     out: list[str] = []
-    if stage.name == READ_NEW and change.hold_seconds and not change.released:
+    if routing.is_held(change):
         out.append(f"end the hold: `limosa partition complete {name}`")
     if stage.name == READ_NEW and stage.given_up:
         out.append(f"go back, without loss: `limosa partition reverse {name}`")
@@ -316,7 +317,8 @@ def about(agreed: Agreed, partition: PartitionId) -> Agreed:
     requests = {
         key: each
         for key, each in agreed.requests.items()
-        if each.partition == partition or (each.state == "waiting" and each.kind in TOPOLOGY)
+        if each.partition == partition
+        or (each.state == "waiting" and isinstance(each.what, TOPOLOGY))
     }
     run = agreed.rebalance.run
     moves = {n: m for n, m in agreed.moves.get(run, {}).items() if m.partition == partition}

@@ -32,6 +32,11 @@ def epoch_of(at: Position) -> int:
     return at >> COUNTER_BITS
 
 
+def transition_id(trigger: Revision) -> str:
+    """Of the transition that the assignment of this trigger leads to; no other is named so."""
+    return f"t{trigger}"
+
+
 class TokenRange(Struct, frozen=True, order=True):
     """A half-open range of tokens; an empty one does not exist."""
 

@@ -6,6 +6,7 @@ incarnation that they are about; one that is about the past changes nothing.
 
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 from limosa.core import routing
 from limosa.core.effects import (
@@ -63,6 +64,7 @@ from limosa.core.messages import (
     Link,
     Look,
     Message,
+    Objection,
     Probe,
     Probed,
     Read,
@@ -610,13 +612,15 @@ class Participant:
             return
         held = self.held.get((message.partition, message.to))
         why = self._objection(held, message)
-        if held is None or why:
+        if why:
             replica = Replica(self.node, message.to) if held is None else held.replica
             named = self._named(message.partition, message.to) or replica
             self._send(
                 sender, Unheld(message.partition, named, message.epoch, message.revision, why)
             )
-        elif isinstance(message, Probe):
+            return
+        assert held is not None
+        if isinstance(message, Probe):
             self._send(sender, self._probed(held, message, held.last))
         else:
             assert isinstance(message, Replicate)
@@ -629,7 +633,7 @@ class Participant:
                 return replica
         return None
 
-    def _objection(self, held: Held | None, message: ReplicaMessage) -> str:
+    def _objection(self, held: Held | None, message: ReplicaMessage) -> Objection | Literal[""]:
         if held is None:
             return "dropped" if (message.partition, message.to) in self._dropped else "lost"
         if not self._is_current(held, message):

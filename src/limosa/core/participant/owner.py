@@ -16,6 +16,7 @@ from limosa.core.machines.machine import Work
 from limosa.core.messages import (
     Acked,
     Answer,
+    Appending,
     Mismatched,
     Probe,
     Probed,
@@ -219,7 +220,7 @@ class Owner:
         return max(bases) if bases and len(bases) == len(peers) else None
 
     def replicate(
-        self, peer: Peer, previous: Position, how: str = "append", probed: LeaseId = 0
+        self, peer: Peer, previous: Position, how: Appending = "append", probed: LeaseId = 0
     ) -> None:
         if previous < self.held.first:
             peer.reachable = peer.matched = False
@@ -235,7 +236,7 @@ class Owner:
         peer: Peer,
         previous: Position,
         entries: tuple[Entry, ...],
-        how: str,
+        how: Appending,
         probed: LeaseId,
     ) -> None:
         held = self.held
@@ -254,7 +255,7 @@ class Owner:
         peer.sent = entries[-1].at if entries else previous
         self._send(peer, message)
 
-    def _read_tail(self, peer: Peer, previous: Position, how: str, probed: LeaseId) -> None:
+    def _read_tail(self, peer: Peer, previous: Position, how: Appending, probed: LeaseId) -> None:
         held = self.held
         peer.reading = next(self.tickets)
         self.tickets.tails[peer.reading] = Tail(
