@@ -15,7 +15,7 @@ from limosa.pipeline import application, carriers
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import SparkCarrier, ThreadCarrier
 from tests.pipeline import stub_application
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,7 +3,6 @@
 import queue
 import random
 import threading
-import time
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -46,6 +45,7 @@ from tests.pipeline.histories import (
     damaged,
     gone,
 )
+from tests.waiting import eventually
 
 N1, N2, N3 = (CopyTarget(f"n{number}", f"c{number}") for number in (1, 2, 3))
 PORTION = Portion("p", N1, (N2, N3), slices=4, first=0, last=4)
@@ -377,6 +377,5 @@ def test_a_comparison_that_fails_says_why_and_can_be_asked_for_again() -> None:
         asking.ask()
         told = asking.told.get(timeout=5.0)
         assert told == (("the rows were not compared: Spark does not start",), 0)
-        while asking.mover._comparing:
-            time.sleep(0.01)
+        eventually(lambda: not asking.mover._comparing, "the comparison ends")
     assert len(carrier.jobs) == 2
