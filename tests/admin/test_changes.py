@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -20,6 +18,7 @@ from limosa.core.model.requests import MovePartition
 from limosa.core.model.topology import Replica, Transition
 from limosa.errors import OutcomeUnknown
 from tests.admin.fakes import ANSWERED, ASKED, FIRST, Stand
+from tests.waiting import eventually
 
 MOVE = f"/v1/partitions/{FIRST}/move"
 TABLE = {"name": "birds", "columns": {"id": "int64", "name": "string"}, "key": ["id"]}
@@ -430,15 +429,8 @@ def test_a_follower_goes_on_whatever_happens(stand: Stand, monkeypatch: pytest.M
     monkeypatch.setattr(operations, "operation_of", lambda cluster, row: 1 / 0)
     post(stand, MOVE, {"to": "n4"})
     follower.start()
-    wait_for(lambda: any(what == "polling operations failed" for what, _ in stand.lines))
+    eventually(lambda: any(what == "polling operations failed" for what, _ in stand.lines))
     monkeypatch.undo()
     post(stand, f"/v1/partitions/{FIRST}/cancel")
-    wait_for(lambda: sum(line["event"] == "ended" for line in audit(stand)) == 2)
+    eventually(lambda: sum(line["event"] == "ended" for line in audit(stand)) == 2)
     follower.stop()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -22,6 +22,7 @@ from limosa.core.model.requests import RemoveNode, Request
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
 from tests.transport.certificates import Authority
+from tests.waiting import eventually
 
 THREADS = ("--pipeline", "threads")
 
@@ -90,13 +91,13 @@ class Person:
     def follow(self, answer: httpx.Response) -> Any:
         """To the end of the operation."""
         assert answer.status_code == 202, answer.text
-        deadline = time.monotonic() + 60
-        while True:
-            told = self.get(answer.headers["location"])
-            if told["state"] not in ("waiting", "running"):
-                return told
-            assert time.monotonic() < deadline, told
-            time.sleep(0.1)
+        where = answer.headers["location"]
+
+        def ended() -> Any:
+            told = self.get(where)
+            return told if told["state"] not in ("waiting", "running") else None
+
+        return eventually(ended, "the operation ends", 60.0, 0.1, lambda: self.get(where))
 
 
 def audit(directory: Path) -> list[dict[str, Any]]:
@@ -239,10 +240,11 @@ def test_a_locked_cluster_begins_nothing_and_what_waits_is_aborted(
 
         moving = operator.change("POST", path, body)
         where = moving.headers["location"]
-        deadline = time.monotonic() + 30
-        while operator.get(where)["stage"] != "write_both_read_new":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(
+            lambda: operator.get(where)["stage"] == "write_both_read_new",
+            "reads switch",
+            story=lambda: operator.get(where),
+        )
         late = operator.change("POST", f"{where}/abort")
         assert late.status_code == 409, "the new replica is read by now: it is reversed instead"
         assert operator.change("POST", path.replace("/move", "/reverse")).status_code == 202
@@ -251,10 +253,11 @@ def test_a_locked_cluster_begins_nothing_and_what_waits_is_aborted(
 
 
 def _wait_for_end(directory: Path, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while sum(line["event"] == "ended" for line in audit(directory)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(
+        lambda: sum(line["event"] == "ended" for line in audit(directory)) >= count,
+        f"{count} operations end",
+        story=lambda: audit(directory),
+    )
 
 
 def test_two_services_are_one(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -283,10 +286,13 @@ def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster
         first = connection.ask(Request("gone-1", RemoveNode("n9"), fingerprint="a"))
         other = connection.ask(Request("gone-1", RemoveNode("n8"), fingerprint="b"))
         assert (first.about, other.about, other.fingerprint) == ("n9", "n9", "a")
-        deadline = time.monotonic() + 20
-        while (row := connection.request_state("gone-1")) is None or row.state == "waiting":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+
+        def answered() -> Request | None:
+            row = connection.request_state("gone-1")
+            return None if row is None or row.state == "waiting" else row
+
+        row = eventually(answered, "the request is answered")
+        assert row is not None
         assert row.state == "refused"
         assert row.trigger > 0
         with pytest.raises(BadInput):

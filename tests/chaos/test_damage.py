@@ -5,7 +5,6 @@ rows change behind everybody's back, after that: in the target, on their way to 
 """
 
 import io
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +29,7 @@ from limosa.runtime.processes import (
 )
 from limosa.tabular.rows import Batch, Bundle
 from limosa.transport.security import Security
+from tests.waiting import eventually
 
 CLUSTER = "birds"
 OPEN = Security(insecure=True)
@@ -134,14 +134,13 @@ class House:
         self.connection.submit(
             MovePartition(self.partition, source=self.source, target=Placement(self.target))
         )
-        deadline = time.monotonic() + SECONDS
-        while True:
+
+        def reports() -> list[Report]:
             state = self.connection.state(self.partition)
-            new = [report for key, report in state.reports.items() if key not in known]
-            if new and state.topology.partitions[self.partition].transition is None:
-                return new[0]
-            assert time.monotonic() < deadline, "the move does not end"
-            time.sleep(0.02)
+            ended = state.topology.partitions[self.partition].transition is None
+            return [each for key, each in state.reports.items() if key not in known and ended]
+
+        return eventually(reports, "the move ends", SECONDS)[0]
 
     def holders(self) -> list[str]:
         """By what is agreed, and by what the nodes hold."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from limosa.cli.main import main
+from tests.waiting import eventually
 
 COMMAND = [sys.executable, "-m", "limosa"]
 READY_SECONDS, STOP_SECONDS = 60.0, 20.0
@@ -107,7 +108,7 @@ class Cluster:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
-        wait_until(lambda: not self.children())
+        eventually(lambda: not self.children())
 
     def start(self) -> None:
         command = [*self._launcher, *COMMAND, "up", "--data", str(self.directory), "--json"]
@@ -223,10 +224,3 @@ def run(
         env=environment,
         check=False,
     )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens"
-        time.sleep(0.05)

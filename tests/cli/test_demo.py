@@ -24,7 +24,8 @@ from limosa.cli.demo.ledger import (
 )
 from limosa.client.table import TableHandle
 from limosa.errors import Refused
-from tests.cli.running import COMMAND, wait_until
+from tests.cli.running import COMMAND
+from tests.waiting import eventually
 
 
 class FakeTable:
@@ -231,7 +232,7 @@ def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
 @linux
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     with start(tmp_path) as process:
-        wait_until(lambda: len(processes_in(tmp_path)) > 1)
+        eventually(lambda: len(processes_in(tmp_path)) > 1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.cli.running import Cluster, Limosa, wait_until
+from tests.cli.running import Cluster, Limosa
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_the_nodes_are_listed(limosa: Limosa, cluster: Cluster, table: str) -> N
         assert node["free"] > 0
     assert sum(node["owned"] for node in nodes) >= 4
     # A replica that is no owner counts a row when it hears that all have it.
-    wait_until(lambda: all(n["rows"] >= 3 for n in limosa.well("nodes", "--json").json["nodes"]))
+    eventually(lambda: all(n["rows"] >= 3 for n in limosa.well("nodes", "--json").json["nodes"]))
     assert "n2" in limosa.well("nodes").text
 
 

@@ -12,7 +12,8 @@ import pytest
 
 import limosa
 from limosa.cli.main import main
-from tests.cli.running import Cluster, run, wait_until
+from tests.cli.running import Cluster, run
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks into /proc for processes"
@@ -42,7 +43,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         # Who dies is reported, and comes back.
         killed = cluster.child("n1")
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: "n1 has restarted" in cluster.errors())
+        eventually(lambda: "n1 has restarted" in cluster.errors())
         assert "n1 was killed by SIGKILL. It is restarted in 1 s." in cluster.errors()
         assert cluster.child("n1") != killed
         with limosa.operate(str(directory)) as connection:
@@ -50,7 +51,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
 
         # So does the admin service, at the same place.
         os.kill(cluster.child("admin"), signal.SIGKILL)
-        wait_until(lambda: "admin has restarted" in cluster.errors())
+        eventually(lambda: "admin has restarted" in cluster.errors())
         answer = httpx.get(f"{cluster.ready['admin']}/v1/nodes", trust_env=False)
         assert "limosa admin-token add" in answer.json()["advice"]
 
@@ -84,7 +85,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
 def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1")
     cluster.start()
-    wait_until(lambda: len(cluster.children()) > 0)
+    eventually(lambda: len(cluster.children()) > 0)
     cluster.interrupt()
     assert cluster.process.returncode == 130
     assert "Stopped before the cluster was ready." in cluster.errors()
@@ -98,7 +99,7 @@ def test_a_second_interrupt_kills(tmp_path: Path) -> None:
     with Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1") as cluster:
         paused = cluster.child("coordinator")
         cluster.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "Stopping" in cluster.errors())
+        eventually(lambda: "Stopping" in cluster.errors())
         os.kill(paused, signal.SIGSTOP)
         cluster.interrupt()
         assert cluster.process.returncode in (0, 130)

@@ -35,7 +35,8 @@ from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.transport.failures import from_flight_error
 from limosa.transport.tokens import issue, read_secret
-from tests.cli.running import Limosa, Ran, wait_until
+from tests.cli.running import Limosa, Ran
+from tests.waiting import eventually
 
 ROWS = 2_000
 THREADS = ("--pipeline", "threads")
@@ -154,12 +155,12 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
         load(cluster)
         with limosa_client.operate(cluster.addresses["n1"], secret=cluster.secret) as connection:
             table = connection.table("t").definition
-            wait_until(lambda: all_in_sync(connection) and has_all(connection, "n2"), 90.0)
+            eventually(lambda: all_in_sync(connection) and has_all(connection, "n2"), seconds=90.0)
             held = held_by(records(connection), "n2")
             cluster.terminate("n2")
             differences = damage(directory / "n2" / "volume", held, table)
             cluster.start_one("n2")
-            wait_until(lambda: all_in_sync(connection), 90.0)
+            eventually(lambda: all_in_sync(connection), seconds=90.0)
         yield Damaged(cluster, differences)
 
 
@@ -359,7 +360,7 @@ def test_a_cluster_that_is_written_to_while_a_partition_moves_is_equal(
                     said = limosa("verify", "t", *THREADS, "--json", *options_of(cluster)).json
                     assert said["differences"] == []
                     assert said["equal"], said
-                wait_until(lambda now=target: has_moved(connection, now), 60.0)  # type: ignore[misc]
+                eventually(lambda now=target: has_moved(connection, now), seconds=60.0)  # type: ignore[misc]
         finally:
             stopping.set()
             writer.join()

@@ -22,6 +22,7 @@ from limosa.errors import LimosaError
 from limosa.tabular.rows import Batch
 from limosa.tabular.schema import Table
 from tests.cli.running import COMMAND, Cluster, Limosa
+from tests.waiting import eventually
 
 EVERYTHING = pa.table(
     {
@@ -244,9 +245,7 @@ def test_ctrl_c_says_how_many_rows_were_acknowledged(
     lines = "".join(json.dumps({"id": id, "name": "x" * 80}) + "\n" for id in range(100_000))
     process.stdin.write(lines + lines)
     process.stdin.flush()
-    deadline = time.monotonic() + 30
-    while limosa.well("read", items, "--count").text == "0\n":
-        assert time.monotonic() < deadline
+    eventually(lambda: limosa.well("read", items, "--count").text != "0\n", "rows are written")
     os.kill(process.pid, signal.SIGINT)
     process.wait(30)
     said = process.stderr.read()

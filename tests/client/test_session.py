@@ -6,7 +6,6 @@ window is full, and nothing ever comes back, nor breaks.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -43,19 +42,13 @@ from limosa.transport.links import Outbound
 from limosa.transport.security import Security
 from tests.core.asking import answered, refused, world
 from tests.metastore.pausing import pause_between_commits
+from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 1.0
 SLACK_SECONDS = 3.0
 """For a busy machine. What hangs, hangs for ever."""
 PATIENCE_SECONDS = 10.0
 MEBIBYTE = 1 << 20
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.005)
 
 
 class Attempt:

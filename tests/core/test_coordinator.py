@@ -14,6 +14,7 @@ from limosa.core.events import (
     Ticked,
 )
 from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING
+from limosa.core.machines.machine import Work
 from limosa.core.messages import Look, Seal, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -215,7 +216,7 @@ def test_a_wait_is_explained_once_and_its_calls_are_repeated() -> None:
     why = "hand-over: a finishes what is in flight"
     ask = Send("a", Seal(P, 50))
     assert coordinator.waits == {P: why}
-    assert effects.count(Explain(P, STREAMING, why)) == 1
+    assert effects.count(Explain(P, STREAMING, why, Work.SEAL)) == 1
     assert effects.count(ask) == 1
     assert coordinator.handle(100.3, Ticked()) == []
     assert coordinator.handle(100.4, Ticked()) == [ask]

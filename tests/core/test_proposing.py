@@ -109,7 +109,7 @@ def test_the_figures_are_of_what_is_done() -> None:
 
 
 def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
-    """S86, S90."""
+    """S90."""
     cluster = measured()
     with pytest.raises(IllegalRequest, match="can't be drained"):
         planned(cluster.view(), drain("a", "b", "c", "d"))
@@ -121,7 +121,7 @@ def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
 
 
 def test_a_drain_waits_for_what_is_fixed_on_its_node() -> None:
-    """S86: never a plan that would leave something behind."""
+    """There is never a plan that would leave something behind."""
     cluster = measured()
     record = cluster.record("p0")
     cluster.put(replace(record, owner=None))

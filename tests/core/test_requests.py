@@ -241,7 +241,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             (
                 Request("r", wish),
                 {"record": record},
-                f"p is not held in {READ_NEW} (it is {where})",
+                f"p is not held (it is {where})",
                 f"{wish.kind} applies to a held move only",
             )
             for wish in (ReverseMove(P), CompleteMove(P))

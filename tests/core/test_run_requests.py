@@ -326,7 +326,7 @@ def test_a_drained_node_may_take_part_again() -> None:
 
 
 def test_limits_are_at_least_one() -> None:
-    """S99: with nothing in flight, at least one move is always accepted."""
+    """With nothing in flight, at least one move is always accepted."""
     cluster = started(replace(THREE, limits=ONE_AT_A_TIME))
     cluster.step()
     assert cluster.states() == ["DUAL_WRITE", "PENDING", "PENDING"]

@@ -328,7 +328,7 @@ def test_a_move_of_one_table_touches_no_other() -> None:
 
 
 def test_a_move_is_tried_three_times_and_the_others_go_on() -> None:
-    """F63: attempts == 3, state FAILED, the others COMMITTED; S29, S91: the run says so."""
+    """F63: attempts == 3, state FAILED, the others COMMITTED; S29: the run says so."""
     cluster = running(replace(THREE, limits=Limits(9, 9)))
     for attempt in (1, 2, 3):
         assert cluster.moves()[0].attempts == attempt
@@ -606,6 +606,22 @@ def test_a_node_that_is_empty_has_left_or_is_drained(decommission: bool) -> None
     expected = ("left", "left: a") if decommission else ("decommissioning", "drained: a")
     assert (cluster.agreed.topology.nodes["a"].state, run.words) == expected
     assert run.outcome == "done"
+
+
+@pytest.mark.parametrize("decommission", [True, False])
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_leave_does_not_begin_without_a_plan_for_all_that_the_node_holds(
+    decommission: bool, moves: int
+) -> None:
+    """S86: the plan of a drain has no move, or none for the last replica: it is refused, and the
+    node stays a member that holds what it held."""
+    some = replace(EMPTIES_A, moves=EMPTIES_A.moves[:moves], decommission=decommission)
+    cluster = Cluster(homes=TWO_REPLICAS)
+    before = cluster.agreed.topology
+    assert f"the plan leaves {2 - moves} replica" in cluster.refused(DrainNodes(some))
+    cluster.settle()
+    assert cluster.agreed.topology.nodes == before.nodes
+    assert cluster.agreed.topology.partitions == before.partitions
 
 
 def test_a_drain_never_ends_with_something_left_behind() -> None:

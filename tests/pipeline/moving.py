@@ -26,7 +26,7 @@ from tests.chaos.surroundings import (
     send,
     stray_processes,
 )
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 TABLE = "rows"
 PARTITIONS = (f"{TABLE}-0000", f"{TABLE}-0001")

@@ -18,7 +18,7 @@ import pytest
 from limosa.pipeline import application, java
 from limosa.pipeline.application import News, Options, settings_of
 from limosa.pipeline.package import as_zip
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 ENABLED = "spark.python.unix.domain.socket.enabled"
 LOOPBACK = "127.0.0.1"

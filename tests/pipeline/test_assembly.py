@@ -41,7 +41,7 @@ from limosa.runtime.processes import (
 )
 from limosa.transport.security import Security
 from limosa.transport.tokens import check, make_secret, read_secret
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 OPEN = Security(insecure=True)
 LACKS = "PySpark is not installed"

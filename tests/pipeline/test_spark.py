@@ -10,7 +10,7 @@ import pytest
 
 from limosa.pipeline import java
 from tests.pipeline.moving import ROWS, WRITTEN, MovingCluster, Writing
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.processes,

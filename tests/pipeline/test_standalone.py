@@ -14,7 +14,7 @@ from limosa.pipeline import java
 from limosa.pipeline.application import JVM
 from tests.chaos.surroundings import Process, descendants, marked, send, stray_processes
 from tests.pipeline.moving import WRITTEN, MovingCluster, Writing
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.processes,

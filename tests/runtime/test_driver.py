@@ -6,7 +6,6 @@ therefore the end of this run: anything said afterwards could be an ack of what 
 
 import io
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -57,17 +56,11 @@ from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
 from limosa.transport.security import Security
 from limosa.transport.tokens import Identity
+from tests.waiting import eventually
 
 PATIENCE_SECONDS = 8.0
 OPEN = Security(insecure=True)
 SLICES = 64
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.005)
 
 
 # ------------------------------------------------------------------------- a driver by itself

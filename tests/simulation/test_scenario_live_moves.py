@@ -96,7 +96,7 @@ def test_a_copy_that_differs_is_dropped_though_nobody_can_say_in_what() -> None:
 def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(
     collected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S40: the tombstone that hides one of its rows may be gone."""
+    """The tombstone that hides one of its rows may be gone."""
     world = Scenario()
     node = world.owner()
     ((partition, incarnation), stored) = next(iter(node.disk.live.items()))
@@ -120,7 +120,7 @@ def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(
 
 
 def test_slices_of_two_movers_are_not_taken_for_one_copy() -> None:
-    """S25, F102: the second one cuts the range into another number of slices, under the same
+    """S25, S123, F102: the second one cuts the range into another number of slices, under the same
     session; nothing is missing at the end."""
     world = Scenario(live_moves=True)
     rows = world.put_many(30)
@@ -187,7 +187,9 @@ def test_a_move_whose_mover_is_dead_ends_in_bounded_time() -> None:
 
 
 def test_a_rebuild_whose_mover_is_dead_is_tried_again_but_not_all_the_time() -> None:
-    """S25, S40: other requests proceed meanwhile."""
+    """S91, S105: each attempt that copies nothing ends as failed, never as done, and the next one
+    comes after a pause. The attempt can be cancelled, and another partition moves meanwhile. With
+    the mover back, the rebuild is repeated until the replica is in sync."""
     world = Scenario(live_moves=True, partitions=2)
     world.put_many(12)
     follower = next(n for n in sorted(world.replicas()) if n != world.owner().name)
@@ -204,8 +206,15 @@ def test_a_rebuild_whose_mover_is_dead_is_tried_again_but_not_all_the_time() -> 
     world.run_for(max(0.0, began + 20.0 - world.now))
     rebuilds = [name for name in world.agreed.requests if name.startswith("rebuild-p0")]
     assert 2 <= len(rebuilds) <= 6
+    world.until(lambda: world.waits("p0").startswith("copy"))
+    assert world.answer(world.cancel("p0")) == ("done", "will be cancelled")
+    world.until(lambda: world.stage_name("p0") == "stable")
+    ended = [each for each in world.agreed.reports.values() if each.partition == "p0"]
+    assert {(each.kind, each.outcome) for each in ended} == {("rebuild", "reverted")}
+    assert follower not in {replica.node for replica in world.record("p0").in_sync}
     world.wire.let_go()
-    world.until(lambda: len(world.record("p0").in_sync) == 3 and world.is_quiet("p0"))
+    world.until(lambda: len(world.record("p0").in_sync) == 3 and world.is_quiet("p0"), 40.0)
+    assert last_report(world).outcome == "done"
     world.conclude()
 
 

@@ -7,7 +7,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing as planner
 from limosa.core.insight.progress import Progress, progress
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
-from limosa.core.messages import Chunk
+from limosa.core.messages import Chunk, Denied, End
 from limosa.core.model.changes import Agreed, Commit, Put
 from limosa.core.model.intent import Placement
 from limosa.core.model.requests import (
@@ -26,7 +26,7 @@ from limosa.core.model.requests import (
 )
 from limosa.core.model.runs import IN_FLIGHT, Limits, PlannedMove, Run, RunMove, RunPlan
 from limosa.core.model.topology import Cluster, Features, Node
-from tests.simulation.scenarios import Scenario, said
+from tests.simulation.scenarios import Said, Scenario, said
 
 
 def planned(world: Scenario, source: str, **more: object) -> RunPlan:
@@ -383,7 +383,7 @@ def test_one_slow_move_does_not_delay_others() -> None:
 
 @pytest.mark.parametrize("decommission", [True, False])
 def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool) -> None:
-    """F94, S86: it holds nothing in the end, and only then it has left or is drained."""
+    """F94: it holds nothing in the end, and only then it has left or is drained."""
     world = Scenario(nodes=4, replicas=2, partitions=6, clients=3)
     workloads = world.keep_busy(20.0)
     plan = planned(world, "n2", drains=("n2",), decommission=decommission)
@@ -501,4 +501,69 @@ def test_a_switched_move_completes_though_its_run_is_cancelled() -> None:
     assert world.answer(cancelled[0])[0] in ("done", "refused")
     assert states(world, name) == ["COMMITTED"]
     assert world.replicas(partition) == {plan.moves[0].target.node}
+    world.conclude()
+
+
+# --- a disk that is full
+
+
+def test_a_move_to_a_full_disk_is_given_up_and_planned_elsewhere_while_others_go_on() -> None:
+    """S40: the target refuses every slice. The move is given up after a bounded number of attempts
+    and leaves nothing there; the other moves of the run, and a request of an operator, go on. The
+    next plan, which knows of the full disk, moves the partition to another node."""
+    world = Scenario(nodes=4, replicas=1, partitions=6, clients=3, live_moves=True)
+    rows = world.put_many(24)
+    home = spread(world)
+    here = [n for n, r in world.agreed.topology.partitions.items() if r.replicas[0].node == home]
+    full, *others = [name for name in world.nodes if name != home]
+    elsewhere = next(n for n in world.agreed.topology.partitions if n not in here)
+
+    def refuses(said: Said) -> bool:
+        if said.to != full or not isinstance(said.message, Chunk | End):
+            return False
+        each = said.message
+        denied = Denied(each.partition, each.session, each.slice, "the disk is full")
+        world.schedule(0.001, world.mover.receive, full, denied)
+        return True
+
+    world.wire.holds = refuses
+    targets = [full, *others]
+    moves = tuple(
+        PlannedMove(name, home, Placement(targets[number % len(targets)]))
+        for number, name in enumerate(here[:3])
+    )
+    name = start(world, RunPlan("empty", moves, Limits(9, 9)))
+    target = next(n for n in others if n not in world.replicas(elsewhere))
+    world.move(target, partition=elsewhere)
+    world.until_ended(elsewhere)
+    assert world.replicas(elsewhere) == {target}
+    until_idle(world, 120.0)
+    assert states(world, name) == ["FAILED", *["COMMITTED"] * (len(moves) - 1)]
+    assert run_of(world, name).outcome == "failed-in-part"
+    assert world.replicas(here[0]) == {home}
+    assert world.rows_at(full, here[0]) == {}
+
+    brain = world.in_office().brain
+    volumes = world.agreed.topology.nodes[full].volumes
+    statuses = {
+        node: replace(
+            status,
+            free_bytes=dict.fromkeys(volumes, 0 if node == full else 1 << 40),
+            replicas={
+                of: tuple(replace(replica, bytes=1 << 20) for replica in held)
+                for of, held in status.replicas.items()
+            },
+        )
+        for node, status in brain.statuses.items()
+    }
+    view = ClusterView(world.agreed, statuses, brain.office or 0, world.now, world.now)
+    _, plan = planner.planned(view, RunPlan("drain", drains=(home,)))
+    assert here[0] in {move.partition for move in plan.moves}
+    assert full not in {move.target.node for move in plan.moves}
+    again = start(world, plan)
+    until_idle(world, 60.0)
+    assert run_of(world, again).outcome == "done"
+    assert not world.replicas(here[0]) & {home, full}
+    world.wire.waiting.clear()
+    assert {key: world.get(key) for key in rows} == rows
     world.conclude()

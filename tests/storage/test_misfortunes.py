@@ -2,7 +2,6 @@
 
 import errno
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
 from tests.storage.samples import BIRDS, TINY, Hand, Host, batch_of, birds, in_view
+from tests.waiting import eventually
 
 # ---------------------------------------------------------------- syncs that do not end
 
@@ -302,10 +302,10 @@ def test_maintenance_survives_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patch:
             patch.setattr(Maintenance, "step", mistaken)
             store.start_maintenance()
-            _wait_until(lambda: any("a mistake" in trouble for trouble in store.troubles))
+            eventually(lambda: any("a mistake" in trouble for trouble in store.troubles))
         hand = Hand(store.write).create()
         _put_many(hand, range(40))
-        _wait_until(lambda: bool(store.view(*hand.key).tables[BIRDS.id].segments))
+        eventually(lambda: bool(store.view(*hand.key).tables[BIRDS.id].segments))
 
 
 def test_writers_wait_for_room_and_are_told_if_there_will_be_none(
@@ -346,10 +346,3 @@ def test_entries_that_were_carried_are_read_back_together() -> None:
 def _put_many(hand: Hand, numbers: Iterable[int]) -> None:
     for number in numbers:
         hand.put(birds(*((f"{number}-{each}", each) for each in range(20))))
-
-
-def _wait_until(holds: Any) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.01)

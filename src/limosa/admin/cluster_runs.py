@@ -1,4 +1,4 @@
-"""How are a real cluster's runs planned, asked for and seen? As commands do it."""
+"""How does the service plan, start and describe runs? Like the commands, with the same rules."""
 
 from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on
@@ -17,7 +17,7 @@ from limosa.core.model.requests import (
     ResumeRun,
     StartRun,
 )
-from limosa.core.model.runs import PlannedMove, Run, RunMove, RunPlan
+from limosa.core.model.runs import IN_FLIGHT, PlannedMove, Run, RunMove, RunPlan
 
 ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
 
@@ -104,7 +104,7 @@ class ClusterRuns:
 
 def run_facts(view: ClusterView, run: Run, state: str) -> RunFacts:
     moves = sorted(view.agreed.moves.get(run.id, {}).values(), key=lambda move: move.number)
-    current = tuple(m.partition for m in moves if m.state in ("DUAL_WRITE", "COPYING"))
+    current = tuple(m.partition for m in moves if m.state in IN_FLIGHT)
     committed = sum(move.state == "COMMITTED" for move in moves)
     failed = sum(move.state == "FAILED" and move.final for move in moves)
     return RunFacts(

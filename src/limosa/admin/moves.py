@@ -6,6 +6,7 @@ All of it is derived from the agreed state and from the nodes' statuses, without
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import Struct
 
@@ -73,7 +74,7 @@ class Wanted(Struct, frozen=True):
 class EndedChange(Struct, frozen=True):
     """How a change ended."""
 
-    state: str
+    state: Literal["done", "reverted", "replaced"]
     """`done`, `reverted`, or `replaced`: by a later request, before it began."""
     why: str = ""
     report: Report | None = None

@@ -155,13 +155,10 @@ def _of_transition(cluster: ClusterAccess, row: Request) -> Operation:
         wanted = Wanted(row.transition, source if source != to else "", to)
     end = ending(agreed, record, wanted)
     if end is not None:
-        return told(_STATES[end.state], why=end.why)
+        return told(end.state, why=end.why)
     change = record.transition
     is_it = change is not None and change.id == wanted.transition
     return told("running", change.stage if change is not None and is_it else "not started")
-
-
-_STATES: dict[str, State] = {"done": "done", "reverted": "reverted", "replaced": "replaced"}
 
 
 # --- following operations for the audit log

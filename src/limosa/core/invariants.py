@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.machines.catalogue import CLEANUP, NODE, REBALANCE, RUN_MOVE, USE_NEW
+from limosa.core.machines.catalogue import NODE, REBALANCE, RUN_MOVE
 from limosa.core.machines.machine import END, REVERT, Side
 from limosa.core.model.changes import Agreed, report_key
 from limosa.core.model.intent import Assignment
@@ -317,8 +317,9 @@ def committed_means_switched(before: Agreed, after: Agreed) -> Iterator[str]:
 
 def _switched(agreed: Agreed, move: RunMove) -> bool:
     record = agreed.topology.partitions[move.partition]
-    if record.transition is not None and record.transition.id == transition_id(move.trigger):
-        return record.transition.stage in (USE_NEW, CLEANUP)
+    stage, change = routing.stage_of(record), record.transition
+    if change is not None and stage is not None and change.id == transition_id(move.trigger):
+        return stage.writes is Side.NEW
     return move.target in agreed.intents[move.partition].stable
 
 

@@ -17,6 +17,11 @@ def stage_of(partition: Partition) -> Stage | None:
     return None if change is None else MACHINES[change.kind][change.stage]
 
 
+def prepares(change: Transition) -> bool:
+    """May nodes make the new replicas now?"""
+    return Work.PREPARE in machine_of(change)[change.stage].work
+
+
 def may_end_hold(change: Transition) -> bool:
     """Is the transition where it keeps both sides, now that the new one is read?"""
     return Work.HOLD in machine_of(change)[change.stage].work

@@ -412,7 +412,7 @@ class SimulatedCoordinator(Process):
                     self.world.schedule(0.05, self._compare, self.run, effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
-                    self.world.on_wait(partition, why)
+                    self.world.on_wait(partition, effect.work)
 
     def _compare(self, run: int, asked: Compare) -> None:
         """Rows that both have had the time to commit; now and then nothing comes of it."""

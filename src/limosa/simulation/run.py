@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from limosa.core import routing
 from limosa.core.client import Finished
 from limosa.core.events import CollectionDue
-from limosa.core.machines.catalogue import STREAMING
+from limosa.core.machines.machine import Work
 from limosa.core.model.changes import Commit, Put, layout_key, request_key
 from limosa.core.model.intent import Placement
 from limosa.core.model.requests import (
@@ -203,27 +203,28 @@ class Drama:
 
     def _stage_entered(self, record: Partition) -> None:
         stage = self.world.stage_name(record.id)
-        self._spoil(record.id, stage)
+        self._spoil(record)
         if self.theme.stages and stage not in self.theme.stages:
             return
         if not self.world.healed and self.dice.random() < self.aimed:
             delay = self.dice.choice(self.theme.delays)
             self.world.schedule(delay, inject, self.world, record.id, self._fault())
 
-    def _spoil(self, partition: str, stage: str) -> None:
+    def _spoil(self, record: Partition) -> None:
         """What is copied next is not what was read: a bad disk, a bad wire, a bug."""
-        live = self.world.shape.live_moves and not self.world.healed
-        if live and stage == STREAMING and self.more_dice.random() < 0.3:
-            self.world.spoils.add(partition)
+        live, stage = self.world.shape.live_moves, routing.stage_of(record)
+        copies = stage is not None and Work.COPY in stage.work and not self.world.healed
+        if live and copies and self.more_dice.random() < 0.3:
+            self.world.spoils.add(record.id)
             if self.more_dice.random() < 0.5:
                 fault = self.more_dice.choice(("kill_mover", "replace_coordinator"))
                 delay = self.more_dice.uniform(0.0, 0.6)
-                self.world.schedule(delay, inject, self.world, partition, fault)
+                self.world.schedule(delay, inject, self.world, record.id, fault)
 
-    def _waited(self, partition: str, why: str = "") -> None:
+    def _waited(self, partition: str, work: Work | None = None) -> None:
         """Whatever the coordinator waits for is a moment at which something may fail."""
-        for words, fault in self.theme.at_waits.items():
-            if why.startswith(words) and self.dice.random() < 0.5:
+        for waited, fault in self.theme.at_waits.items():
+            if work is waited and self.dice.random() < 0.5:
                 self.world.schedule(0.0005, inject, self.world, partition, fault)
         if not self.world.healed and self.dice.random() < self.aimed * self.theme.waits:
             delay = self.dice.choice((0.0, 0.003, 0.02))
@@ -349,7 +350,7 @@ class Drama:
         history.unanswered()
         verdict = check(history.operations)
         if not verdict.ok:
-            world.violate(f"not linearizable: {verdict.reason}", self._partition_in(verdict.reason))
+            world.violate(f"not linearizable: {verdict.reason}", self._partition_of(verdict.key))
         if world.violations:
             return
         if world.mismatches:
@@ -381,8 +382,7 @@ class Drama:
             self.world.violate("a read of a healed world was not answered", "")
         return rows
 
-    def _partition_in(self, reason: str) -> str:
-        key = reason.split("'")[1] if "'" in reason else ""
+    def _partition_of(self, key: str) -> str:
         layout = self.world.agreed.topology.layouts[ZONE]
         token = token_of(key)
         return next(

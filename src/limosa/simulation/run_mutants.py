@@ -9,7 +9,6 @@ from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.run_starts import MovesUnderWay
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.changes import REBALANCE_KEY, Commit, Put
 from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import Outcome, Rebalance, Run, RunMove
@@ -140,7 +139,11 @@ def cancelled_move_tried_again(change: Any) -> None:
 
 @mutant("a move is committed when nobody reads the old replica any more")
 def committed_before_the_switch(change: Any) -> None:
-    change(run_moves, "STATE_IN", {**run_moves.STATE_IN, READ_NEW: run_moves.FAR["COMMITTED"]})
+    change(
+        run_moves,
+        "state_in",
+        lambda stage: "COMMITTED" if stage.switched else stage.run_move,
+    )
 
 
 @mutant("a move that went back has failed")

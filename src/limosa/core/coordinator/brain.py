@@ -31,7 +31,6 @@ from limosa.core.events import (
     Elected,
     Received,
 )
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.messages import Look, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -210,7 +209,7 @@ class Coordinator:
     def _since(self, now: float, record: Partition) -> float:
         """When this coordinator first saw the hold; a successor holds for as long again."""
         assert record.transition is not None
-        if record.transition.stage != READ_NEW:
+        if not routing.may_end_hold(record.transition):
             return now
         return self._memory.held_since(record.id, record.transition.id, now)
 
@@ -275,7 +274,8 @@ class Coordinator:
         before, asked_at = self._effects_at.get(record.id, (None, -1e9))
         if self.waits.get(record.id) != waiting.why:
             self.waits[record.id] = waiting.why
-            out.append(Explain(record.id, "stable" if stage is None else stage.name, waiting.why))
+            name = "stable" if stage is None else stage.name
+            out.append(Explain(record.id, name, waiting.why, waiting.work))
         if before != waiting or view.now - asked_at >= self.settings.ask_again_seconds:
             self._effects_at[record.id] = (waiting, view.now)
             out.extend(waiting.effects)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.view import ClusterView, with_stage
-from limosa.core.machines.catalogue import FALLBACK, READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Revision
@@ -60,12 +59,12 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
         _, best = max(positions, key=lambda each: each[0])
         after = replace(record, owner=Grant(best, view.lease_of(best.node)))
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
-    change = record.transition
-    if change is not None and FALLBACK in routing.machine_of(change)[change.stage].given_up:
+    stage = routing.stage_of(record)
+    if stage is not None and stage.switched and stage.given_up:
         old = [r for r in in_sync_side(record, Side.OLD) if view.of(record, r) is not None]
         if old:
             why = "no replica of the new side lives"
-            after = with_stage(record, FALLBACK, giving_up=why, given_up_by="cluster")
+            after = with_stage(record, stage.given_up[0], giving_up=why, given_up_by="cluster")
             return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
     return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
 
@@ -133,7 +132,7 @@ def given_up(record: Partition, why: str, by: GivenUpBy) -> Partition:
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
     after = with_stage(record, stage.name, giving_up=why, given_up_by=by)
-    return after if stage.name == READ_NEW else enter(after, stage.given_up[0])
+    return after if stage.switched else enter(after, stage.given_up[0])
 
 
 def enter(record: Partition, stage: str) -> Partition:

@@ -13,8 +13,6 @@ from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.transitions import CANCELLED
 from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import READ_NEW
-from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
@@ -326,9 +324,9 @@ def cancel(
     ended = LedToTransition(record.id, transition_id(wish.cancels))
     if stage is None:
         return RequestAnswer(never_begun(view, record, intent), "cancelled before it began", ended)
-    if stage.reads is Side.OLD and not stage.given_up:
+    if not stage.switched and not stage.given_up:
         raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
-    if stage.reads is Side.NEW:
+    if stage.switched:
         raise IllegalRequest(
             f"{record.id} has switched already ({stage.name})",
             "it will complete; while it is held, `reverse` takes it back",
@@ -356,10 +354,10 @@ def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[C
 def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnswer:
     change = record.transition
     stage = routing.stage_of(record)
-    if change is None or stage is None or stage.name != READ_NEW:
+    if change is None or stage is None or not routing.may_end_hold(change):
         where = "in no transition" if stage is None else stage.name
         raise IllegalRequest(
-            f"{record.id} is not held in {READ_NEW} (it is {where})",
+            f"{record.id} is not held (it is {where})",
             f"{wish.kind} applies to a held move only",
         )
     if change.given_up_by:

@@ -11,15 +11,8 @@ from msgspec.structs import replace
 from limosa.core import routing
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import (
-    ALLOW,
-    CLEANUP,
-    READ_NEW,
-    RUN_MOVE,
-    STREAMING,
-    USE_NEW,
-    WRITE_BOTH,
-)
+from limosa.core.machines.catalogue import RUN_MOVE
+from limosa.core.machines.machine import Stage
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     REBALANCE_KEY,
@@ -34,21 +27,11 @@ from limosa.core.model.changes import (
 )
 from limosa.core.model.keys import transition_id
 from limosa.core.model.reports import Report
-from limosa.core.model.runs import ATTEMPTS_MAX, RunMove, asked_at
+from limosa.core.model.runs import ATTEMPTS_MAX, FAR, MoveState, RunMove, asked_at
 from limosa.core.model.topology import GivenUpBy, Partition
 
-STATE_IN: dict[str, int] = {
-    ALLOW: 0,
-    WRITE_BOTH: 0,
-    STREAMING: 1,
-    READ_NEW: 1,
-    USE_NEW: 2,
-    CLEANUP: 2,
-}
-"""How far a move is while its transition goes forward."""
 FORWARD = ("copy", "commit")
 """What happens to it on its way."""
-FAR = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
 BY_HAND: tuple[GivenUpBy, ...] = ("operator",)
 GONE = "the partition is gone"
 ANOTHER = "the partition is another one: it was dropped and made again"
@@ -92,7 +75,7 @@ def followed(view: ClusterView, move: RunMove) -> RunMove:
     report = view.agreed.reports.get(report_key(move.partition, transition_id(move.trigger)))
     if view.is_under_way(move):
         stage = routing.stage_of(record)
-        far = 0 if stage is None else STATE_IN.get(stage.name, 0)
+        far = 0 if stage is None else FAR[state_in(stage)]
     elif has_landed(view, move, report):
         far = FAR["COMMITTED"]
     else:
@@ -100,6 +83,11 @@ def followed(view: ClusterView, move: RunMove) -> RunMove:
     if far <= FAR[move.state]:
         return move
     return forward(view, record, move, report)
+
+
+def state_in(stage: Stage) -> MoveState:
+    """How far the move is in a stage of its transition."""
+    return stage.run_move
 
 
 def missing(view: ClusterView, move: RunMove) -> str:

@@ -18,7 +18,6 @@ from limosa.core.coordinator.turns import TOPOLOGY, held_back
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import StartCopy
 from limosa.core.insight.progress import NO_COORDINATOR, waits_in_a_run
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import Status
 from limosa.core.model.changes import (
@@ -246,7 +245,7 @@ def may_change(
     out: list[str] = []
     if routing.is_held(change):
         out.append(f"end the hold: `limosa partition complete {name}`")
-    if stage.name == READ_NEW and stage.given_up:
+    if stage.switched and stage.given_up:
         out.append(f"go back, without loss: `limosa partition reverse {name}`")
     return tuple(out) or (f"wait: it can't go back any more; {follow}",)
 

@@ -16,6 +16,8 @@ MoveState: TypeAlias = Literal["PENDING", "DUAL_WRITE", "COPYING", "COMMITTED", 
 Outcome: TypeAlias = Literal["", "done", "cancelled", "failed-in-part"]
 
 IN_FLIGHT: tuple[MoveState, ...] = ("DUAL_WRITE", "COPYING")
+FAR: dict[MoveState, int] = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
+"""How far a move is that goes forward."""
 ATTEMPTS_MAX = 3
 """How often a move is tried."""
 

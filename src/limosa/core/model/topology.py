@@ -32,9 +32,9 @@ NodeState: TypeAlias = Literal[
     "removing",
     "left",
 ]
-GivenUpBy: TypeAlias = Literal["", "operator", "run", "cluster"]
-"""Who gives a transition up: somebody who asks for it, the run that is cancelled, or the cluster
-because the transition can't succeed. Empty: nobody does."""
+GivenUpBy: TypeAlias = Literal["", "operator", "run", "verification", "cluster"]
+"""What gives a transition up: a request of an operator, the cancellation of its run, the comparison
+of the copy with its source, or the cluster, since the transition can't succeed. Empty: nothing."""
 
 
 class Record(Struct, frozen=True, tag=True, forbid_unknown_fields=True):

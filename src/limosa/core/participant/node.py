@@ -48,7 +48,6 @@ from limosa.core.events import (
     Ticked,
     TopologyRead,
 )
-from limosa.core.machines.catalogue import ALLOW
 from limosa.core.machines.machine import Work
 from limosa.core.messages import (
     Acked,
@@ -322,7 +321,7 @@ class Participant:
         """Only what was never used is made from nothing; anything else that is missing is lost."""
         if record.transition is None:
             return record.epoch == 0
-        return record.transition.stage == ALLOW and replica in routing.new_only(record)
+        return routing.prepares(record.transition) and replica in routing.new_only(record)
 
     def _create(self, record: Partition, replica: Replica) -> None:
         for held in list(self._here.get(record.id, ())):
@@ -580,10 +579,7 @@ class Participant:
 
     def _complete(self, record: Partition) -> tuple[Replica, ...]:
         """Replicas that hold everything: the side that is read, and the one that was until now."""
-        stage = routing.stage_of(record)
-        if routing.is_copied(record):
-            return record.replicas
-        return routing.written(record) if stage is None or stage.name != ALLOW else record.replicas
+        return record.replicas if routing.is_copied(record) else routing.written(record)
 
     def _rows_read(self, now: float, event: RowsRead) -> None:
         held = self._reads.pop(event.ticket, None)
