@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format swarm mutants crash chaos bench coverage-of-requirements docs demo lock clean
+.PHONY: help setup test quick check format swarm mutants crash chaos bench coverage-of-requirements docs demo lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,9 +24,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-test: check  ## Check everything, run the quick tests, demand full branch coverage of core
+test: check  ## Check everything, run all tests but the slow ones, demand full branch coverage of core
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" \
 	    --cov=limosa.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
+
+quick: $(STAMP)  ## Run the tests that start no processes, in about a minute
+	@PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=.venv/pycache $(BIN)/python -m pytest -q -n $(JOBS) --quick
 
 check: $(STAMP)  ## Format, lint, types, architecture, docs
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }

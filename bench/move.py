@@ -35,6 +35,7 @@ from limosa.client.operator import Operator
 from limosa.client.table import TableHandle
 from limosa.core.client import Finished
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import MovePartition
 from limosa.tabular.rows import Batch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -195,7 +196,7 @@ class Moving:
         return start, perf_counter()
 
     def _ask(self, partition: str, source: str, target: str) -> None:
-        self.connection.change_partition("move", partition, source=source, target=Placement(target))
+        self.connection.submit(MovePartition(partition, source=source, target=Placement(target)))
 
     def _is_at(self, partition: str, node: str) -> bool:
         record = self.connection.topology.partitions[partition]

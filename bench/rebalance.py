@@ -24,6 +24,7 @@ from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
 from limosa.core.insight.proposing import filling
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import MovePartition, StartRun
 from limosa.core.model.runs import RunPlan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,7 +73,7 @@ def single_move(connection: Operator, partition: str, nodes: list[str]) -> float
     (replica,) = connection.refresh().partitions[partition].replicas
     target = nodes[(nodes.index(replica.node) + 1) % len(nodes)]
     start = perf_counter()
-    connection.change_partition("move", partition, source=replica.node, target=Placement(target))
+    connection.submit(MovePartition(partition, source=replica.node, target=Placement(target)))
     while True:
         record = connection.refresh().partitions[partition]
         if record.transition is None and record.replicas[0].node == target:
@@ -92,7 +93,7 @@ def run_to(connection: Operator, node: str) -> Progress:
     """Give a node that has just joined its share; when all of it is there."""
     plan, run = filling(look(connection), [node], RunPlan(f"fill {node}"))
     assert plan.moves, "there is nothing to move"
-    name = connection.start_run(run).answer.rsplit(" ", 1)[-1]
+    name = connection.submit(StartRun(run)).run
     deadline = perf_counter() + SECONDS_MAX
     while perf_counter() < deadline:
         found = progress_of(connection, name)

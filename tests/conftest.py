@@ -1,6 +1,103 @@
-"""How Hypothesis behaves: the same examples each time, and no deadline on a busy machine."""
+"""What holds for every test: the same examples each time, children that hear Ctrl-C, and, with
+`--quick`, neither processes nor long calculations."""
 
+import multiprocessing.util
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("limosa", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("quick", parent=settings.get_profile("limosa"), max_examples=20)
 settings.load_profile("limosa")
+
+QUICK_CPU_SECONDS = 5.0
+"""Of one test. Processor time hardly depends on what else the machine does."""
+
+
+def restore_signals_in_children() -> None:
+    """Children start with the default signals, even if those of the tests are ignored.
+
+    A shell starts a job in the background of a script with SIGINT and SIGQUIT ignored, and nohup
+    ignores SIGHUP. Ignored signals are inherited; a handler is not: a child that is executed has
+    the default again. The tests themselves go on to ignore these signals, as they were asked to.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+restore_signals_in_children()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out the tests marked slow, thorough or processes",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        config.option.markexpr = "not slow and not thorough and not processes"
+        config.pluginmanager.register(Quick())
+        settings.load_profile("quick")
+
+
+@pytest.fixture(scope="session")
+def processes() -> None:
+    """Used by fixtures that start processes: it marks all tests that use them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and "processes" in item.fixturenames:
+            item.add_marker("processes")
+
+
+class Quick:
+    """Fails a test that is not marked and yet starts a process or calculates for long."""
+
+    def __init__(self) -> None:
+        self._test: str | None = None
+        self._started: list[str] = []
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+            self._refuse(f"{event} {arguments}")
+
+    def _refuse(self, what: str, *_: object) -> None:
+        if self._test is not None:
+            self._started.append(what)
+            raise RuntimeError(f"`make quick` starts no processes: {what}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._test = item.nodeid
+        self._started.clear()
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(multiprocessing.util, "spawnv_passfds", self._refuse)
+                return (yield)
+        finally:
+            self._test = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        began = time.process_time()
+        result = yield
+        seconds = time.process_time() - began
+        if self._started:
+            pytest.fail(f"mark this test `processes`: it started {self._started[0]}")
+        if seconds > QUICK_CPU_SECONDS:
+            pytest.fail(
+                f"mark this test `thorough`, or make it faster: it took {seconds:.1f} s of CPU"
+            )
+        return result

@@ -6,15 +6,18 @@ NAME returns; the files of FILES are generated as a whole. Without arguments the
 """
 
 import argparse
+import ast
 import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "limosa"
 
 Generator = Callable[[], str]
 
@@ -71,7 +74,61 @@ def lives() -> str:
     )
 
 
+def rooms() -> str:
+    """The packages in the order in which they may import each other, from top to bottom."""
+    return _layers("limosa")
+
+
+def rooms_of_core() -> str:
+    """The packages and modules of the core, in the same order."""
+    return _layers("limosa.core")
+
+
+def modules() -> str:
+    """Every module of every package."""
+    texts = {}
+    for opening in sorted(PACKAGE.rglob("__init__.py")):
+        package = opening.parent
+        files = sorted(file for file in package.glob("*.py") if file != opening)
+        if files:
+            name = package.relative_to(PACKAGE.parent).as_posix()
+            table = _table("module", ((file.stem, file) for file in files))
+            texts[f"`{name}`"] = f"{first_paragraph(opening)}\n\n{table}"
+    return _sections(texts)
+
+
+def first_paragraph(file: Path) -> str:
+    """How a module describes itself: the first paragraph of its docstring."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    found = " ".join(text.partition("\n\n")[0].split())
+    if not found.endswith((".", "?")):
+        raise ValueError(f"{file} does not begin with a docstring of whole sentences")
+    return found
+
+
+def _layers(container: str) -> str:
+    """Rows in the order of the import linter's layers."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each.get("containers") == [container])
+    folder = PACKAGE.joinpath(*container.split(".")[1:])
+    names = [name for layer in layers for name in layer.split(" | ") if name != "__main__"]
+    return _table("room", ((name, _file_of(folder / name)) for name in names))
+
+
+def _file_of(path: Path) -> Path:
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _table(title: str, files: Iterable[tuple[str, Path]]) -> str:
+    rows = (f"| `{name}` | {first_paragraph(file)} |" for name, file in files)
+    return "\n".join((f"| {title} | what it answers |", "|---|---|", *rows))
+
+
 GENERATORS: Mapping[str, Generator] = {
+    "rooms": rooms,
+    "rooms_of_core": rooms_of_core,
+    "modules": modules,
     "stage_tables": stage_tables,
     "diagrams": diagrams,
     "lives": lives,

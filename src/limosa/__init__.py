@@ -1,4 +1,4 @@
-"""Limosa: tables whose partitions move to other nodes while they are read and written."""
+"""Limosa: replicated tables whose partitions move between nodes while they are used."""
 
 from typing import TYPE_CHECKING, Any
 

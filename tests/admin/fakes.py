@@ -17,12 +17,12 @@ from limosa.admin.tokens import Tokens
 from limosa.client.connection import Description
 from limosa.client.requests import creation
 from limosa.client.schema import schema_of
-from limosa.core.coordinator.requests import about, answer
+from limosa.core.coordinator.requests import answer
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight.explaining import about as state_about
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Put, Topology, apply, request_key
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import FollowNodes, Request
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -102,7 +102,7 @@ class FakeCluster:
                     "answer": each.answer,
                     "asked": each.asked,
                     "answered": each.answered,
-                    "about": about(each),
+                    "about": each.about,
                     "revision": self.now.revision_of(request_key(each.id)),
                 }
                 for each in self.now.requests.values()
@@ -202,7 +202,7 @@ class FakeRuns:
         if needed and self.state not in needed:
             raise IllegalRequest(f"the rebalance is {self.state}", "look at its status")
         self.state = state
-        return Request(id, "follow_nodes", zone=ITEMS)
+        return Request(id, FollowNodes(ITEMS))
 
     def status(self) -> RunStatus:
         return RunStatus(self.state, 3, 1, 0, (FIRST,))

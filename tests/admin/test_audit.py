@@ -75,7 +75,7 @@ def test_what_can_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UnusableFile, match="can't be written"):
         AuditLog(tmp_path / "nowhere" / "audit.ndjson").write("asked")
     monkeypatch.setattr(os, "write", lambda file, data: len(data) - 1)
-    with pytest.raises(UnusableFile, match="no room"):
+    with pytest.raises(UnusableFile, match="no space"):
         AuditLog(tmp_path / "audit.ndjson").write("asked")
 
 
@@ -87,7 +87,7 @@ def test_a_process_that_hangs_with_the_file_in_its_hand_does_not_hold_up_others(
     log.write("asked")
     with log.path.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UnusableFile, match="another process holds it"):
+        with pytest.raises(UnusableFile, match="another process holds the lock"):
             log.write("asked")
     log.write("asked")
     assert len(lines(log.path)) == 2

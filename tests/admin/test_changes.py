@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,9 +14,11 @@ from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.changes import Remove, apply, partition_key
 from limosa.core.model.intent import completed
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import MovePartition
 from limosa.core.model.topology import Replica, Transition
 from limosa.errors import OutcomeUnknown
 from tests.admin.fakes import ANSWERED, ASKED, FIRST, Stand
+from tests.waiting import eventually
 
 MOVE = f"/v1/partitions/{FIRST}/move"
 TABLE = {"name": "birds", "columns": {"id": "int64", "name": "string"}, "key": ["id"]}
@@ -63,11 +63,12 @@ def test_a_move_is_followed_to_its_end(stand: Stand) -> None:
     assert answer.json()["state"] == "running"
     cluster = stand.cluster
     (request,) = cluster.asked
-    assert (request.kind, request.source) == ("move", "n1")
-    assert request.target is not None
-    assert request.target.node == "n4"
+    assert isinstance(request.what, MovePartition)
+    assert request.what.source == "n1"
+    assert request.what.target is not None
+    assert request.what.target.node == "n4"
     told = operation(stand, answer)
-    assert (told["state"], told["stage"]) == ("running", "not begun")
+    assert (told["state"], told["stage"]) == ("running", "not started")
 
     name = f"t{cluster.now.requests[request.id].trigger}"
     record = cluster.now.topology.partitions[FIRST]
@@ -87,12 +88,13 @@ def test_a_move_is_followed_to_its_end(stand: Stand) -> None:
 
     cluster.now = apply(cluster.now, [Remove(partition_key(FIRST))], cluster.now.revision + 1)
     told = operation(stand, answer)
-    assert (told["state"], told["why"]) == ("replaced", "its partition is no more")
+    assert (told["state"], told["why"]) == ("replaced", "the partition was dropped")
 
 
 def test_a_move_is_cancelled_and_one_that_is_held_is_ended(stand: Stand) -> None:
     post(stand, MOVE, {"to": "n4", "from": "n2", "hold_seconds": 60, "max_pause_seconds": 0.05})
-    asked = stand.cluster.asked[0]
+    asked = stand.cluster.asked[0].what
+    assert isinstance(asked, MovePartition)
     assert (asked.source, asked.hold_seconds, asked.max_pause_seconds) == ("n2", 60, 0.05)
     told = operation(stand, post(stand, f"/v1/partitions/{FIRST}/cancel"))
     assert told["answer"] == "cancelled before it began"
@@ -130,7 +132,7 @@ def test_a_node_that_is_gone_is_removed(stand: Stand) -> None:
         ("POST", MOVE, {"to": "../n4"}, 422, "body.to"),
         ("POST", MOVE, [], 422, "body"),
         ("POST", "/v1/partitions/items-9/move", {"to": "n4"}, 404, "no partition items-9"),
-        ("POST", f"/v1/partitions/{FIRST}/cancel", None, 409, "no change"),
+        ("POST", f"/v1/partitions/{FIRST}/cancel", None, 409, "no move"),
         ("POST", f"/v1/partitions/{FIRST}/complete", None, 409, "not held"),
         ("POST", f"/v1/partitions/{FIRST}/reverse", None, 409, "not held"),
         ("POST", "/v1/partitions/items-9/cancel", None, 404, "no partition items-9"),
@@ -251,7 +253,7 @@ def test_who_was_overtaken_by_the_same_key_is_told(
     body = {**TABLE, "name": "other", "replicas": 1}
     assert post(stand, "/v1/tables", body, key="k1").status_code == 409
     monkeypatch.setattr(stand.cluster, "request_state", real)
-    assert stand.cluster.now.requests[first].table is not None
+    assert stand.cluster.now.requests[first].about == TABLE["name"]
     assert "other" not in stand.cluster.now.topology.tables
 
 
@@ -427,15 +429,8 @@ def test_a_follower_goes_on_whatever_happens(stand: Stand, monkeypatch: pytest.M
     monkeypatch.setattr(operations, "operation_of", lambda cluster, row: 1 / 0)
     post(stand, MOVE, {"to": "n4"})
     follower.start()
-    wait_for(lambda: any(what == "the follower stumbled" for what, _ in stand.lines))
+    eventually(lambda: any(what == "polling operations failed" for what, _ in stand.lines))
     monkeypatch.undo()
     post(stand, f"/v1/partitions/{FIRST}/cancel")
-    wait_for(lambda: sum(line["event"] == "ended" for line in audit(stand)) == 2)
+    eventually(lambda: sum(line["event"] == "ended" for line in audit(stand)) == 2)
     follower.stop()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

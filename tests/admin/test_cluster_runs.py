@@ -8,7 +8,7 @@ from limosa.admin.runs import MoveWanted, RunWanted
 from limosa.core.coordinator.requests import answer
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DrainNodes, Request, StartRun
 from limosa.core.model.runs import Limits
 from limosa.errors import IllegalRequest
 from tests.core.running import Cluster
@@ -96,9 +96,9 @@ def test_a_run_is_asked_for_and_told_until_it_has_ended() -> None:
 def test_removing_a_node_drains_it_and_lets_it_leave() -> None:
     cluster, runs = scene(1)
     request = runs.start("one", RunWanted(remove_node="a"))
-    assert request.kind == "drain_nodes"
-    assert request.run is not None
-    assert request.run.decommission
+    assert isinstance(request.what, DrainNodes)
+    assert request.what.plan is not None
+    assert request.what.plan.decommission
     assert served(cluster, request).startswith("done")
 
 
@@ -123,5 +123,6 @@ def test_what_would_be_refused_is_refused_at_once_in_the_coordinators_words() ->
 def test_the_limits_are_the_usual_ones() -> None:
     _, runs = scene()
     request = runs.start("one", MOVES)
-    assert request.run is not None
-    assert replace(request.run.limits) == Limits()
+    assert isinstance(request.what, StartRun)
+    assert request.what.plan is not None
+    assert replace(request.what.plan.limits) == Limits()

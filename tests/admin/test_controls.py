@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from limosa.admin.operations import Follower
 from limosa.core.coordinator.aborting import aborting
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import LedToRun, MovePartition, Request, StartRun
 from limosa.core.model.runs import Rebalance, Run
 from limosa.errors import IllegalRequest
 from tests.admin.fakes import FIRST, Stand
@@ -99,7 +99,7 @@ def test_a_move_that_came_of_it_is_given_up(stand: Stand) -> None:
 
 def test_a_run_that_came_of_it_is_cancelled(stand: Stand) -> None:
     stand.cluster.put(
-        Request("run-1", "start_run", state="done", answer="started as run r7", trigger=7),
+        Request("run-1", StartRun(None), state="done", led_to=LedToRun("r7"), trigger=7),
         Run("r7", "fill n4", 3),
         Rebalance("running", "r7"),
     )
@@ -125,9 +125,11 @@ def test_one_that_was_refused_leaves_nothing_to_abort(stand: Stand) -> None:
     post(stand, MOVE, {"to": "n4"})
     pending = stand.cluster.now.intents[FIRST].pending
     assert pending is not None
-    refused = Request("q", "move", FIRST, state="refused", answer="no", trigger=pending.trigger)
+    refused = Request(
+        "q", MovePartition(FIRST), state="refused", answer="no", trigger=pending.trigger
+    )
     with pytest.raises(IllegalRequest, match="q has ended: refused, no"):
         aborting(stand.cluster.now, refused, "a")
-    dropped = replace(refused, state="done", partition="gone-0000")
+    dropped = replace(refused, state="done", what=MovePartition("gone-0000"))
     with pytest.raises(IllegalRequest, match="q has ended: done"):
         aborting(stand.cluster.now, dropped, "a")

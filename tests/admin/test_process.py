@@ -18,16 +18,17 @@ from limosa.admin import tokens
 from limosa.admin.process import AdminConfig, AdminProcess
 from limosa.admin.service import AdminSettings
 from limosa.client.operator import Operator
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import RemoveNode, Request
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
 from tests.transport.certificates import Authority
+from tests.waiting import eventually
 
 THREADS = ("--pipeline", "threads")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster")
     with LocalCluster(directory, 2, of_coordinators=THREADS) as running:
         yield running
@@ -90,13 +91,13 @@ class Person:
     def follow(self, answer: httpx.Response) -> Any:
         """To the end of the operation."""
         assert answer.status_code == 202, answer.text
-        deadline = time.monotonic() + 60
-        while True:
-            told = self.get(answer.headers["location"])
-            if told["state"] not in ("waiting", "running"):
-                return told
-            assert time.monotonic() < deadline, told
-            time.sleep(0.1)
+        where = answer.headers["location"]
+
+        def ended() -> Any:
+            told = self.get(where)
+            return told if told["state"] not in ("waiting", "running") else None
+
+        return eventually(ended, "the operation ends", 60.0, 0.1, lambda: self.get(where))
 
 
 def audit(directory: Path) -> list[dict[str, Any]]:
@@ -239,10 +240,11 @@ def test_a_locked_cluster_begins_nothing_and_what_waits_is_aborted(
 
         moving = operator.change("POST", path, body)
         where = moving.headers["location"]
-        deadline = time.monotonic() + 30
-        while operator.get(where)["stage"] != "write_both_read_new":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(
+            lambda: operator.get(where)["stage"] == "write_both_read_new",
+            "reads switch",
+            story=lambda: operator.get(where),
+        )
         late = operator.change("POST", f"{where}/abort")
         assert late.status_code == 409, "the new replica is read by now: it is reversed instead"
         assert operator.change("POST", path.replace("/move", "/reverse")).status_code == 202
@@ -251,10 +253,11 @@ def test_a_locked_cluster_begins_nothing_and_what_waits_is_aborted(
 
 
 def _wait_for_end(directory: Path, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while sum(line["event"] == "ended" for line in audit(directory)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(
+        lambda: sum(line["event"] == "ended" for line in audit(directory)) >= count,
+        f"{count} operations end",
+        story=lambda: audit(directory),
+    )
 
 
 def test_two_services_are_one(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -280,19 +283,23 @@ def test_two_services_are_one(cluster: LocalCluster, tmp_path: Path) -> None:
 def test_a_request_that_is_asked_for_again_is_the_same_row(cluster: LocalCluster) -> None:
     with connector(cluster)() as connection:
         assert connection.request_state("nobody-1") is None
-        first = connection.ask(Request("gone-1", "remove_node", name="n9", fingerprint="a"))
-        other = connection.ask(Request("gone-1", "remove_node", name="n8", fingerprint="b"))
-        assert (first.name, other.name, other.fingerprint) == ("n9", "n9", "a")
-        deadline = time.monotonic() + 20
-        while (row := connection.request_state("gone-1")) is None or row.state == "waiting":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        first = connection.ask(Request("gone-1", RemoveNode("n9"), fingerprint="a"))
+        other = connection.ask(Request("gone-1", RemoveNode("n8"), fingerprint="b"))
+        assert (first.about, other.about, other.fingerprint) == ("n9", "n9", "a")
+
+        def answered() -> Request | None:
+            row = connection.request_state("gone-1")
+            return None if row is None or row.state == "waiting" else row
+
+        row = eventually(answered, "the request is answered")
+        assert row is not None
         assert row.state == "refused"
         assert row.trigger > 0
         with pytest.raises(BadInput):
-            connection.ask(Request("no word", "remove_node", name="n9"))
+            connection.ask(Request("no word", RemoveNode("n9")))
 
 
+@pytest.mark.processes
 def test_a_service_outlives_its_cluster(tmp_path: Path) -> None:
     """It starts without one, says so, and finds it when it is there; also the next one."""
     reachable: list[LocalCluster] = []
@@ -337,7 +344,7 @@ def test_a_port_that_is_taken_and_a_directory_that_is_not_there(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         config = AdminConfig(bind=bind, directory=str(tmp_path), connect=nowhere)
-        with pytest.raises(Refused, match="taken by another process"):
+        with pytest.raises(Refused, match="used by another process"):
             AdminProcess(config, lambda what, **details: None)
     config = AdminConfig(bind="127.0.0.1:0", directory=str(tmp_path / "no"), connect=nowhere)
     with pytest.raises(BadInput, match="no directory"):
@@ -354,6 +361,7 @@ def test_it_serves_over_tls(tmp_path: Path) -> None:
         assert answer.json() == {"status": "ok"}
 
 
+@pytest.mark.processes
 def test_a_cluster_goes_on_without_its_admin_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     served.stand.service.close()
 
 
+@pytest.mark.thorough
 @schema.parametrize()
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 def test_nothing_that_is_sent_gets_an_answer_that_is_not_described(

@@ -3,10 +3,8 @@
 import os
 import select
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from limosa.runtime.clock import BootClock
 from limosa.runtime.local import LocalCluster
 from tests.chaos.proxy import Network
 from tests.chaos.surroundings import Process, Role, descendants, of_role
+from tests.waiting import left_after
 
 CLIENTS = "clients"
 """How the network calls everybody in our own process."""
@@ -188,10 +187,7 @@ class Cluster(LocalCluster):
 
     def wait_until_healthy(self, seconds: float) -> list[str]:
         """What is still wrong after that time; nothing, as soon as nothing is."""
-        deadline = time.monotonic() + seconds
-        while (found := self.ailments()) and time.monotonic() < deadline:
-            time.sleep(HEALTH_POLL_SECONDS)
-        return found
+        return left_after(self.ailments, seconds, HEALTH_POLL_SECONDS)
 
     def last_words(self, name: str) -> str:
         lines = (self.directory / "logs" / f"{name}.log").read_text().strip().splitlines()
@@ -242,10 +238,7 @@ def differences(cluster: Cluster, connection: Operator) -> list[str]:
 
 
 def wait_until_equal(cluster: Cluster, connection: Operator, seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while (found := differences(cluster, connection)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
+    return left_after(lambda: differences(cluster, connection), seconds, 0.2)
 
 
 # --- what is left behind
@@ -263,10 +256,9 @@ def bad_lines(directory: Path) -> list[str]:
 
 def stray_threads(before: set[threading.Thread], seconds: float = 5.0) -> list[str]:
     """Threads that were not there before, and do not end."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = [each for each in threading.enumerate() if each not in before and each.is_alive()]
-        if not left or time.monotonic() > deadline:
-            return [each.name for each in left]
-        with suppress(RuntimeError):
-            left[0].join(0.1)
+    return left_after(
+        lambda: [
+            each.name for each in threading.enumerate() if each not in before and each.is_alive()
+        ],
+        seconds,
+    )

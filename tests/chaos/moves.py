@@ -18,7 +18,15 @@ from msgspec import Struct, field
 
 from limosa.client import Operator, TableHandle
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CompleteMove,
+    MovePartition,
+    Request,
+    ReverseMove,
+)
 from limosa.core.model.topology import Partition
 from limosa.errors import MetastoreUnavailable
 from tests.chaos import leftovers, strikes, torment
@@ -207,14 +215,13 @@ class Moves(Torment[Report]):
         if planned.strike is not None:
             self._chosen[planned.strike.cell] += 1
         self._number += 1
-        asked = self._asking.submit(
-            connection.change_partition,
-            "move",
+        wish = MovePartition(
             record.id,
             source=parts.source,
             target=Placement(parts.target),
             hold_seconds=planned.hold_seconds,
         )
+        asked = self._asking.submit(connection.submit, wish)
         self._under_way.append(Move(self._number, record.id, parts, planned, agreed, asked))
 
     # --- following
@@ -237,10 +244,12 @@ class Moves(Torment[Report]):
 
     def _do(self, connection: Operator, move: Move) -> "Future[Request]":
         assert move.plan.deed is not None
-        cancels = move.trigger if move.plan.deed == "cancel" else 0
-        return self._asking.submit(
-            connection.change_partition, move.plan.deed, move.partition, cancels=cancels
-        )
+        wishes: dict[str, AnyWish] = {
+            "cancel": CancelChange(move.partition, move.trigger),
+            "reverse": ReverseMove(move.partition),
+            "complete": CompleteMove(move.partition),
+        }
+        return self._asking.submit(connection.submit, wishes[move.plan.deed])
 
     def _strike(self, cluster: Cluster, load: Load, move: Move) -> None:
         assert move.plan.strike is not None

@@ -21,8 +21,8 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.machines.machine import END, REVERT
 from limosa.core.model.changes import Agreed, report_key
-from limosa.core.model.intent import Request, RequestKind
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import Request, RequestKind
 from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError
 from tests.chaos import strikes

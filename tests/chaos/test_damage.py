@@ -5,7 +5,6 @@ rows change behind everybody's back, after that: in the target, on their way to 
 """
 
 import io
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from limosa.client import Operator, TableHandle
 from limosa.core.effects import ApplySlice, VolumeEffect
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import MovePartition
 from limosa.runtime.journal import Journal
 from limosa.runtime.pipelines import PipelineConfig, mover_for
 from limosa.runtime.processes import (
@@ -29,6 +29,7 @@ from limosa.runtime.processes import (
 )
 from limosa.tabular.rows import Batch, Bundle
 from limosa.transport.security import Security
+from tests.waiting import eventually
 
 CLUSTER = "birds"
 OPEN = Security(insecure=True)
@@ -130,17 +131,16 @@ class House:
     def move(self) -> Report:
         """Until it has ended."""
         known = set(self.connection.state(self.partition).reports)
-        self.connection.change_partition(
-            "move", self.partition, source=self.source, target=Placement(self.target)
+        self.connection.submit(
+            MovePartition(self.partition, source=self.source, target=Placement(self.target))
         )
-        deadline = time.monotonic() + SECONDS
-        while True:
+
+        def reports() -> list[Report]:
             state = self.connection.state(self.partition)
-            new = [report for key, report in state.reports.items() if key not in known]
-            if new and state.topology.partitions[self.partition].transition is None:
-                return new[0]
-            assert time.monotonic() < deadline, "the move does not end"
-            time.sleep(0.02)
+            ended = state.topology.partitions[self.partition].transition is None
+            return [each for key, each in state.reports.items() if key not in known and ended]
+
+        return eventually(reports, "the move ends", SECONDS)[0]
 
     def holders(self) -> list[str]:
         """By what is agreed, and by what the nodes hold."""

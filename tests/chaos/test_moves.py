@@ -43,6 +43,7 @@ PLANS = (
 )
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_moves_whose_parts_are_killed_paused_and_cut_off_break_no_promise(tmp_path: Path) -> None:
     """F51, F61, F62, F64, F98, F102–F104, F108, S21, S23–S25, S35, S37–S39, S42, S43.
@@ -150,6 +151,7 @@ def test_the_processes_of_spark_are_told_apart() -> None:
     assert [each.id for each in of_role("executor", family)] == [13, 14], "not who starts them"
 
 
+@pytest.mark.processes
 def test_a_process_is_found_again_when_its_parent_is_gone(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
     with marked(tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.proxy import STRANGER, Network
+from tests.waiting import eventually, left_after
 
 NAMES = {os.getpid(): "we"}
 
@@ -91,10 +92,7 @@ def test_an_end_passes_and_the_line_is_forgotten(network: Network) -> None:
         assert said(line, b"x") == b"x"
         line.shutdown(socket.SHUT_WR)
         assert line.recv(1) == b""
-    deadline = time.monotonic() + 5.0
-    while network.lines() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert network.lines() == []
+    assert left_after(network.lines, 5.0) == []
 
 
 def test_what_is_cut_stays_open_and_arrives_late(network: Network) -> None:
@@ -173,6 +171,7 @@ def test_a_delay_delays_each_way(network: Network) -> None:
         network.heal(pairs)
 
 
+@pytest.mark.processes
 def test_a_rule_for_one_caller_is_none_for_another(network: Network) -> None:
     """Also one that speaks both versions of the internet protocol, as gRPC does."""
     program = (
@@ -186,10 +185,7 @@ def test_a_rule_for_one_caller_is_none_for_another(network: Network) -> None:
     ) as other:
         NAMES[other.pid] = "other"
         try:
-            deadline = time.monotonic() + 10.0
-            while not network.lines() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert network.lines() == [("other", "n1")]
+            assert eventually(network.lines, "it is connected") == [("other", "n1")]
             network.cut(["we"], ["n1"])
             answer, _ = other.communicate(b"\n", timeout=10.0)
             assert answer == b"x\n"

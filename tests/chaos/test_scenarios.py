@@ -18,6 +18,7 @@ from limosa.protocol.wire import Decoder, Encoder
 from tests.chaos.cluster import Cluster, digests, wait_until_equal
 from tests.chaos.raw import Raw, partition_of, write_of
 from tests.metastore.pausing import pause_between_commits
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -27,7 +28,7 @@ COLUMNS = {"k": "string", "v": "int64"}
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
     cluster = Cluster(directory, 3, coordinators=1, lease_seconds=LEASE_SECONDS)
     try:
@@ -77,13 +78,6 @@ def has_another_owner(cluster: Cluster, table: TableHandle, key: str, old: str) 
 def followers(cluster: Cluster, table: TableHandle, key: str) -> list[str]:
     first = owner(cluster, table, key)
     return [each.node for each in record(cluster, table, key).replicas if each.node != first]
-
-
-def until(done: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def in_sync(cluster: Cluster, table: TableHandle, key: str) -> set[str]:
@@ -264,13 +258,13 @@ def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
         try:
             # It lies in the old owner's socket until that wakes up.
             stream.send(write_of(table, topology, {"k": "a", "v": 666}, 2))
-            until(lambda: has_another_owner(cluster, table, "a", old))
+            eventually(lambda: has_another_owner(cluster, table, "a", old))
             table.write({"k": "a", "v": 3})
         finally:
             cluster.resume(old)
         answer = stream.receive()
         assert isinstance(answer, Redirect | Wait)
-        until(lambda: cluster.ailments() == [])
+        eventually(lambda: cluster.ailments() == [])
         late = stream.ask(write_of(table, topology, {"k": "a", "v": 667}, 3))
         assert isinstance(late, Redirect)
         assert late.owner == owner(cluster, table, "a") != old
@@ -283,14 +277,14 @@ def test_an_owner_that_slept_through_its_lease_is_refused_when_it_wakes(
 def test_an_owner_that_is_back_before_it_is_missed_gets_another_epoch(
     cluster: Cluster, connection: Operator, table: TableHandle
 ) -> None:
-    """S14, S65."""
+    """S14."""
     table.write([{"k": f"{number}", "v": number} for number in range(500)])
     before = record(cluster, table, "a")
     first = owner(cluster, table, "a")
     cluster.kill(first)
     cluster.start_one(first)
     table.write({"k": "a", "v": 1})  # by the handle and the stream of before
-    until(lambda: cluster.ailments() == [])
+    eventually(lambda: cluster.ailments() == [])
     assert record(cluster, table, "a").epoch > before.epoch
     assert table.count() == 501
     assert table.get("a") == {"k": "a", "v": 1}
@@ -337,7 +331,7 @@ def test_a_paused_follower_is_taken_out_and_catches_up_from_where_it_was(
         table.write([{"k": f"new {number}", "v": 1} for number in range(100)])
     finally:
         cluster.resume(other)
-    until(lambda: cluster.ailments() == [])
+    eventually(lambda: cluster.ailments() == [])
     after = {each.node: each.incarnation for each in record(cluster, table, "a").replicas}
     assert before == after  # it was not made anew
     assert table.count() == 200
@@ -359,12 +353,12 @@ def test_a_follower_whose_disk_refuses_does_not_count(
         for start in range(100, 1_000, 100):
             rows = [{"k": f"{number}", "v": text} for number in range(start, start + 100)]
             wide.write(rows)
-        until(lambda: not cluster.is_running(other))
+        eventually(lambda: not cluster.is_running(other))
         assert other not in in_sync(cluster, wide, "0")
         assert cluster.processes[other].returncode == 1
         assert wide.count() == 1_000
         cluster.start_one(other)
-        until(lambda: cluster.ailments() == [])
+        eventually(lambda: cluster.ailments() == [])
         assert wait_until_equal(cluster, connection, 10.0) == []
         assert wide.count() == 1_000
     finally:

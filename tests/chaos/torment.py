@@ -20,6 +20,7 @@ from tests.chaos.judgement import Finding, Kind, judge_season
 from tests.chaos.load import Load
 from tests.chaos.proxy import STRANGER
 from tests.chaos.surroundings import marked, stray_processes
+from tests.waiting import left_after
 
 OPERATION_SECONDS = 10.0
 SLACK_SECONDS = 5.0
@@ -151,10 +152,7 @@ class Torment(ABC, Generic[R]):
 
     def _wait_for_strays(self) -> list[str]:
         """A child of one that was killed ends a little later."""
-        deadline = time.monotonic() + STRAY_SECONDS
-        while (found := stray_processes(self.directory)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return found
+        return left_after(lambda: stray_processes(self.directory), STRAY_SECONDS, 0.2)
 
     def find(self, kind: Kind, what: str) -> None:
         self.report.find(kind, what)
@@ -184,9 +182,7 @@ class Torment(ABC, Generic[R]):
 
     def _warm_up(self) -> None:
         """Nothing is shown before everybody is at work."""
-        deadline = time.monotonic() + OPERATION_SECONDS
-        while self.history.count < WARM_OPERATIONS and time.monotonic() < deadline:
-            time.sleep(0.05)
+        left_after(lambda: self.history.count < WARM_OPERATIONS, OPERATION_SECONDS, 0.05)
 
     def find_ailments(self, cluster: Cluster) -> None:
         for ailment in cluster.wait_until_healthy(HEALTH_SECONDS):

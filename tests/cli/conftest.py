@@ -10,7 +10,7 @@ from tests.cli.running import Cluster, Limosa
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes, in processes of their own."""
     home = tmp_path_factory.mktemp("up")
     with Cluster(home / "data", home / "state") as running:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from limosa.cli.main import main
+from tests.waiting import eventually
 
 COMMAND = [sys.executable, "-m", "limosa"]
 READY_SECONDS, STOP_SECONDS = 60.0, 20.0
@@ -81,8 +82,11 @@ class Limosa:
 class Cluster:
     """`limosa up`, as a process."""
 
-    def __init__(self, directory: Path, state: Path, *arguments: str) -> None:
+    def __init__(
+        self, directory: Path, state: Path, *arguments: str, launcher: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
+        self._launcher = launcher
         self.environment = {**os.environ, "XDG_STATE_HOME": str(state)}
         self.environment.pop("LIMOSA_CLUSTER", None)
         self._arguments = arguments
@@ -104,10 +108,11 @@ class Cluster:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
-        wait_until(lambda: not self.children())
+        eventually(lambda: not self.children())
 
     def start(self) -> None:
-        command = [*COMMAND, "up", "--data", str(self.directory), "--json", *self._arguments]
+        command = [*self._launcher, *COMMAND, "up", "--data", str(self.directory), "--json"]
+        command += self._arguments
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -219,10 +224,3 @@ def run(
         env=environment,
         check=False,
     )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens"
-        time.sleep(0.05)

@@ -51,7 +51,7 @@ def test_tokens_are_made_listed_and_taken_back(
         ("b", "viewer"),
     ]
     assert "sha256" not in answer["tokens"][0]
-    assert "good for nothing" in run(capsys, "admin-token", "remove", "ann", *there)[1]
+    assert "Revoked the token of ann" in run(capsys, "admin-token", "remove", "ann", *there)[1]
     assert run(capsys, "admin-token", "remove", "b", "--json", *there)[1] == '{"removed":"b"}\n'
     assert known.entries() == []
 
@@ -60,7 +60,7 @@ def test_wrong_words_are_refused(no_cluster: None, tmp_path: Path, capsys: Outpu
     there = ("--directory", str(tmp_path))
     for arguments, sentence in (
         (("add", "ann", "--role", "root", *there), "no role 'root'"),
-        (("add", "a b", "--role", "viewer", *there), "no name"),
+        (("add", "a b", "--role", "viewer", *there), "not a valid name"),
         (("remove", "ann", *there), "no token ann (there are: none)"),
         (("list", "--directory", str(tmp_path / "no")), "there is no directory"),
     ):
@@ -75,7 +75,7 @@ def test_the_directory_is_found_as_the_cluster_is(
 ) -> None:
     code, _, error = run(capsys, "admin-token", "list")
     assert code == 1
-    assert "no cluster runs" in error
+    assert "no cluster is running" in error
     (tmp_path / "limosa-data").mkdir()
     assert admin_service.directory_of(None) == "limosa-data"
     (tmp_path / "other").mkdir()
@@ -99,9 +99,9 @@ def test_without_the_extra_the_service_is_refused_and_a_cluster_does_without(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--connect", "127.0.0.1:1"), "name their directory with --directory"),
+        (("--connect", "127.0.0.1:1"), "name it with --directory"),
         (("--bind", "0.0.0.0:0", "--directory", "."), "without TLS"),
-        (("--bind", "nowhere", "--directory", "."), "is no address to listen on"),
+        (("--bind", "nowhere", "--directory", "."), "is not an address to listen on"),
         (("--bind", "127.0.0.1:0", "--directory", "missing"), "there is no directory"),
         (("--certificate", "x.pem", "--directory", "."), "belong together"),
     ],
@@ -114,6 +114,7 @@ def test_a_service_that_can_not_be_is_refused(
     assert sentence in error
 
 
+@pytest.mark.processes
 def test_a_service_of_its_own_starts_without_a_cluster_and_stops_cleanly(tmp_path: Path) -> None:
     command = [*COMMAND, "serve", "admin", "--bind", "127.0.0.1:0", "--directory", str(tmp_path)]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
@@ -137,6 +138,7 @@ def test_a_service_of_its_own_starts_without_a_cluster_and_stops_cleanly(tmp_pat
         process.communicate()
 
 
+@pytest.mark.processes
 def test_the_command_line_needs_no_web_framework() -> None:
     """What most commands share with the service must not load it."""
     code = "import sys, limosa.cli.status, limosa.cli.admin_token, limosa.cli.partition; "

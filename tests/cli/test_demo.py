@@ -24,7 +24,8 @@ from limosa.cli.demo.ledger import (
 )
 from limosa.client.table import TableHandle
 from limosa.errors import Refused
-from tests.cli.running import COMMAND, wait_until
+from tests.cli.running import COMMAND
+from tests.waiting import eventually
 
 
 class FakeTable:
@@ -170,7 +171,7 @@ def test_a_bad_end_is_not_called_good() -> None:
     assert "lost           2" in bad
     assert "DIFFERENT" in bad
     assert "key 3 holds 1" in bad
-    assert bad.endswith("THIS WENT WRONG: see above.")
+    assert bad.endswith("FAILED: see above.")
 
 
 # --- the real thing
@@ -202,6 +203,7 @@ def processes_in(directory: Path) -> list[str]:
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
+@pytest.mark.processes
 @linux
 def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     """F61, F74: under load a node joins and is filled, another is drained, and one is killed."""
@@ -226,10 +228,11 @@ def test_a_node_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert list(tmp_path.glob("limosa-demo-*")) == []
 
 
+@pytest.mark.processes
 @linux
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     with start(tmp_path) as process:
-        wait_until(lambda: len(processes_in(tmp_path)) > 1)
+        eventually(lambda: len(processes_in(tmp_path)) > 1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

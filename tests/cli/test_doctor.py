@@ -73,10 +73,10 @@ def ill(name: str) -> Overview:
 # fmt: off
 ILLNESSES = {
     "reachable":   ("problem", "no answer from n2: no answer in time"),
-    "coordinator": ("problem", "no coordinator is in office"),
-    "nodes":       ("problem", "silent: n3"),
+    "coordinator": ("problem", "no coordinator is active"),
+    "nodes":       ("problem", "not live: n3"),
     "owners":      ("problem", "1 partition without an owner: p0"),
-    "in sync":     ("warning", "1 partition with fewer replicas in sync: p0"),
+    "in sync":     ("warning", "1 partition with replicas out of sync: p0"),
     "surprises":   ("warning", "n2: an odd message (3 times)"),
     "disks":       ("problem", "n2: no space left"),
     "replicas":    ("problem", "n2: p0/i1: damaged"),

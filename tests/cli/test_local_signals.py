@@ -10,6 +10,8 @@ import pytest
 
 from limosa.runtime.local import LocalCluster
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_signal_waits_until_what_was_started_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def mutants(capsys: Output, *arguments: str) -> tuple[int, list[str], dict[str, 
     return code, lines[:-1], json.loads(lines[-1])
 
 
+@pytest.mark.processes
 def test_recorded_seeds_are_replayed(capsys: Output) -> None:
     code, lines, last = mutants(capsys)
     assert code == 0
@@ -99,6 +100,7 @@ def test_recorded_seeds_are_replayed(capsys: Output) -> None:
     assert "  really_harmless: Others see to it." in lines, "told, but not counted"
 
 
+@pytest.mark.processes
 def test_a_missed_mutant_fails(capsys: Output, with_bad_ones: None) -> None:
     """An exception that is no violated assertion shows a bug in the mutant, not in the protocol."""
     code, lines, last = mutants(capsys)
@@ -109,10 +111,12 @@ def test_a_missed_mutant_fails(capsys: Output, with_bad_ones: None) -> None:
     assert "MISSED: no seed is recorded" in lines[4]
 
 
+@pytest.mark.processes
 def test_json_is_the_only_line_if_asked(capsys: Output) -> None:
     assert mutants(capsys, "--json") == (0, [], {"planted": 2, "found": 2, "missed": []})
 
 
+@pytest.mark.processes
 def test_one_can_be_chosen(capsys: Output, with_bad_ones: None) -> None:
     code, lines, last = mutants(capsys, "--only", "harmless")
     assert code == 1
@@ -120,6 +124,7 @@ def test_one_can_be_chosen(capsys: Output, with_bad_ones: None) -> None:
     assert len(lines) == 1
 
 
+@pytest.mark.processes
 def test_a_search_finds_the_first_seed_and_counts(
     capsys: Output, with_bad_ones: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +144,7 @@ def test_a_search_finds_the_first_seed_and_counts(
     assert "MISSED: raised TypeError" in lines[2]
 
 
+@pytest.mark.processes
 def test_a_redundant_one_that_is_found_is_not_redundant(capsys: Output) -> None:
     code, lines, last = mutants(capsys, "--search", "--limit", "4", "--only", "not_so_harmless")
     assert code == 1

@@ -13,8 +13,9 @@ import pytest
 
 from limosa.client.operator import operate
 from limosa.errors import LimosaError
-from tests.cli.running import COMMAND, Cluster, Limosa, Ran, wait_until
+from tests.cli.running import COMMAND, Cluster, Limosa, Ran
 from tests.metastore.pausing import pause_between_commits
+from tests.waiting import eventually
 
 NODES = {"n1", "n2", "n3"}
 SECONDS = 90.0
@@ -51,7 +52,7 @@ def holders(limosa: Limosa) -> list[str]:
 
 
 def wait_for_stage(limosa: Limosa, stage: str) -> None:
-    wait_until(lambda: explained(limosa)["stage"] == stage, SECONDS)
+    eventually(lambda: explained(limosa)["stage"] == stage, seconds=SECONDS)
 
 
 def table_rows(limosa: Limosa) -> bytes:
@@ -160,9 +161,9 @@ def test_without_waiting_the_next_command_is_named(limosa: Limosa, partition: st
     ran = limosa.well("partition", "move", partition, "--to", to)
     assert ran.text.splitlines() == [
         f"{partition} moves from {owner} (its owner) to {to}.",
-        f"How far it is: limosa explain {partition}",
+        f"See its progress: limosa explain {partition}",
     ]
-    wait_until(lambda: to in holders(limosa) and explained(limosa)["kind"] == "", SECONDS)
+    eventually(lambda: to in holders(limosa) and explained(limosa)["kind"] == "", seconds=SECONDS)
     assert explained(limosa)["reports"][0]["outcome"] == "done"
 
 
@@ -173,7 +174,7 @@ def test_a_held_move_is_explained_and_completed(limosa: Limosa, partition: str) 
     owner, to = explained(limosa)["owner"], elsewhere(limosa)
     limosa.well("partition", "move", partition, "--to", to, "--hold", "10m", "--no-wait")
     wait_for_stage(limosa, "write_both_read_new")
-    wait_until(lambda: explained(limosa)["waits_for"].startswith("held for another "))
+    eventually(lambda: explained(limosa)["waits_for"].startswith("held for another "))
     held = explained(limosa)
     assert held["since"] >= held["began"] > 0
     assert [each.split(": ")[1] for each in held["may"]] == [
@@ -219,7 +220,7 @@ def test_a_move_that_waits_for_a_better_moment_is_cancelled(
     start, to = holders(limosa), elsewhere(limosa)
     asked = ("partition", "move", partition, "--to", to, "--max-pause", "0.001ms")
     limosa.well(*asked, "--no-wait")
-    wait_until(lambda: "would pause writes" in explained(limosa)["waits_for"], SECONDS)
+    eventually(lambda: "would pause writes" in explained(limosa)["waits_for"], seconds=SECONDS)
     assert explained(limosa)["pause_seconds_max"] == pytest.approx(1e-6)
     again = limosa.well(*asked)
     assert "under way already" in again.text
@@ -238,7 +239,7 @@ def test_a_move_that_waits_for_a_better_moment_is_cancelled(
     assert (latest["outcome"], latest["why"]) == ("reverted", "cancelled")
     late = limosa("partition", "cancel", partition)
     assert late.code == 1
-    assert "has no change that could be cancelled" in late.error
+    assert "has no move that can be cancelled" in late.error
 
 
 def test_ctrl_c_leaves_the_move_running(limosa: Limosa, cluster: Cluster, partition: str) -> None:
@@ -250,7 +251,7 @@ def test_ctrl_c_leaves_the_move_running(limosa: Limosa, cluster: Cluster, partit
         out, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, errors
     assert '"state":"running"' in out
-    assert "The move goes on." in errors
+    assert "The move continues." in errors
     assert explained(limosa)["stage"] == "write_both_read_new"
     limosa.well("partition", "reverse", partition)
     wait_for_stage(limosa, "stable")
@@ -266,14 +267,14 @@ def test_without_a_coordinator_an_explanation_says_so(
     coordinator = cluster.child("coordinator")
     pause_between_commits(coordinator, cluster.directory / "metastore.db")
     try:
-        wait_until(lambda: explained(limosa)["coordinator"] is None)
+        eventually(lambda: explained(limosa)["coordinator"] is None)
         facts = explained(limosa)
         assert facts["waits_for"].startswith("no coordinator lives: nothing advances")
         assert facts["may"][0] == "start a coordinator: `limosa serve coordinator`"
-        assert "coordinator   none lives" in limosa.well("explain", partition).text
+        assert "coordinator   none" in limosa.well("explain", partition).text
     finally:
         os.kill(coordinator, signal.SIGCONT)
-    wait_until(lambda: explained(limosa)["coordinator"] is not None)
+    eventually(lambda: explained(limosa)["coordinator"] is not None)
 
 
 def test_a_client_may_look_but_not_move(limosa: Limosa, cluster: Cluster, partition: str) -> None:
@@ -306,10 +307,10 @@ def nothing_changed(limosa: Limosa, before: dict[str, Any], ran: Ran) -> bool:
         (["move", P, "--from", "FREE", "--to", "OWNER"], 1, f"holds no replica of {P}"),
         (["move", P, "--to", "FREE", "--volume", "x"], 1, "has no volume 'x'"),
         (["move", P, "--to", "FREE", "--hold", "10"], 2, "--hold '10' has no unit"),
-        (["move", P, "--to", "FREE", "--hold", "soon"], 2, "--hold 'soon' is no duration"),
+        (["move", P, "--to", "FREE", "--hold", "soon"], 2, "--hold 'soon' is not a duration"),
         (["move", P, "--to", "FREE", "--max-pause", "5y"], 2, "--max-pause '5y' has the unit"),
-        (["move", P, "--to", "FREE", "--max-pause", "0"], 2, "no hand-over is that quick"),
-        (["cancel", P], 1, "has no change that could be cancelled"),
+        (["move", P, "--to", "FREE", "--max-pause", "0"], 2, "must be more than 0"),
+        (["cancel", P], 1, "has no move that can be cancelled"),
         (["cancel", "nothing-0000"], 1, "there is no partition nothing-0000"),
         (["complete", P], 1, "is not held"),
         (["complete", "nothing-0000"], 1, "there is no partition nothing-0000"),

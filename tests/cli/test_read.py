@@ -103,7 +103,7 @@ def test_a_file_is_written_whole_by_its_suffix(limosa: Limosa, fruit: str, tmp_p
     for suffix in ("csv", "ndjson", "parquet", "arrow"):
         file = tmp_path / f"out.{suffix}"
         said = limosa.well("read", fruit, "--output", str(file), "--where", "id < 3")
-        assert said.err == f"2 rows in {file}.\n"
+        assert said.err == f"2 rows written to {file}.\n"
         assert said.out == b""
         assert file.stat().st_size > 0
     assert len(list(tmp_path.glob("out.*"))) == 4, "no drafts are left"
@@ -120,7 +120,7 @@ def test_a_table_shows_a_hundred_rows_unless_told(limosa: Limosa) -> None:
     limosa("write", "many", "-", "--format", "csv", *create, stdin=many)
     shown = limosa.well("read", "many")
     assert len(shown.text.strip().splitlines()) == 102
-    assert "the first 100 rows" in shown.err
+    assert "Only 100 rows are shown" in shown.err
     assert len(limosa.well("read", "many", "--limit", "250").text.strip().splitlines()) == 252
 
 
@@ -128,19 +128,22 @@ def test_a_table_shows_a_hundred_rows_unless_told(limosa: Limosa) -> None:
     ("arguments", "sentence"),
     [
         (["--where", "nane = 1"], "there is no column nane"),
-        (["--where", "price"], "'price' is no condition"),
-        (["--where", "price ~ 1"], "is no condition"),
-        (["--where", "price > much"], "column price is of type double, and 'much' is not"),
-        (["--where", "at > noon"], "column at is of type timestamp"),
-        (["--where", "id in 3"], "names no list"),
-        (["--where", "name is null 3"], "goes on after null"),
+        (["--where", "price"], "'price' is not a condition"),
+        (["--where", "price ~ 1"], "is not a condition"),
+        (
+            ["--where", "price > much"],
+            "'much' is not a value of column price, which has the type double",
+        ),
+        (["--where", "at > noon"], "of column at, which has the type timestamp"),
+        (["--where", "id in 3"], "has no list of values"),
+        (["--where", "name is null 3"], "has text after null"),
         (["--columns", "id,nane"], "there is no column nane"),
         (["--columns", "id,id"], "named twice"),
-        (["--key", "x"], "column id is of type int64, and 'x' is not"),
-        (["--key", "1", "--where", "id = 1"], "a key names its row already"),
-        (["--json", "--format", "csv"], "--json is --format ndjson"),
-        (["--output", "x.dat"], "does not say what it is by its name"),
-        (["--output", "x.csv", "--format", "table"], "a table is for eyes"),
+        (["--key", "x"], "'x' is not a value of column id"),
+        (["--key", "1", "--where", "id = 1"], "--key and --where can't be combined"),
+        (["--json", "--format", "csv"], "--json means --format ndjson"),
+        (["--output", "x.dat"], "is not known from its suffix"),
+        (["--output", "x.csv", "--format", "table"], "the format table can't be written to a file"),
         (["--output", "/nowhere/x.csv"], "/nowhere/x.csv"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_line_for_the_run_and_one_for_each_move() -> None:
     ]
     first, second, third = (" ".join(line.split()) for line in lines[4:7])
     assert first == "items-0003 n1 → n4 streaming (3 of 6) 19 % (12 of 64) copy: n4"
-    assert second == "items-0004 n1 → n4 not begun – its intent"
+    assert second == "items-0004 n1 → n4 not started – its intent"
     assert third == "items-0009 n1 → n4 write_both_read_new (4 of 6) 100 % held; the hold"
     assert lines[-1] == "waits for: n4 is at its limit"
 
@@ -105,7 +105,7 @@ def test_without_a_terminal_a_line_is_said_for_each_change_and_now_and_then(
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == (0 if quiet else 3)
         assert quiet or lines[0] == (
-            "r7 running: 5 of 12 committed, 3 in flight, 4 to begin; "
+            "r7 running: 5 of 12 committed, 3 in flight, 4 pending; "
             "1,204 rows, 100.0 MB, 5.0 MB/s, about 20 s left"
         )
 

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from limosa.simulation.faults import CELLS
 from limosa.simulation.run import Result, run_seed
 from limosa.simulation.story import Story, story_of
 from limosa.simulation.swarm import run_guarded
+from tests.waiting import eventually
 
 NUMBERS = {
     *("seeds", "operations", "moves", "faults", "violations"),
@@ -59,6 +59,7 @@ def something_is_left(monkeypatch: pytest.MonkeyPatch, in_this_process: None) ->
 # --- what it prints
 
 
+@pytest.mark.processes
 def test_the_last_line_is_one_object_with_the_promised_keys(capsys: Output) -> None:
     assert main(["simulate", "--seeds", "6", "--jobs", "2", "--json"]) == 0
     printed = capsys.readouterr()
@@ -186,6 +187,7 @@ def test_a_seed_that_raises_is_told_up_to_there(
     assert "VIOLATED: raised ZeroDivisionError at tests.cli.test_simulate:" in printed
 
 
+@pytest.mark.processes
 def test_a_seed_replays_to_the_byte_whatever_hashes_are() -> None:
     """A run is replayed by its seed, also across PYTHONHASHSEED."""
     stories = [
@@ -244,7 +246,7 @@ def swarm_of_three() -> Iterator[subprocess.Popen[str]]:
     with process:
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            wait_until(lambda: len(children.read_text().split()) >= 4)  # Three, and a tracker.
+            eventually(lambda: len(children.read_text().split()) >= 4)  # Three, and a tracker.
             yield process
         finally:
             if is_anybody_left(process.pid):
@@ -259,16 +261,10 @@ def is_anybody_left(group: int) -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens"
-        time.sleep(0.02)
-
-
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_ctrl_c_ends_everything_with_130(whole_group: bool) -> None:
@@ -278,12 +274,13 @@ def test_ctrl_c_ends_everything_with_130(whole_group: bool) -> None:
         output, errors = process.communicate(timeout=SECONDS_MAX)
         assert process.returncode == 130
         assert (output, errors) == ("", "")
-        wait_until(lambda: not is_anybody_left(process.pid))
+        eventually(lambda: not is_anybody_left(process.pid))
 
 
+@pytest.mark.processes
 @linux
 def test_workers_do_not_survive_their_parent() -> None:
     with swarm_of_three() as process:
         process.kill()
         process.wait(SECONDS_MAX)
-        wait_until(lambda: not is_anybody_left(process.pid))
+        eventually(lambda: not is_anybody_left(process.pid))

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.cli.running import Cluster, Limosa, wait_until
+from tests.cli.running import Cluster, Limosa
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_the_nodes_are_listed(limosa: Limosa, cluster: Cluster, table: str) -> N
         assert node["free"] > 0
     assert sum(node["owned"] for node in nodes) >= 4
     # A replica that is no owner counts a row when it hears that all have it.
-    wait_until(lambda: all(n["rows"] >= 3 for n in limosa.well("nodes", "--json").json["nodes"]))
+    eventually(lambda: all(n["rows"] >= 3 for n in limosa.well("nodes", "--json").json["nodes"]))
     assert "n2" in limosa.well("nodes").text
 
 
@@ -68,7 +69,7 @@ def test_the_doctor_finds_a_healthy_cluster_healthy(limosa: Limosa, table: str) 
         *("reachable", "coordinator", "nodes", "owners", "in sync", "surprises", "disks"),
         *("replicas", "free space", "clocks", "versions"),
     ]
-    assert "coordinator is in office" in limosa.well("doctor").text
+    assert "coordinator is active" in limosa.well("doctor").text
 
 
 def test_a_live_node_is_not_removed(limosa: Limosa) -> None:
@@ -143,8 +144,8 @@ def test_who_is_not_there_is_said_in_a_sentence(limosa: Limosa) -> None:
 @pytest.mark.parametrize(
     ("cluster_option", "code", "sentence"),
     [
-        ("nonsense", 2, "'nonsense' is no address"),
-        ("./nowhere", 1, "no cluster runs from ./nowhere"),
+        ("nonsense", 2, "'nonsense' is not an address"),
+        ("./nowhere", 1, "no cluster is running in ./nowhere"),
     ],
 )
 def test_a_cluster_that_can_t_be_found_is_said_so(

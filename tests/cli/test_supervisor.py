@@ -72,7 +72,7 @@ def test_who_died_is_started_again_after_a_moment(monkeypatch: pytest.MonkeyPatc
     watched = Watched(monkeypatch)
     watched.cluster.processes["n1"].returncode = -9
     watched.look()
-    assert watched.said == ["n1 was killed by SIGKILL. It is started again in 1 s."]
+    assert watched.said == ["n1 was killed by SIGKILL. It is restarted in 1 s."]
     watched.look(0.9)
     assert watched.cluster.started == []
     watched.look(0.2)
@@ -81,7 +81,7 @@ def test_who_died_is_started_again_after_a_moment(monkeypatch: pytest.MonkeyPatc
     assert watched.came_back == 0, "it has not said that it is ready"
     watched.cluster.processes["n1"].readable = True
     watched.look()
-    assert watched.said[-1] == "n1 runs again."
+    assert watched.said[-1] == "n1 has restarted."
     assert watched.came_back == 1
 
 
@@ -101,8 +101,8 @@ def test_the_pause_grows_until_it_has_run_for_a_while(monkeypatch: pytest.Monkey
     watched.cluster.processes["n1"].returncode = 0
     watched.look(supervisor.CALM_SECONDS)
     assert watched.said[-2:] == [
-        "n1 runs again.",
-        "n1 ended with code 0. It is started again in 1 s.",
+        "n1 has restarted.",
+        "n1 ended with exit code 0. It is restarted in 1 s.",
     ]
 
 
@@ -111,7 +111,7 @@ def test_nobody_is_started_again_if_so_wished(monkeypatch: pytest.MonkeyPatch) -
     watched.cluster.processes["n1"].returncode = 3
     watched.look()
     watched.look(100)
-    assert watched.said == ["n1 ended with code 3. It is not started again (--no-restart)."]
+    assert watched.said == ["n1 ended with exit code 3. It is not restarted (--no-restart)."]
     gone = [watched.supervisor.all_gone]
     watched.cluster.processes["n2"].returncode = 0
     watched.look()

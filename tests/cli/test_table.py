@@ -30,7 +30,7 @@ def test_a_table_may_share_a_zone(limosa: Limosa) -> None:
     columns = ("--column", "id:int64", "--key", "id")
     limosa.well("table", "create", "zoned", *columns, "--partitions", "3", "--replicas", "2")
     said = limosa.well("table", "create", "lodger", *columns, "--zone", "zoned")
-    assert said.text == "The table lodger is made: 3 partitions of 2 replicas each.\n"
+    assert said.text == "Created the table lodger: 3 partitions of 2 replicas each.\n"
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "ndjson"])
@@ -50,15 +50,15 @@ def test_a_table_can_be_like_a_file(limosa: Limosa, tmp_path: Path, suffix: str)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--column", "id", "--key", "id"], "'id' is no column"),
+        (["--column", "id", "--key", "id"], "'id' is not a column"),
         (["--column", "id:integer", "--key", "id"], "column id can't be of type 'integer'"),
         (["--column", "id:int64", "--column", "id:int8", "--key", "id"], "id is given twice"),
         (["--column", "id:int64", "--key", "x"], "no such key columns: x"),
         (["--column", "id:uint8", "--key", "id"], "column id can't be of type uint8"),
-        (["--key", "id"], "columns are given in one way"),
-        (["--like", "x.csv", "--column", "id:int64", "--key", "id"], "given in one way"),
+        (["--key", "id"], "the columns come either"),
+        (["--like", "x.csv", "--column", "id:int64", "--key", "id"], "the columns come either"),
         (["--like", "nowhere.csv", "--key", "id"], "nowhere.csv can't be read: No such file"),
-        (["--like", "nowhere.txt", "--key", "id"], "does not say what it is by its name"),
+        (["--like", "nowhere.txt", "--key", "id"], "is not known from its suffix"),
     ],
 )
 def test_a_table_that_can_t_be_is_bad_input(
@@ -89,7 +89,7 @@ def test_nothing_is_dropped_without_a_yes(limosa: Limosa, monkeypatch: pytest.Mo
     limosa.well("table", "create", "dear", "--column", "id:int64", "--key", "id")
     ran = limosa("table", "drop", "dear")
     assert ran.code == 2
-    assert "say --yes if you mean it" in ran.error
+    assert "needs confirmation (add --yes)" in ran.error
     monkeypatch.setattr("limosa.cli.table.is_terminal", lambda: True)
     assert limosa("table", "drop", "dear", stdin=b"n\n").code == 1
     limosa.well("table", "describe", "dear")

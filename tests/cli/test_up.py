@@ -12,13 +12,15 @@ import pytest
 
 import limosa
 from limosa.cli.main import main
-from tests.cli.running import Cluster, run, wait_until
+from tests.cli.running import Cluster, run
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks into /proc for processes"
 )
 
 
+@pytest.mark.processes
 def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) -> None:
     """One story, since every start takes seconds: rows written before a stop are there after it."""
     directory = tmp_path / "data"
@@ -41,15 +43,15 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         # Who dies is reported, and comes back.
         killed = cluster.child("n1")
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: "n1 runs again" in cluster.errors())
-        assert "n1 was killed by SIGKILL. It is started again in 1 s." in cluster.errors()
+        eventually(lambda: "n1 has restarted" in cluster.errors())
+        assert "n1 was killed by SIGKILL. It is restarted in 1 s." in cluster.errors()
         assert cluster.child("n1") != killed
         with limosa.operate(str(directory)) as connection:
             assert connection.table("items").count() == 1000
 
         # So does the admin service, at the same place.
         os.kill(cluster.child("admin"), signal.SIGKILL)
-        wait_until(lambda: "admin runs again" in cluster.errors())
+        eventually(lambda: "admin has restarted" in cluster.errors())
         answer = httpx.get(f"{cluster.ready['admin']}/v1/nodes", trust_env=False)
         assert "limosa admin-token add" in answer.json()["advice"]
 
@@ -79,28 +81,50 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         assert cluster.process.returncode == 0
 
 
+@pytest.mark.processes
 def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1")
     cluster.start()
-    wait_until(lambda: len(cluster.children()) > 0)
+    eventually(lambda: len(cluster.children()) > 0)
     cluster.interrupt()
     assert cluster.process.returncode == 130
-    assert "Stopped before it was ready." in cluster.errors()
+    assert "Stopped before the cluster was ready." in cluster.errors()
     assert cluster.children() == []
     assert not (tmp_path / "data" / "cluster.json").exists()
     cluster.process.communicate()
 
 
+@pytest.mark.processes
 def test_a_second_interrupt_kills(tmp_path: Path) -> None:
     with Cluster(tmp_path / "data", tmp_path / "state", "--nodes", "1") as cluster:
         paused = cluster.child("coordinator")
         cluster.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "Stopping" in cluster.errors())
+        eventually(lambda: "Stopping" in cluster.errors())
         os.kill(paused, signal.SIGSTOP)
         cluster.interrupt()
         assert cluster.process.returncode in (0, 130)
         assert cluster.children() == []
         assert ("Killed" in cluster.errors()) == (cluster.process.returncode == 130)
+
+
+@pytest.mark.processes
+def test_a_job_in_the_background_of_a_script_outlives_its_terminal_and_stops_on_sigterm(
+    tmp_path: Path,
+) -> None:
+    """A shell starts it with SIGINT ignored, and nohup with SIGHUP; so are all of its children."""
+    launcher = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+    with Cluster(
+        tmp_path / "data", tmp_path / "state", "--nodes", "1", launcher=launcher
+    ) as cluster:
+        cluster.process.send_signal(signal.SIGHUP)
+        with limosa.connect(str(cluster.directory)) as connection:
+            items = connection.create_table("items", {"id": "int64"}, "id")
+            assert items.write({"id": 1}) == 1
+        assert cluster.process.poll() is None
+        cluster.interrupt(signal.SIGTERM)
+        assert cluster.process.returncode == 0
+        assert "Stopped cleanly after" in cluster.errors()
+        assert cluster.children() == []
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from limosa.client.operator import Operator
 from limosa.core.effects import ApplySlice, Compare
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import position
+from limosa.core.model.requests import MovePartition
 from limosa.core.model.topology import Partition, Replica
 from limosa.errors import LimosaError
 from limosa.pipeline import java
@@ -34,7 +35,8 @@ from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.transport.failures import from_flight_error
 from limosa.transport.tokens import issue, read_secret
-from tests.cli.running import Limosa, Ran, wait_until
+from tests.cli.running import Limosa, Ran
+from tests.waiting import eventually
 
 ROWS = 2_000
 THREADS = ("--pipeline", "threads")
@@ -68,7 +70,7 @@ def test_a_table_without_other_replicas_has_nothing_to_compare(limosa: Limosa) -
     limosa(*create, "--partitions", "1", "--replicas", "1")
     ran = limosa.well("verify", "single", *THREADS)
     assert "there was nothing to compare" in ran.text
-    assert ": the only one." in ran.err
+    assert ": the partition's only replica." in ran.err
 
 
 def test_an_unknown_table_is_refused(limosa: Limosa) -> None:
@@ -153,12 +155,12 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
         load(cluster)
         with limosa_client.operate(cluster.addresses["n1"], secret=cluster.secret) as connection:
             table = connection.table("t").definition
-            wait_until(lambda: all_in_sync(connection) and has_all(connection, "n2"), 90.0)
+            eventually(lambda: all_in_sync(connection) and has_all(connection, "n2"), seconds=90.0)
             held = held_by(records(connection), "n2")
             cluster.terminate("n2")
             differences = damage(directory / "n2" / "volume", held, table)
             cluster.start_one("n2")
-            wait_until(lambda: all_in_sync(connection), 90.0)
+            eventually(lambda: all_in_sync(connection), seconds=90.0)
         yield Damaged(cluster, differences)
 
 
@@ -223,6 +225,7 @@ def test_spark_names_the_same_rows(limosa: Limosa, wrong: Damaged) -> None:
     assert set(Path("/tmp").glob("limosa-verify-*")) <= before
 
 
+@pytest.mark.processes
 def test_the_mover_tells_which_rows_of_a_move_differ(wrong: Damaged) -> None:
     """F104: for a verification whose digests differ; asking twice is asking once."""
     told: list[tuple[tuple[str, ...], int]] = []
@@ -266,6 +269,7 @@ def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
         raise from_flight_error(error) from None
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -276,7 +280,7 @@ def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
         ({"ranges": ((0, 2**64 - 1),)}, "is no range of tokens"),
         ({"ranges": ((0, 10), (5, 20))}, "overlap"),
         ({"ranges": tuple((n, n + 1) for n in range(2_000))}, "2000 ranges of tokens"),
-        ({"table": b"nothing"}, "this is no table's schema"),
+        ({"table": b"nothing"}, "this is not the schema of a table"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -291,6 +295,7 @@ def test_what_makes_no_sense_is_refused(
         ask(wrong, "mover", msgspec.structs.replace(sound, **change))
 
 
+@pytest.mark.processes
 def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
     with wrong.connect() as connection:
         table = connection.table("t").definition
@@ -304,6 +309,7 @@ def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
         ask(wrong, "admin", b"replica:what?")
 
 
+@pytest.mark.processes
 def test_a_replica_that_is_not_so_far_says_how_far_it_is(wrong: Damaged) -> None:
     with wrong.connect() as connection:
         table = connection.table("t").definition
@@ -349,12 +355,12 @@ def test_a_cluster_that_is_written_to_while_a_partition_moves_is_equal(
             new = next(node for node in ("n1", "n2", "n3") if node not in nodes_of(record))
             for source, target in ((old, new), (new, old)):
                 place = Placement(target, "")
-                connection.change_partition("move", record.id, source=source, target=place)
+                connection.submit(MovePartition(record.id, source=source, target=place))
                 for _ in range(2):
                     said = limosa("verify", "t", *THREADS, "--json", *options_of(cluster)).json
                     assert said["differences"] == []
                     assert said["equal"], said
-                wait_until(lambda now=target: has_moved(connection, now), 60.0)  # type: ignore[misc]
+                eventually(lambda now=target: has_moved(connection, now), seconds=60.0)  # type: ignore[misc]
         finally:
             stopping.set()
             writer.join()

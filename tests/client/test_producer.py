@@ -23,6 +23,7 @@ from limosa.errors import BadInput, InvalidKey, InvalidSchema, OutcomeUnknown, R
 from limosa.runtime.local import LocalCluster
 from limosa.tabular.rows import Batch
 from limosa.tabular.schema import Table
+from tests.waiting import eventually
 
 SECONDS = 10.0
 NEVER = 3_600.0
@@ -95,16 +96,9 @@ class Call:
         return self.error
 
 
-def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.002)
-
-
 def until_waiting(producer: Producer, flushes: int) -> None:
     """So many flushes have begun and wait, so that what is sent now is sent after them."""
-    until(lambda: len(vars(producer._progress)["_waiters"]) == flushes)
+    eventually(lambda: len(vars(producer._progress)["_waiters"]) == flushes)
 
 
 def lost(n: int = 0) -> OutcomeUnknown:
@@ -124,12 +118,12 @@ def test_each_of_two_flushes_waits_for_everything_that_was_sent_before(table: Fa
     producer = Producer(table, NEVER)
     producer.send({"k": 1})
     first = Call(producer.flush)
-    until(lambda: table.futures)
+    eventually(lambda: table.futures)
     second = Call(producer.flush)
     until_waiting(producer, 2)
     producer.send({"k": 2})
     third = Call(producer.flush)
-    until(lambda: len(table.futures) == 2)
+    eventually(lambda: len(table.futures) == 2)
     table.end(table.futures[1])
     assert first.is_under_way(), "a later batch is not the one it waits for"
     table.end(table.futures[0])
@@ -171,7 +165,7 @@ def test_an_error_is_raised_by_a_flush_and_by_no_send(table: FakeTable) -> None:
     producer = Producer(table, NEVER, batch_rows=1)
     producer.send({"k": 1})
     table.end(table.futures[0], lost())
-    until(lambda: producer.failures)
+    eventually(lambda: producer.failures)
     producer.send({"k": 2})
     producer.send_many([{"k": 3}])
     table.end(table.futures[1])
@@ -192,7 +186,7 @@ def test_two_flushes_at_the_same_time_are_both_told(table: FakeTable) -> None:
     first = Call(producer.flush)
     until_waiting(producer, 1)
     table.end(table.futures[0], lost())
-    until(lambda: producer.failures)
+    eventually(lambda: producer.failures)
     second = Call(producer.flush)
     until_waiting(producer, 2)
     table.end(table.futures[1])
@@ -289,7 +283,7 @@ def test_what_is_sent_is_either_refused_or_written_while_it_closes() -> None:
             Call(lambda send=send, mine=mine, at=at: send(mine, at))  # type: ignore[misc]
             for mine, at in zip(taken, (0, 1_000_000), strict=True)
         ]
-        until(lambda taken=taken: all(taken))  # type: ignore[misc]
+        eventually(lambda taken=taken: all(taken))  # type: ignore[misc]
         producer.close()
         assert all(isinstance(sender.result(), Refused) for sender in senders)
         assert sorted(table.written()) == sorted(taken[0] + taken[1])
@@ -300,10 +294,10 @@ def test_a_close_waits_for_rows_that_are_being_sent(table: FakeTable) -> None:
     producer = Producer(table, NEVER)
     table.room.clear()
     sender = Call(lambda: producer.send_many([{"k": 1}]))
-    until(producer._sending.locked)
+    eventually(producer._sending.locked)
     assert sender.is_under_way()
     close = Call(producer.close)
-    until(lambda: producer._closed)
+    eventually(lambda: producer._closed)
     assert close.is_under_way()
     with pytest.raises(Refused, match="closed"):
         producer.send({"k": 2})
@@ -379,7 +373,7 @@ def test_an_interrupted_close_is_finished_in_the_background(table: FakeTable) ->
         producer.close()
     producer.close()
     table.end(table.futures[0])
-    until(lambda: producer.acked == 1)
+    eventually(lambda: producer.acked == 1)
     producer._thread.join(SECONDS)
     assert not producer._thread.is_alive()
 
@@ -419,15 +413,15 @@ VARIED = Table("t2", pa.schema(COLUMNS), ("k",))
         ({"k": 1.0, "colour": "red"}, InvalidSchema, "colour"),
         ({"n": 1}, InvalidKey, "column k"),
         ({"k": None}, InvalidKey, "column k"),
-        ({"k": float("nan")}, InvalidKey, "NaN as key column k"),
-        ({"k": np.float64("nan")}, InvalidKey, "NaN as key column k"),
-        ({"k": 1.0, "n": "text"}, InvalidSchema, "column n can't be made int64"),
+        ({"k": float("nan")}, InvalidKey, "key column k is NaN"),
+        ({"k": np.float64("nan")}, InvalidKey, "key column k is NaN"),
+        ({"k": 1.0, "n": "text"}, InvalidSchema, "column n can't be converted to int64"),
         ({"k": 1.0, "n": 1.5}, InvalidSchema, "fraction"),
         ({"k": 1.0, "name": 5}, InvalidSchema, "column name"),
         ({"k": 1.0, "tags": 5}, InvalidSchema, "column tags"),
         ({"k": 1.0, "flag": 1}, InvalidSchema, "column flag"),
         ({"k": 1.0, "price": 0.5}, InvalidSchema, "column price"),
-        ([1.0], BadInput, "a row that is a list"),
+        ([1.0], BadInput, "a row is a list"),
     ],
 )
 def test_a_wrong_row_is_refused_at_once_and_no_other(
@@ -477,7 +471,7 @@ def test_a_value_that_does_not_fit_costs_its_own_row_only(table: FakeTable) -> N
     with pytest.raises(BadRows) as caught:
         producer.flush()
     assert caught.value.places == [(18, "n"), (901, "name")]
-    assert "row 18 (key 17): column n can't be made int64" in str(caught.value)
+    assert "row 18 (key 17): column n can't be converted to int64" in str(caught.value)
     assert "row 901 (key 900): column name" in str(caught.value)
     assert [failure.rows for failure in producer.failures] == [2]
     assert table.written() == [-1, *(key for key in range(1_000) if key not in bad), 5_000]
@@ -520,7 +514,7 @@ def test_acknowledgements_come_once_and_in_the_order_of_sending(table: FakeTable
     time.sleep(0.05)
     assert not acked
     table.end(table.futures[0])
-    until(lambda: acked == [1])
+    eventually(lambda: acked == [1])
     table.end(table.futures[2])
     with pytest.raises(OutcomeUnknown):
         producer.close()
@@ -538,7 +532,7 @@ def test_whoever_is_told_of_an_acknowledgement_may_send(table: FakeTable) -> Non
 
     producer = Producer(table, NEVER, batch_rows=1, on_ack=more)
     producer.send({"k": 0})
-    until(lambda: producer.acked == 50)
+    eventually(lambda: producer.acked == 50)
     assert Call(producer.close).result() is None
     assert table.written() == list(range(50))
 
@@ -549,7 +543,7 @@ def test_whoever_is_told_of_an_acknowledgement_may_not_wait_for_it(table: FakeTa
 
     def wait(count: int) -> None:
         for what in (producer.flush, producer.close):
-            with pytest.raises(Refused, match="wait for itself") as caught:
+            with pytest.raises(Refused, match="on_ack must not flush") as caught:
                 what()
             refused.append(caught.value.advice)
 
@@ -581,7 +575,7 @@ def test_rows_that_linger_are_sent_and_acknowledged_without_a_flush(table: FakeT
     producer = Producer(table, 0.01)
     for key in range(3):
         producer.send({"k": key})
-        until(lambda key=key: producer.acked == key + 1)  # type: ignore[misc]
+        eventually(lambda key=key: producer.acked == key + 1)  # type: ignore[misc]
     producer.close()
 
 
@@ -597,7 +591,7 @@ def test_an_idle_producer_costs_nothing(table: FakeTable) -> None:
 
     producer._work.wait = counted  # type: ignore[assignment, method-assign]
     producer.send({"k": 1})
-    until(lambda: table.futures)
+    eventually(lambda: table.futures)
     time.sleep(0.2)
     assert len(waits) <= 5
     assert waits[-1] is None
@@ -609,7 +603,7 @@ def test_an_idle_producer_costs_nothing(table: FakeTable) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, secret=False) as running:
         yield running
 

@@ -6,7 +6,6 @@ window is full, and nothing ever comes back, nor breaks.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from limosa.client.table import TableHandle
 from limosa.core import invariants
 from limosa.core.client import ClientSettings, Finished
 from limosa.core.model.changes import Agreed, Put, Remove, Topology, apply, node_key
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DrainNodes, JoinCluster, RemoveNode, Request, UndrainNodes
 from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import Cluster as ClusterRecord
 from limosa.core.model.topology import NamedTable, Node
@@ -43,19 +42,13 @@ from limosa.transport.links import Outbound
 from limosa.transport.security import Security
 from tests.core.asking import answered, refused, world
 from tests.metastore.pausing import pause_between_commits
+from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 1.0
 SLACK_SECONDS = 3.0
 """For a busy machine. What hangs, hangs for ever."""
 PATIENCE_SECONDS = 10.0
 MEBIBYTE = 1 << 20
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.005)
 
 
 class Attempt:
@@ -84,7 +77,7 @@ class Attempt:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("session"), nodes=1, secret=False) as running:
         yield running
 
@@ -183,6 +176,7 @@ def test_a_scan_ends_with_its_connection(
         assert isinstance(scan.error, LimosaError)
 
 
+@pytest.mark.processes
 def test_a_scan_is_answered_by_the_next_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,16 +336,16 @@ def test_a_node_that_has_left_stays_on_record_and_is_not_called() -> None:
     topology still has it. But a session that tries every address that it knows leaves it out."""
     nodes = [Node(name, f"grpc://{name}:1", host=f"h{name}") for name in ("a", "b", "c")]
     agreed = world(ClusterRecord("birds", "id"), nodes=tuple(nodes), live=("a", "b"))
-    row, _, agreed = answered(agreed, Request("r", "remove_node", name="c"))
+    row, _, agreed = answered(agreed, Request("r", RemoveNode("c")))
     assert row.state == "done"
     left = agreed.topology.nodes["c"]
     assert left == replace(nodes[2], state="left")
     for request in (
-        Request("r2", "remove_node", name="c"),
-        Request("r3", "join", node=nodes[2], cluster="birds"),
-        Request("r4", "join", node=replace(nodes[2], host="another"), cluster="birds"),
-        Request("r5", "undrain_nodes", names=("c",)),
-        Request("r6", "drain_nodes", run=RunPlan("drain", drains=("c",))),
+        Request("r2", RemoveNode("c")),
+        Request("r3", JoinCluster(nodes[2], "birds")),
+        Request("r4", JoinCluster(replace(nodes[2], host="another"), "birds")),
+        Request("r5", UndrainNodes(("c",))),
+        Request("r6", DrainNodes(RunPlan("drain", drains=("c",)))),
     ):
         refused(agreed, request)
     forgotten = apply(agreed, (Remove(node_key("c")),), agreed.revision + 1)

@@ -2,15 +2,22 @@
 
 import re
 
+from msgspec.structs import replace
+
 from limosa.core import invariants
 from limosa.core.coordinator import requests
 from limosa.core.model.changes import Agreed, Commit, Put, apply
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 from limosa.core.model.topology import CoordinatorLease, Node, NodeLease, Record
 from tests.core.samples import OFFICE, seen
 
 NODES = ("a", "b", "c")
 TRIGGER = 77
+
+
+def wanting(request: Request, **fields: object) -> Request:
+    """The same request, with something else in its wish."""
+    return replace(request, what=replace(request.what, **fields))
 
 
 def world(*more: Record, live: tuple[str, ...] = NODES, nodes: tuple[Node, ...] = ()) -> Agreed:

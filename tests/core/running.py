@@ -13,12 +13,14 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import MACHINES
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.changes import Agreed, Change, Commit, Put, Remove, apply, lease_key
-from limosa.core.model.intent import Intent, Placement, Request, cancelled, completed
+from limosa.core.model.intent import Intent, Placement, cancelled, completed
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import AnyWish, Request
 from limosa.core.model.runs import Limits, PlannedMove, Run, RunMove, RunPlan
 from limosa.core.model.topology import (
     CoordinatorLease,
+    GivenUpBy,
     Grant,
     Layout,
     NamedTable,
@@ -99,30 +101,28 @@ class Cluster:
         self.change(*commit.changes)
         assert invariants.broken(before, self.agreed) == []
 
-    def ask(self, kind: str, **what: object) -> str:
+    def ask(self, wish: AnyWish) -> str:
         """Somebody asks, and is answered; the state of the request and its words."""
-        self.asked += 1
-        request = Request(f"q{self.asked}", kind, **what)  # type: ignore[arg-type]
-        self.put(request)
+        request = self.waiting(wish)
         self.commit(requests.answer(self.view(), request))
         answered = self.agreed.requests[request.id]
-        assert answered.run is None, "once it is answered, the run has the plan"
+        assert getattr(answered.what, "plan", None) is None, "the run has the plan by now"
         return f"{answered.state}: {answered.answer}"
 
-    def refused(self, kind: str, **what: object) -> str:
+    def refused(self, wish: AnyWish) -> str:
         """It changes nothing but the request's own row, and says what to do."""
         before = self.agreed
-        words = self.ask(kind, **what)
+        words = self.ask(wish)
         assert words.startswith("refused: ")
         assert words.endswith(")"), "a refusal gives advice"
         for field in ("topology", "intents", "rebalance", "runs", "moves", "controls"):
             assert getattr(before, field) == getattr(self.agreed, field)
         return words
 
-    def waiting(self, kind: str, **what: object) -> Request:
+    def waiting(self, wish: AnyWish) -> Request:
         """A request that is not answered yet."""
         self.asked += 1
-        request = Request(f"q{self.asked}", kind, **what)  # type: ignore[arg-type]
+        request = Request(f"q{self.asked}", wish)
         self.put(request)
         return request
 
@@ -203,13 +203,19 @@ class Cluster:
         changes: list[Record] = [after, completed(self.agreed.intents[partition])]
         self.put(*changes, *([told] if report else []))
 
-    def revert(self, partition: str, why: str = "the target died", report: bool = True) -> None:
+    def revert(
+        self,
+        partition: str,
+        why: str = "the target died",
+        by: GivenUpBy = "cluster",
+        report: bool = True,
+    ) -> None:
         """The pending change of a partition was given up."""
         if self.record(partition).transition is None:
             self.stage(partition, "cleanup_target")
         record = self.record(partition)
         assert record.transition is not None
-        told = self.report(record, record.transition, "reverted", why)
+        told = self.report(record, record.transition, "reverted", why, by=by)
         changes: list[Record] = [
             replace(record, transition=None, in_sync=record.replicas),
             cancelled(self.agreed.intents[partition]),
@@ -223,6 +229,7 @@ class Cluster:
         outcome: str,
         why: str,
         pause_seconds: float = 0.0,
+        by: GivenUpBy = "",
     ) -> Report:
         return Report(
             record.id,
@@ -231,6 +238,7 @@ class Cluster:
             outcome,  # type: ignore[arg-type]
             why,
             pause_seconds=pause_seconds,
+            given_up_by=by,
         )
 
     # --- nodes

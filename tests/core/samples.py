@@ -10,6 +10,7 @@ from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import WHOLE, Revision
 from limosa.core.model.topology import (
     CoordinatorLease,
+    GivenUpBy,
     Grant,
     Layout,
     Node,
@@ -64,6 +65,7 @@ def moving(
     released: bool = False,
     giving_up: str = "",
     max_pause_seconds: float = 0.0,
+    by: GivenUpBy = "",
 ) -> Partition:
     """The partition in a stage of a transition, as its table says that it is there."""
     line = MACHINES[kind][stage]
@@ -81,6 +83,7 @@ def moving(
         released,
         giving_up,
         max_pause_seconds,
+        given_up_by=by or ("cluster" if giving_up else ""),
     )
     return stable(in_sync=synced, owner=owns, epoch=epoch, transition=change)
 

@@ -13,7 +13,7 @@ from limosa.core.events import (
     Stored,
     TopologyRead,
 )
-from limosa.core.messages import Acked, Message, Probe, Replicate, Status, Write
+from limosa.core.messages import Acked, Appending, Message, Probe, Replicate, Status, Write
 from limosa.core.model.changes import Agreed, Put, Topology, apply
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.rows import Entry
@@ -140,7 +140,7 @@ def replicate(
     previous: int = 0,
     entries: tuple[Entry, ...] = (),
     watermark: int = 0,
-    how: str = "append",
+    how: Appending = "append",
     epoch: int = 3,
     revision: int = 50,
     probed: int = 0,

@@ -27,8 +27,9 @@ from limosa.core.model.changes import (
     lease_key,
     partition_key,
 )
-from limosa.core.model.intent import Intent, Request
+from limosa.core.model.intent import Intent
 from limosa.core.model.keys import WHOLE
+from limosa.core.model.requests import RepairPartition, Request
 from limosa.core.model.topology import Grant, Node, NodeLease, Partition, Record, Replica
 from tests.core.samples import (
     LEASES,
@@ -226,7 +227,7 @@ def test_a_partition_that_was_dropped_before_anybody_looked_is_not_waited_for() 
 
 def test_a_partition_whose_request_is_not_answered_yet_stays_in_mind() -> None:
     coordinator = settled()
-    request = Request("r", "repair", P)
+    request = Request("r", RepairPartition(P))
     agreed = apply(coordinator.agreed, (Put(request), Put(stable(owner=None, epoch=4))), 80)
     assert coordinator.tell(100.1, AgreedRead(agreed)) == []
     refused = apply(agreed, (Put(replace(request, state="refused")),), 81)
@@ -237,7 +238,7 @@ def test_an_answer_is_computed_once_for_each_state_and_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     coordinator = settled()
-    agreed = apply(coordinator.agreed, (Put(Request("r", "repair", P)),), 80)
+    agreed = apply(coordinator.agreed, (Put(Request("r", RepairPartition(P))),), 80)
     asked: list[float] = []
 
     def commits(now: float, event: object) -> int:

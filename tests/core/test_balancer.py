@@ -20,7 +20,8 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import MakeCommit
 from limosa.core.events import AgreedRead, Elected, Ticked
 from limosa.core.model.changes import Commit, Put
-from limosa.core.model.intent import Assignment, Placement, Request
+from limosa.core.model.intent import Assignment, Placement
+from limosa.core.model.requests import Request, SetPolicy, StartRun, WithdrawRequest
 from limosa.core.model.runs import Controls, Limits, Policy, Rebalance, Run, RunPlan, Totals
 from limosa.core.planning.load import Load
 from limosa.core.planning.plan import Move, Plan
@@ -68,11 +69,13 @@ def test_the_most_loaded_node_gives_and_the_least_loaded_one_takes() -> None:
     assert isinstance(put, Put)
     request = put.record
     assert isinstance(request, Request)
-    assert request.run is not None
-    assert request.run.by == "balancer"
-    assert {each.source for each in request.run.moves} == {"a"}
-    assert 0 < len(request.run.moves) < 8
-    assert "a has" in request.run.why
+    assert isinstance(request.what, StartRun)
+    run = request.what.plan
+    assert run is not None
+    assert run.by == "balancer"
+    assert {each.source for each in run.moves} == {"a"}
+    assert 0 < len(run.moves) < 8
+    assert "a has" in run.why
     cluster.commit(commit)
     cluster.commit(answer(cluster.view(), request))
     assert cluster.rebalance() == "running"
@@ -167,16 +170,15 @@ def test_the_coordinator_asks_by_itself() -> None:
 
 def test_a_policy_is_set_and_refused_if_it_makes_no_sense() -> None:
     cluster = Cluster()
-    assert cluster.ask("set_policy", policy=EAGER).startswith("done: the balancer begins runs")
+    assert cluster.ask(SetPolicy(EAGER)).startswith("done: the balancer begins runs")
     assert cluster.agreed.controls.policy == EAGER
-    assert cluster.ask("set_policy", policy=Policy()) == "done: it begins none"
+    assert cluster.ask(SetPolicy(Policy())) == "done: it begins none"
     for wrong in (
-        None,
         replace(EAGER, ratio=1.0),
         replace(EAGER, interval_seconds=0.0),
         replace(EAGER, cooldown_seconds=-1.0),
     ):
-        cluster.refused("set_policy", policy=wrong)
+        cluster.refused(SetPolicy(wrong))
 
 
 # --- what the planner is told
@@ -259,10 +261,11 @@ def test_a_plan_becomes_a_run_with_its_estimate() -> None:
 
 def test_a_request_that_waits_can_be_withdrawn() -> None:
     cluster = Cluster()
-    waiting = cluster.waiting("start_run", run=plan(move("p0", "a", "b")))
-    assert cluster.ask("withdraw", name=waiting.id) == f"done: {waiting.id} is withdrawn"
+    waiting = cluster.waiting(StartRun(plan(move("p0", "a", "b"))))
+    assert cluster.ask(WithdrawRequest(waiting.id)) == f"done: {waiting.id} is withdrawn"
     answered = cluster.agreed.requests[waiting.id]
-    assert (answered.state, answered.answer, answered.run) == ("refused", "withdrawn", None)
+    assert (answered.state, answered.answer) == ("refused", "withdrawn")
+    assert answered.what == StartRun(None)
     assert answered.answered == cluster.now
-    assert "was answered already" in cluster.refused("withdraw", name=waiting.id)
-    assert "there is no request" in cluster.refused("withdraw", name="never")
+    assert "was answered already" in cluster.refused(WithdrawRequest(waiting.id))
+    assert "there is no request" in cluster.refused(WithdrawRequest("never"))

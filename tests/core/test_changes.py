@@ -33,9 +33,10 @@ from limosa.core.model.changes import (
     with_mark,
 )
 from limosa.core.model.codec import encode
-from limosa.core.model.intent import Intent, Request
+from limosa.core.model.intent import Intent
 from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.requests import MovePartition, Request
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -63,7 +64,7 @@ OTHER: list[tuple[Record, str]] = [
     (Intent("p", placed(*OLD)), intent_key("p")),
     (Report("p", "t9", "move", "done"), report_key("p", "t9")),
     (Pipeline("k1", "ready"), PIPELINE_KEY),
-    (Request("r1", "move", "p"), request_key("r1")),
+    (Request("r1", MovePartition("p")), request_key("r1")),
     (NodeLease("n", 7), lease_key("n")),
     (CoordinatorLease("one", 8), COORDINATOR_KEY),
 ]
@@ -279,7 +280,7 @@ def test_changes_of_several_commits_keep_their_own_revisions() -> None:
         (Remove(node_key("n")), 92),
         (Put(Node("m")), 92),
         (Put(Mark("two")), 92),
-        (Put(Request("r1", "move", "p")), 93),
+        (Put(Request("r1", MovePartition("p"))), 93),
     ]
     after = apply_dated(before, changes, 95)
     step = before

@@ -14,6 +14,7 @@ from limosa.core.events import (
     Ticked,
 )
 from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING
+from limosa.core.machines.machine import Work
 from limosa.core.messages import Look, Seal, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -24,7 +25,13 @@ from limosa.core.model.changes import (
     change_key,
     request_key,
 )
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import (
+    LedToTransition,
+    MovePartition,
+    RebuildReplicas,
+    RepairPartition,
+    Request,
+)
 from limosa.core.model.topology import CoordinatorLease, Partition, Replica
 from tests.core.samples import (
     LEASES,
@@ -164,7 +171,7 @@ def test_a_commit_is_proposed_once_for_each_state_and_again_after_a_while() -> N
 
 
 def test_every_commit_is_guarded_by_the_office() -> None:
-    request = Request("r", "move", P, placed(B, C, D))
+    request = Request("r", MovePartition(P, placed(B, C, D)))
     for agreed in (BROKEN, cluster(stable(), more=(request,)), cluster(stable(), intends())):
         for commit in commits(in_office(agreed, *well(stable()))[1]):
             assert commit.guards[COORDINATOR_KEY] == OFFICE
@@ -172,13 +179,19 @@ def test_every_commit_is_guarded_by_the_office() -> None:
 
 def test_a_request_is_answered_before_its_partition_goes_on() -> None:
     """One at a time, in the order of their revisions."""
-    first = Request("r1", "move", P, placed(B, C, D))
-    second = Request("r2", "repair", P)
-    done = Request("r0", "repair", P, state="done")
+    first = Request("r1", MovePartition(P, placed(B, C, D)))
+    second = Request("r2", RepairPartition(P))
+    done = Request("r0", RepairPartition(P), state="done")
     agreed = cluster(stable(), more=(done, first, second))
     (commit,) = commits(in_office(agreed)[1])
     trigger = agreed.revision_of(request_key("r1"))
-    answered = replace(first, state="done", answer="accepted", trigger=trigger)
+    answered = replace(
+        first,
+        state="done",
+        answer="accepted",
+        led_to=LedToTransition(P, f"t{trigger}"),
+        trigger=trigger,
+    )
     assert put(commit.changes, Request) == [answered]
 
 
@@ -203,7 +216,7 @@ def test_a_wait_is_explained_once_and_its_calls_are_repeated() -> None:
     why = "hand-over: a finishes what is in flight"
     ask = Send("a", Seal(P, 50))
     assert coordinator.waits == {P: why}
-    assert effects.count(Explain(P, STREAMING, why)) == 1
+    assert effects.count(Explain(P, STREAMING, why, Work.SEAL)) == 1
     assert effects.count(ask) == 1
     assert coordinator.handle(100.3, Ticked()) == []
     assert coordinator.handle(100.4, Ticked()) == [ask]
@@ -284,7 +297,7 @@ def missing(
 def test_a_lost_replica_is_rebuilt_by_a_request_like_everything_else() -> None:
     _, (commit,) = missing(says("c"))
     name = f"rebuild-p-50-45-{LEASES['c']}"
-    assert put(commit.changes, Request) == [Request(name, "rebuild", P, renewed=("c",))]
+    assert put(commit.changes, Request) == [Request(name, RebuildReplicas(P, ("c",)))]
     assert commit.guards == {f"request/{name}": 0, COORDINATOR_KEY: OFFICE}
     assert commit.why == "p: rebuild c: it lost its replica"
 
@@ -305,7 +318,7 @@ def test_a_rebuild_that_was_asked_for_already_is_not_asked_for_again() -> None:
     """Its key exists, so a commit that is guarded by its absence can never be made."""
     record = stable(in_sync=(A, B))
     name = f"rebuild-p-50-45-{LEASES['c']}"
-    asked = Request(name, "rebuild", P, renewed=("c",), state="refused", answer="no")
+    asked = Request(name, RebuildReplicas(P, ("c",)), state="refused", answer="no")
     agreed = cluster(record, more=(asked,))
     statuses = [*well(record)[:2], says("c"), says("d")]
     coordinator, effects = in_office(agreed, *statuses)
@@ -320,7 +333,7 @@ def test_a_rebuild_is_asked_for_again_when_it_was_of_another_run_or_intent(earli
     """What was refused or cancelled then says nothing of now."""
     record = stable(in_sync=(A, B))
     name = f"rebuild-p-{earlier}"
-    asked = Request(name, "rebuild", P, renewed=("c",), state="done", answer="accepted")
+    asked = Request(name, RebuildReplicas(P, ("c",)), state="done", answer="accepted")
     statuses = [*well(record)[:2], says("c"), says("d")]
     _, effects = in_office(cluster(record, more=(asked,)), *statuses)
     (commit,) = commits(effects)
@@ -337,8 +350,10 @@ def test_without_rebuilds_the_wait_says_who_is_missing() -> None:
 
 def test_only_the_last_answers_are_kept() -> None:
     """Those who wait, and those who look back a little, find them; the metastore does not fill."""
-    asked = [Request(f"r{n}", "repair", P, state="done", answer="accepted") for n in range(4)]
-    waiting = Request("r9", "repair", P)
+    asked = [
+        Request(f"r{n}", RepairPartition(P), state="done", answer="accepted") for n in range(4)
+    ]
+    waiting = Request("r9", RepairPartition(P))
     agreed = cluster(stable(), more=(*asked, waiting))
     _, effects = in_office(agreed, *well(stable()), settings=CoordinatorSettings(requests_kept=3))
     forgotten = [each for each in commits(effects) if "forgotten" in each.why]

@@ -34,8 +34,9 @@ from limosa.core.machines.catalogue import (
 from limosa.core.machines.machine import Machine, Stage
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Put, Remove, apply
-from limosa.core.model.intent import Assignment, Intent, Request
+from limosa.core.model.intent import Assignment, Intent
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.requests import MovePartition, Request
 from limosa.core.model.topology import Partition, Record, Replica, TransitionKind
 from tests.core.samples import (
     NEW,
@@ -253,9 +254,9 @@ def test_without_a_coordinator_nothing_advances() -> None:
 
 
 def test_a_request_without_an_answer_comes_first() -> None:
-    other = Request("r1", "move", "other")
-    answered = Request("r2", "move", P, state="done")
-    asked = Request("r3", "move", P)
+    other = Request("r1", MovePartition("other"))
+    answered = Request("r2", MovePartition(P), state="done")
+    asked = Request("r3", MovePartition(P))
     told = explained(stable(), *everyone(stable()), more=(other, answered, asked))
     assert told.waits_for == "the coordinator's answer to the request r3 (move)"
     told = explained(stable(), *everyone(stable()), more=(other, answered))
@@ -376,7 +377,7 @@ def test_how_earlier_changes_ended_is_told_the_latest_first() -> None:
 def test_what_concerns_a_partition_is_enough_to_explain_it(machine: Machine, stage: Stage) -> None:
     record = in_stage(machine.name, stage.name)
     statuses = everyone(record)
-    requests = (Request("r1", "move", "q"), Request("r2", "move", P, state="done"))
+    requests = (Request("r1", MovePartition("q")), Request("r2", MovePartition(P), state="done"))
     agreed = reported(cluster(record, intends(), more=requests), EARLIER, OTHER)
     agreed = apply(agreed, (Put(Intent("q", ())),), 91)
     little = about(agreed, P)

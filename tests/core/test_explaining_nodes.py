@@ -8,6 +8,7 @@ from limosa.core.insight.progress import NO_COORDINATOR
 from limosa.core.machines.catalogue import STREAMING
 from limosa.core.model.changes import COORDINATOR_KEY, Remove
 from limosa.core.model.intent import Assignment, Placement
+from limosa.core.model.requests import DrainNodes, PauseRun, ResumeRun, StartRun
 from tests.core.running import Cluster, move, plan
 
 
@@ -58,14 +59,14 @@ def test_a_node_that_is_emptied_says_what_is_left_and_why_it_waits() -> None:
     """F94: what is left is looked up, not taken from the plan."""
     cluster = Cluster(2)
     drains = plan(move("p0", "a", "b"), move("p1", "a", "c"), drains=("a",), decommission=True)
-    assert cluster.ask("drain_nodes", run=drains).startswith("done")
+    assert cluster.ask(DrainNodes(drains)).startswith("done")
     found = told(cluster, "a")
     assert found.state == "decommissioning"
     assert found.waits == ("2 replicas are still on it, like one of p0",)
     assert "then it leaves for good" in found.next
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
     assert any("it is paused" in why for why in told(cluster, "a").waits)
-    cluster.ask("resume_run")
+    cluster.ask(ResumeRun())
     cluster.settle()
     for name in ("p0", "p1"):
         cluster.complete(name)
@@ -79,7 +80,7 @@ def test_a_node_that_is_emptied_says_what_is_left_and_why_it_waits() -> None:
 def test_a_node_that_was_emptied_may_come_back_or_leave() -> None:
     cluster = Cluster(1)
     drains = plan(move("p0", "a", "b"), drains=("a",))
-    cluster.ask("drain_nodes", run=drains)
+    cluster.ask(DrainNodes(drains))
     assert "then it stays, empty" in told(cluster, "a").next
     cluster.settle()
     cluster.complete("p0")
@@ -94,12 +95,12 @@ def test_a_node_that_was_emptied_may_come_back_or_leave() -> None:
 
 def test_of_runs_a_node_tells_the_moves_of_one() -> None:
     cluster = Cluster(2)
-    cluster.ask("start_run", run=plan(move("p0", "a", "b")))
+    cluster.ask(StartRun(plan(move("p0", "a", "b"))))
     first = cluster.agreed.rebalance.run
     cluster.settle()
     cluster.complete("p0")
     cluster.settle()
-    cluster.ask("start_run", run=plan(move("p1", "a", "b")))
+    cluster.ask(StartRun(plan(move("p1", "a", "b"))))
     second = cluster.agreed.rebalance.run
     assert list(about_run(cluster.agreed).moves) == [second]
     assert list(about_run(cluster.agreed, first).moves) == [first]

@@ -24,8 +24,9 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.messages import Seal, Status
 from limosa.core.model.changes import COORDINATOR_KEY, Commit, Put, Remove, apply
-from limosa.core.model.intent import Assignment, Intent, Request
+from limosa.core.model.intent import Assignment, Intent
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import Request
 from limosa.core.model.topology import Partition, Record, Replica
 from tests.core.samples import (
     NEW,
@@ -406,7 +407,9 @@ def test_going_back_is_not_held_up_and_the_longer_pause_counts() -> None:
     office.waits(*told())
     office.commits(*told(sealed=True))
     office.now += 0.04
-    reversing = replace(office.record.transition, giving_up="reversed by request")  # type: ignore[type-var]
+    change = office.record.transition
+    assert change is not None
+    reversing = replace(change, giving_up="reversed by request", given_up_by="operator")
     reversed_ = replace(office.record, transition=reversing)
     office.agreed = apply(office.agreed, (Put(reversed_),), 60)
     back = told(owner=D, epoch=4, commit_seconds=3.0)

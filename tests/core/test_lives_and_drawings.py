@@ -1,10 +1,13 @@
-"""May a node or a session do that now? And do the drawings show what the tables say?"""
+"""May a node do that now? And do the drawings show what the tables say?"""
+
+from typing import get_args
 
 import pytest
 
-from limosa.core.machines.catalogue import LIVES, MACHINES, NODE, SESSION
+from limosa.core.machines.catalogue import LIVES, MACHINES, NODE
 from limosa.core.machines.drawing import markdown_table, mermaid, mermaid_life
 from limosa.core.machines.machine import Life
+from limosa.core.model.topology import NodeState
 from limosa.errors import BadInput, IllegalTransition, UnknownStage
 
 # fmt: off
@@ -26,12 +29,6 @@ NODE_EDGES = {
     ("removing",        "succeed"):     "left",
     ("removing",        "fail"):        "normal",
 }
-SESSION_EDGES = {
-    ("unknown", "open"):       "open",
-    ("open",    "close"):      "closing",
-    ("open",    "be drained"): "open",
-    ("closing", "be drained"): "closed",
-}
 # fmt: on
 NODE_STATES = {
     *("none", "bootstrapping", "decommissioning", "removing"),
@@ -44,11 +41,9 @@ def every_pair(life: Life, drawn: dict[tuple[str, str], str]) -> list[tuple[Life
     return [(life, state, event) for state in life.edges for event in sorted(events)]
 
 
-@pytest.mark.parametrize(
-    ("life", "state", "event"), every_pair(NODE, NODE_EDGES) + every_pair(SESSION, SESSION_EDGES)
-)
+@pytest.mark.parametrize(("life", "state", "event"), every_pair(NODE, NODE_EDGES))
 def test_only_what_is_drawn_can_happen(life: Life, state: str, event: str) -> None:
-    drawn = NODE_EDGES if life is NODE else SESSION_EDGES
+    drawn = NODE_EDGES
     if (state, event) in drawn:
         assert life.after(state, event) == drawn[state, event]
         return
@@ -61,7 +56,7 @@ def test_only_what_is_drawn_can_happen(life: Life, state: str, event: str) -> No
 
 def test_the_states_are_those_that_are_asked_for() -> None:
     assert set(NODE.edges) == NODE_STATES
-    assert set(SESSION.edges) == {"unknown", "open", "closing", "closed"}
+    assert set(NODE.edges) == set(get_args(NodeState))
     for life in LIVES.values():
         for edges in life.edges.values():
             assert set(edges.values()) <= set(life.edges)
@@ -70,8 +65,6 @@ def test_the_states_are_those_that_are_asked_for() -> None:
 def test_what_has_ended_can_do_nothing_more() -> None:
     with pytest.raises(IllegalTransition, match="nothing more"):
         NODE.after("left", "join")
-    with pytest.raises(IllegalTransition, match="nothing more"):
-        SESSION.after("closed", "open")
 
 
 def test_a_state_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
@@ -89,6 +82,7 @@ def test_the_table_of_a_machine_shows_every_stage_in_a_line(name: str) -> None:
     for line, stage in zip(lines[2:], machine.stages, strict=True):
         assert line.startswith(f"| {stage.name} | {stage.reads.value} | {stage.writes.value} ")
         assert all(work.value in line for work in stage.work)
+        assert f"| {stage.run_move} |" in line
         assert all(to in line for to in (stage.next, *stage.given_up))
         assert line.count("|") == lines[0].count("|")
 

@@ -18,6 +18,7 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.machines.machine import END, REVERT, Machine, Side, Stage
 from limosa.core.machines.rules import checked
+from limosa.core.model.runs import FAR
 from limosa.errors import UnsafeMachine
 
 Mutation = tuple[str, str, str]
@@ -26,11 +27,8 @@ Mutation = tuple[str, str, str]
 HARMLESS: dict[Mutation, str] = {
     (READ_NEW, "work", "without HOLD"): "the move can't be held for a while; who reads and writes "
     "what stays, and so does every step between",
-    (
-        READ_NEW,
-        "given_up",
-        FALLBACK,
-    ): "with no old replica in sync it waits for one instead of going on: later, never wrong",
+    (WRITE_BOTH, "run_move", "COPYING"): "a run's move is said to copy a moment too early; nothing "
+    "is decided by that",
     (WRITE_BOTH, "given_up", FALLBACK): "one more stage on the way back, with the same sides; "
     "nothing has read the new one, and its barrier comes before anything narrows",
     (STREAMING, "given_up", FALLBACK): "as before: the same sides, and a barrier more",
@@ -46,6 +44,9 @@ def mutated(stage: Stage) -> Iterator[tuple[Mutation, Stage]]:
         (stage.name, "session", str(not stage.session)),
         replace(stage, session=not stage.session),
     )
+    for state in FAR:
+        if state != stage.run_move:
+            yield (stage.name, "run_move", state), replace(stage, run_move=state)
     for work in stage.work:
         left = tuple(other for other in stage.work if other is not work)
         yield (stage.name, "work", f"without {work.name}"), replace(stage, work=left)
@@ -81,7 +82,7 @@ def test_a_move_with_one_other_cell_is_refused_or_harmless(mutation: Mutation) -
 def test_every_line_and_every_column_is_mutated() -> None:
     assert {mutation[0] for mutation in MUTATIONS} == {stage.name for stage in MOVE.stages}
     assert {mutation[1] for mutation in MUTATIONS} == {
-        *("reads", "writes", "owner", "session", "work", "next", "given_up")
+        *("reads", "writes", "owner", "session", "run_move", "work", "next", "given_up")
     }
     assert len(MUTATIONS) > 200
     assert set(HARMLESS) <= set(MUTATIONS)

@@ -18,8 +18,9 @@ from limosa.core.model.changes import (
     node_key,
     request_key,
 )
-from limosa.core.model.intent import Assignment, Intent, Placement, Request
+from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import WHOLE
+from limosa.core.model.requests import JoinCluster, RemoveNode, Request
 from limosa.core.model.runs import Rebalance, Run
 from limosa.core.model.topology import (
     Cluster,
@@ -32,12 +33,12 @@ from limosa.core.model.topology import (
     Replica,
     Zone,
 )
-from tests.core.asking import TRIGGER, answered, refused, world
+from tests.core.asking import TRIGGER, answered, refused, wanting, world
 from tests.core.samples import OFFICE, put
 
 BIRDS = Cluster("birds", "c1")
 NEWCOMER = Node("d", "host:1", host="h4", features=("streams", "tables"))
-JOIN = Request("r", "join", node=NEWCOMER, cluster="birds")
+JOIN = Request("r", JoinCluster(NEWCOMER, "birds"))
 MEMBERS = tuple(
     Node(name, host=host, features=("tables",))
     for name, host in (("a", "h1"), ("b", "h2"), ("c", "h3"))
@@ -71,7 +72,7 @@ def test_a_node_that_may_join_is_normal_in_one_commit() -> None:
 
 
 def test_a_node_does_not_choose_its_own_state() -> None:
-    _, _, after = answered(founded(), replace(JOIN, node=replace(NEWCOMER, state="rebuilding")))
+    _, _, after = answered(founded(), wanting(JOIN, node=replace(NEWCOMER, state="rebuilding")))
     assert after.topology.nodes["d"].state == "normal"
 
 
@@ -81,7 +82,6 @@ LEFT = (*MEMBERS[:2], replace(MEMBERS[2], state="left"))
 @pytest.mark.parametrize(
     ("node", "words", "advice"),
     [
-        (None, "a join without a node", "say who joins"),
         (replace(NEWCOMER, id="d/e"), "'d/e' is no name of a node", "letters"),
         (replace(NEWCOMER, host=""), "d has no host id", "keep it in its directory"),
         (replace(NEWCOMER, id="a", host="h1"), "a is already a member", "start it without joining"),
@@ -92,33 +92,33 @@ LEFT = (*MEMBERS[:2], replace(MEMBERS[2], state="left"))
         (replace(NEWCOMER, host="h3"), "c was removed", "join under a new name"),
     ],
 )
-def test_a_node_that_may_not_join_is_told_why(node: Node | None, words: str, advice: str) -> None:
+def test_a_node_that_may_not_join_is_told_why(node: Node, words: str, advice: str) -> None:
     """F145: a member, or a removed one; S19."""
-    answer = refused(founded(nodes=LEFT), replace(JOIN, node=node))
+    answer = refused(founded(nodes=LEFT), wanting(JOIN, node=node))
     assert words in answer
     assert advice in answer
 
 
 def test_a_node_joins_the_cluster_that_it_means() -> None:
     """F145: a bad parameter."""
-    answer = refused(founded(), replace(JOIN, cluster="fishes"))
+    answer = refused(founded(), wanting(JOIN, cluster="fishes"))
     assert "this is the cluster birds, not fishes" in answer
     assert "belongs to no cluster" in refused(world(), JOIN)
 
 
 def test_a_cluster_in_a_file_stays_on_its_machine() -> None:
-    answer = refused(founded(machine="m1"), replace(JOIN, node=replace(NEWCOMER, machine="m2")))
+    answer = refused(founded(machine="m1"), wanting(JOIN, node=replace(NEWCOMER, machine="m2")))
     assert "so all nodes must be on one machine" in answer
-    assert "use etcd for several" in answer
-    row, _, _ = answered(founded(machine="m1"), replace(JOIN, node=replace(NEWCOMER, machine="m1")))
+    assert "start all nodes on the machine of the metastore" in answer
+    row, _, _ = answered(founded(machine="m1"), wanting(JOIN, node=replace(NEWCOMER, machine="m1")))
     assert row.state == "done"
 
 
 def test_a_second_request_to_join_under_one_name_is_refused() -> None:
     """F145: a duplicate. The first one is answered as if there were no other."""
-    elsewhere = Request("r9", "join", node=replace(NEWCOMER, id="e", host="h5"), cluster="birds")
+    elsewhere = Request("r9", JoinCluster(replace(NEWCOMER, id="e", host="h5"), "birds"))
     first = replace(JOIN, id="r8")
-    agreed = founded(elsewhere, Request("r7", "join"), first)
+    agreed = founded(elsewhere, first)
     assert "d already asks to join, by request r8" in refused(agreed, JOIN)
     row, commit, _ = answered(agreed, elsewhere)
     assert row.state == "done"
@@ -133,12 +133,12 @@ def test_a_second_request_to_join_under_one_name_is_refused() -> None:
 def test_a_node_that_can_not_do_what_is_used_ends_as_left_with_the_reason() -> None:
     """F146: recorded and refused, in one commit."""
     old = replace(NEWCOMER, features=("streams",))
-    row, commit, after = answered(founded(), replace(JOIN, node=old))
+    row, commit, after = answered(founded(), wanting(JOIN, node=old))
     assert row.state == "refused"
     assert "d lacks what this cluster uses: tables" in row.answer
     assert put(commit.changes, Node) == [replace(old, state="left")]
     assert after.topology.features.enabled == ("tables",)
-    again = replace(JOIN, id="r2", node=NEWCOMER)
+    again = wanting(replace(JOIN, id="r2"), node=NEWCOMER)
     assert "d was removed" in refused(after, again)
 
 
@@ -170,7 +170,7 @@ def test_without_members_only_what_was_enabled_is() -> None:
 
 # --- out
 
-REMOVE = Request("r", "remove_node", name="c")
+REMOVE = Request("r", RemoveNode("c"))
 
 
 def dead(*more: Record, nodes: tuple[Node, ...] = MEMBERS) -> Agreed:
@@ -208,7 +208,7 @@ def test_a_node_that_lives_is_not_removed() -> None:
 
 
 def test_a_node_that_is_unknown_or_the_last_one_is_not_removed() -> None:
-    assert "there is no node x" in refused(dead(), replace(REMOVE, name="x"))
+    assert "there is no node x" in refused(dead(), wanting(REMOVE, node="x"))
     left = tuple(replace(node, state="left") for node in MEMBERS[:2])
     assert "c is the last node" in refused(dead(nodes=(*left, MEMBERS[2])), REMOVE)
 
@@ -263,5 +263,5 @@ def test_a_node_that_is_meant_to_hold_replicas_is_not_removed(where: str) -> Non
 def test_a_lease_alone_makes_no_member() -> None:
     """S19: whoever was removed and lives on is not used."""
     agreed = apply(founded(nodes=LEFT), (Put(NodeLease("c", 99)),), 70)
-    request = Request("r", "remove_node", name="c")
+    request = Request("r", RemoveNode("c"))
     assert "c has left already" in refused(agreed, request)

@@ -10,6 +10,7 @@ from limosa.core.events import CollectionDue, DigestTaken, TailRead, Ticked
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
     Mismatched,
+    Objection,
     Probe,
     Probed,
     Redirect,
@@ -457,7 +458,7 @@ def test_a_seal_is_reported_when_everything_that_was_begun_has_ended() -> None:
 
 
 @pytest.mark.parametrize("why", ["fenced", "dropped"])
-def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: str) -> None:
+def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: Objection) -> None:
     stage = owner_on_stage()
     (surprise,) = done(stage.say(Unheld(P, B, 3, 50, why), "b"), Surprise)
     assert surprise.what == f"b refused its owner: {why}"

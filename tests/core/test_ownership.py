@@ -302,7 +302,9 @@ def test_entering_a_stage_counts_on_the_new_side_only_under_a_session() -> None:
     assert both.transition.session == "t9@3"
     again = ownership.enter(both, STREAMING)
     assert again.in_sync == both.in_sync
-    back = ownership.enter(again, CLEANUP_TARGET, "because")
+    back = ownership.given_up(again, "because", "cluster")
     assert set(back.in_sync) == set(OLD)
     assert back.transition is not None
+    assert back.transition.stage == CLEANUP_TARGET
     assert back.transition.giving_up == "because"
+    assert back.transition.given_up_by == "cluster"

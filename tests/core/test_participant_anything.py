@@ -1,6 +1,7 @@
 """Does a node survive whatever a network brings, at whatever moment?"""
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -20,6 +21,7 @@ from limosa.core.events import (
 from limosa.core.machines.catalogue import CLEANUP, READ_NEW, STREAMING
 from limosa.core.messages import (
     Acked,
+    Appending,
     Chunk,
     Denied,
     DropReplica,
@@ -32,6 +34,7 @@ from limosa.core.messages import (
     Look,
     Message,
     Mismatched,
+    Objection,
     Probe,
     Probed,
     Read,
@@ -79,15 +82,12 @@ def about(partition: str, to: str, epoch: int, revision: int) -> list[Message]:
             Replicate(partition, to, epoch, revision, previous, entries, 99, how, None, probed)
             for previous in (0, 7)
             for entries in ((), log, log[::-1])
-            for how in ("append", "match", "begin", "nonsense")
+            for how in get_args(Appending)
             for probed in (0, LEASES["b"])
         ),
         *(Probed(partition, at, epoch, last, 0, 12) for at in (A, B, D) for last in (-1, 0, 99)),
         *(Acked(partition, at, epoch, last, 99) for at in (A, B, D) for last in (-1, 0, 99)),
-        *(
-            Unheld(partition, B, epoch, revision, why)
-            for why in ("lost", "unmatched", "fenced", "dropped", "nonsense")
-        ),
+        *(Unheld(partition, B, epoch, revision, why) for why in get_args(Objection)),
         Fetch(partition, to, session, epoch, 0, 0),
         Fetch(partition, to, session, epoch, 0, 2),
         Fetched(partition, session, 0, ROWS, 9, (), 0),

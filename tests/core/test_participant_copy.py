@@ -369,7 +369,7 @@ def test_a_slice_that_was_not_stored_is_denied() -> None:
 
 @pytest.mark.parametrize("case", LATER)
 def test_what_rests_after_its_session_was_closed_does_not_count(case: str) -> None:
-    """S40: and until then the barrier waits for its permit."""
+    """Until then the barrier waits for its permit."""
     stage = target(settings=LARGE)
     effect = shelving(stage)
     stage.agree(LATER[case]())
@@ -402,7 +402,7 @@ def test_a_slice_that_is_on_its_way_is_not_stored_twice() -> None:
 
 
 def test_the_rows_of_a_repair_go_by_the_log_however_many_they_are() -> None:
-    """S40: a repair ends without a barrier, and its replicas are read; a slice that waited for its
+    """A repair ends without a barrier, and its replicas are read; a slice that waited for its
     turn would bring back what was deleted and collected since."""
     record = moving(REBUILD_REPAIR, kind="rebuild", targets=(A, B, D))
     stage = follower_on_stage(record, B, settings=LARGE)
@@ -539,7 +539,7 @@ def test_producers_follow_linked_rows() -> None:
     ids=["session", "epoch", "target", "source"],
 )
 def test_nothing_is_linked_outside_an_open_session(link: Link) -> None:
-    """S40: a late call changes nothing."""
+    """A late call changes nothing."""
     stage = two_volumes()
     assert not done(stage.say(link, "coordinator"), LinkRows)
 
@@ -587,7 +587,7 @@ def test_rows_from_before_the_replica_began_are_not_enough() -> None:
 
 
 def test_rows_that_were_linked_after_the_session_do_not_count() -> None:
-    """S40: and meanwhile the barrier waits for them."""
+    """Meanwhile the barrier waits for them."""
     stage = two_volumes()
     (first,) = done(stage.say(LINK, "coordinator"), LinkRows)
     stage.agree(volumes(CLEANUP_TARGET))

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from limosa.core.coordinator import requests
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Commit, Put
-from limosa.core.model.intent import Intent, Placement, Request
+from limosa.core.model.intent import Intent, Placement
+from limosa.core.model.requests import FollowNodes, Request, SetReplicas
 from limosa.core.model.topology import Node, Zone
 from limosa.core.planning.placement import data_nodes, place
 from limosa.simulation.world import ZONE, World, WorldShape
@@ -88,10 +89,10 @@ def test_another_replica_count_becomes_pending_for_every_partition_and_is_reache
     """F157: the replica count is a trigger; F158: one commit holds all of it."""
     world = World(5, WorldShape(replicas=2, partitions=2))
     world.run_until(2)
-    answer = asked(world, Request("r1", "set_replicas", zone=ZONE, count=3))
+    answer = asked(world, Request("r1", SetReplicas(ZONE, 3)))
     assert (answer.state, answer.answer) == ("done", "accepted")
     assert all(len(nodes) == 3 for nodes in holders(world))
-    assert asked(world, Request("r2", "set_replicas", zone=ZONE, count=1)).state == "done"
+    assert asked(world, Request("r2", SetReplicas(ZONE, 1))).state == "done"
     assert all(len(nodes) == 1 for nodes in holders(world))
     assert not world.violations
 
@@ -102,7 +103,7 @@ def test_other_data_nodes_become_pending_for_every_partition_and_are_followed() 
     world.run_until(2)
     leaving = replace(world.agreed.topology.nodes["n2"], tokens=False)
     world.commit(Commit({}, (Put(leaving),), "n2 holds no data any more"), "operator")
-    assert asked(world, Request("r1", "follow_nodes", zone=ZONE)).state == "done"
+    assert asked(world, Request("r1", FollowNodes(ZONE))).state == "done"
     assert all("n2" not in nodes for nodes in holders(world))
     assert not world.violations
 
@@ -112,9 +113,9 @@ def test_an_impossible_request_about_a_zone_is_refused_and_changes_nothing_else(
     world.run_until(2)
     view = ClusterView(world.agreed, {}, 1, 0.0)
     for request, reason in (
-        (Request("r1", "set_replicas", zone="nowhere", count=1), "there is no zone"),
-        (Request("r2", "set_replicas", zone=ZONE, count=5), "5 replicas on 4 data nodes"),
-        (Request("r3", "set_replicas", zone=ZONE, count=0), "0 replicas"),
+        (Request("r1", SetReplicas("nowhere", 1)), "there is no zone"),
+        (Request("r2", SetReplicas(ZONE, 5)), "5 replicas on 4 data nodes"),
+        (Request("r3", SetReplicas(ZONE, 0)), "0 replicas"),
     ):
         (change,) = requests.answer(view, request).changes
         assert isinstance(change, Put)
@@ -130,7 +131,7 @@ def test_partitions_of_other_zones_are_left_alone() -> None:
     partitions = {**world.agreed.topology.partitions, "p1": other}
     topology = replace(world.agreed.topology, partitions=partitions)
     view = ClusterView(replace(world.agreed, topology=topology), {}, 1, 0.0)
-    request = Request("r1", "set_replicas", zone=ZONE, count=3)
+    request = Request("r1", SetReplicas(ZONE, 3))
     commit = requests.answer(view, request)
     records = [change.record for change in commit.changes if isinstance(change, Put)]
     assert [record.partition for record in records if isinstance(record, Intent)] == ["p0"]
@@ -138,7 +139,7 @@ def test_partitions_of_other_zones_are_left_alone() -> None:
 
 def test_new_replicas_go_to_volumes_that_their_nodes_have() -> None:
     """And those that stay keep theirs."""
-    request = Request("r", "set_replicas", zone=samples.ZONE, count=3)
+    request = Request("r", SetReplicas(samples.ZONE, 3))
     members = tuple(replace(node, volumes=("one", "two")) for node in MEMBERS)
     intent = Intent(P, (Placement("a", "two"), Placement("b", "one")))
     agreed = cluster(stable(), intent, nodes=members, more=(request,))

@@ -7,7 +7,21 @@ from limosa.core.insight.explaining import NOTHING, about, explain
 from limosa.core.insight.progress import NO_COORDINATOR, Progress, progress, waits_of
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.model.changes import COORDINATOR_KEY, Remove
-from limosa.core.model.runs import Estimate, Limits
+from limosa.core.model.requests import (
+    CancelRun,
+    FollowNodes,
+    JoinCluster,
+    LockCluster,
+    MovePartition,
+    PauseRun,
+    RepairPartition,
+    ResumeRun,
+    SetBalancing,
+    StartRun,
+    UnlockCluster,
+)
+from limosa.core.model.runs import Estimate, Limits, RunPlan
+from limosa.core.model.topology import Node
 from limosa.errors import IllegalRequest
 from tests.core.running import ONE_AT_A_TIME, Cluster, move, plan
 
@@ -15,9 +29,9 @@ THREE = plan(move("p0", "a", "b"), move("p1", "a", "c"), move("p2", "a", "d"))
 SERIAL = replace(THREE, limits=ONE_AT_A_TIME)
 
 
-def running(some: object = SERIAL, **more: object) -> Cluster:
+def running(some: RunPlan = SERIAL, **more: object) -> Cluster:
     cluster = Cluster(**more)  # type: ignore[arg-type]
-    assert cluster.ask("start_run", run=some).startswith("done")
+    assert cluster.ask(StartRun(some)).startswith("done")
     cluster.step()
     return cluster
 
@@ -75,7 +89,7 @@ def test_without_an_estimate_the_time_left_is_told_by_moves() -> None:
     cluster.complete("p0")
     cluster.settle()
     assert of(cluster).seconds_left == 20.0
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
     assert of(cluster).seconds_left is None
 
 
@@ -86,9 +100,11 @@ def test_a_held_move_and_one_that_goes_back_say_so() -> None:
     cluster.stage("p0", READ_NEW)
     cluster.settle()
     assert [(each.state, each.detail) for each in of(cluster).current] == [("COPYING", "held")]
+    assert of(cluster).held == ("p0",)
     cluster.stage("p0", READ_NEW, released=True)
     assert [each.detail for each in of(cluster).current] == [""]
-    cluster.stage("p0", READ_NEW, giving_up="reversed by request")
+    assert of(cluster).held == ()
+    cluster.stage("p0", READ_NEW, giving_up="reversed by request", given_up_by="operator")
     assert [each.detail for each in of(cluster).current] == ["goes back: reversed by request"]
 
 
@@ -113,16 +129,16 @@ def test_every_wait_of_a_run_has_its_sentence() -> None:
     cluster = running()
     assert of(cluster).waits == ("a is at its limit of 1 moves away from it at once",)
     cluster.complete("p0")
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
     cluster.settle()
     assert of(cluster).waits == ("it is paused; `resume` goes on",)
-    cluster.ask("resume_run")
-    cluster.ask("lock", name="an audit")
+    cluster.ask(ResumeRun())
+    cluster.ask(LockCluster("an audit"))
     assert of(cluster).waits == ("the cluster is locked: an audit",)
-    cluster.ask("unlock")
-    request = cluster.waiting("follow_nodes", zone="z")
+    cluster.ask(UnlockCluster())
+    request = cluster.waiting(FollowNodes("z"))
     assert of(cluster).waits == (f"the request {request.id} (follow_nodes) is served first",)
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     assert of(cluster).waits == ("it is being cancelled: what is in flight goes back or completes",)
     cluster.change(Remove(COORDINATOR_KEY))
     assert of(cluster).waits[0] == NO_COORDINATOR
@@ -135,7 +151,7 @@ def test_the_nodes_that_are_at_their_limit_are_named() -> None:
 
 def test_without_balancing_the_balancers_run_says_so() -> None:
     cluster = running(replace(SERIAL, by="balancer"))
-    cluster.ask("set_balancing", on=False)
+    cluster.ask(SetBalancing(False))
     assert of(cluster).waits == ("balancing is off",)
 
 
@@ -150,9 +166,9 @@ def test_a_move_that_is_tried_again_says_why() -> None:
 
 def test_a_change_that_comes_first_is_named() -> None:
     cluster = Cluster()
-    cluster.ask("start_run", run=plan(move("p0", "a", "b")))
+    cluster.ask(StartRun(plan(move("p0", "a", "b"))))
     assert waits_of(cluster.view(), cluster.run) == ()
-    cluster.waiting("repair", partition="p0")
+    cluster.waiting(RepairPartition("p0"))
     assert waits_of(cluster.view(), cluster.run) == ("the request q2 about p0 comes first",)
 
 
@@ -170,7 +186,7 @@ def test_a_partition_tells_what_its_move_waits_for() -> None:
     cluster = running()
     run = cluster.run.id
     assert explained(cluster, "p2") == f"its turn in run {run}: it begins when its nodes have room"
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
     assert explained(cluster, "p2") == f"its turn in run {run}: it is paused; `resume` goes on"
     cluster.revert("p0", "b died")
     cluster.step()
@@ -179,23 +195,23 @@ def test_a_partition_tells_what_its_move_waits_for() -> None:
 
 def test_a_partition_whose_move_is_over_waits_for_nothing() -> None:
     cluster = running()
-    cluster.revert("p0", "cancelled")
+    cluster.revert("p0", "cancelled", "operator")
     cluster.settle()
     assert explained(cluster, "p0") == NOTHING
     cluster.complete("p1")
     cluster.settle()
     assert explained(cluster, "p1") == NOTHING
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     cluster.settle()
     assert explained(cluster, "p2") == NOTHING
 
 
 def test_a_request_that_is_held_back_says_by_what() -> None:
     cluster = running()
-    cluster.ask("lock", name="an audit")
-    cluster.waiting("move", partition="p2", source="a", target=None)
+    cluster.ask(LockCluster("an audit"))
+    cluster.waiting(MovePartition("p2", source="a", target=None))
     assert explained(cluster, "p2") == (
         "the coordinator's answer to the request q3 (move): the cluster is locked: an audit"
     )
-    cluster.waiting("join")
+    cluster.waiting(JoinCluster(Node("e"), "x"))
     assert "q4" in about(cluster.agreed, "p2").requests

@@ -9,6 +9,7 @@ from limosa.core.effects import Send
 from limosa.core.events import TopologyRead
 from limosa.core.insight.proposing import filling, planned
 from limosa.core.model.changes import Put
+from limosa.core.model.requests import CreateTable
 from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable, Partition
 from limosa.errors import IllegalRequest
@@ -51,7 +52,7 @@ def decided(cluster: Cluster) -> tuple[object, ...]:
     """What moves to even the cluster out, where a new table goes, and whom a client writes to."""
     plan, _ = planned(cluster.view(), RunPlan("spread"))
     table = NamedTable("new", "new", "t2", b"")
-    create = cluster.waiting("create_table", table=table, partitions=5, count=2)
+    create = cluster.waiting(CreateTable(table, 5, 2))
     made = requests.answer(cluster.view(), create)
     places = [
         change.record.replicas
@@ -108,7 +109,7 @@ def test_the_figures_are_of_what_is_done() -> None:
 
 
 def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
-    """S86, S90."""
+    """S90."""
     cluster = measured()
     with pytest.raises(IllegalRequest, match="can't be drained"):
         planned(cluster.view(), drain("a", "b", "c", "d"))
@@ -120,7 +121,7 @@ def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
 
 
 def test_a_drain_waits_for_what_is_fixed_on_its_node() -> None:
-    """S86: never a plan that would leave something behind."""
+    """There is never a plan that would leave something behind."""
     cluster = measured()
     record = cluster.record("p0")
     cluster.put(replace(record, owner=None))

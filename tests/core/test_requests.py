@@ -29,8 +29,21 @@ from limosa.core.model.changes import (
     partition_key,
     request_key,
 )
-from limosa.core.model.intent import Assignment, Intent, Placement, Request, RequestKind
+from limosa.core.model.intent import Assignment, Intent, Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CompleteMove,
+    LedToTransition,
+    MovePartition,
+    MoveToVolume,
+    RebuildReplicas,
+    RepairPartition,
+    Request,
+    ReverseMove,
+)
 from limosa.core.model.topology import Node, Partition
+from tests.core.asking import wanting
 from tests.core.samples import (
     LEASES,
     MEMBERS,
@@ -54,7 +67,8 @@ from tests.core.samples import (
     stable,
 )
 
-MOVE = Request("r", "move", P, placed(*NEW))
+MOVE = Request("r", MovePartition(P, placed(*NEW)))
+BEGINS = LedToTransition(P, f"t{51}")
 TRIGGER = 51
 """The revision of the request's own key."""
 
@@ -93,7 +107,7 @@ def test_a_move_becomes_intent_with_its_own_revision_as_trigger() -> None:
     assert put(commit.changes, Intent) == [
         Intent(P, placed(*OLD), Assignment("move", placed(*NEW), trigger=TRIGGER), change=TRIGGER)
     ]
-    answered = replace(MOVE, state="done", answer="accepted", trigger=TRIGGER)
+    answered = replace(MOVE, state="done", answer="accepted", led_to=BEGINS, trigger=TRIGGER)
     assert put(commit.changes, Request) == [answered]
 
 
@@ -104,8 +118,8 @@ def test_an_answer_is_guarded_by_all_that_it_was_computed_from() -> None:
         request_key("r"): TRIGGER,
         partition_key(P): 50,
         intent_key(P): 45,
-        **{node_key(place.node): 2 for place in MOVE.placements},
-        **{lease_key(place.node): LEASES[place.node] for place in MOVE.placements},
+        **{node_key(place.node): 2 for place in placed(*NEW)},
+        **{lease_key(place.node): LEASES[place.node] for place in placed(*NEW)},
         COORDINATOR_KEY: OFFICE,
         CONTROLS_KEY: 0,
     }
@@ -115,7 +129,7 @@ def test_a_refusal_is_guarded_by_the_absence_of_what_it_missed() -> None:
     """F158: a node that comes back meanwhile makes the refusal void."""
     _, commit = asked(MOVE, live=("a", "b", "c"))
     assert commit.guards[lease_key("d")] == 0
-    _, commit = asked(replace(MOVE, placements=(*placed(A, B), Placement("x"))))
+    _, commit = asked(wanting(MOVE, placements=(*placed(A, B), Placement("x"))))
     assert (commit.guards[node_key("x")], commit.guards[lease_key("x")]) == (0, 0)
 
 
@@ -151,11 +165,11 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
 @pytest.mark.parametrize(
     ("request_", "cluster_of", "words", "advice"),
     [
-        (Request("r", "move", "q"), {}, "there is no partition q", "list the partitions"),
-        (replace(MOVE, placements=placed(A, B, B)), {}, "two replicas on one node", "distinct"),
-        (replace(MOVE, placements=placed(A, B)), {}, "2 replicas, but the zone z asks for 3", "as"),
+        (Request("r", MovePartition("q")), {}, "there is no partition q", "list the partitions"),
+        (wanting(MOVE, placements=placed(A, B, B)), {}, "two replicas on one node", "distinct"),
+        (wanting(MOVE, placements=placed(A, B)), {}, "2 replicas, but the zone z asks for 3", "as"),
         (
-            replace(MOVE, placements=(*placed(A, B), Placement("x"))),
+            wanting(MOVE, placements=(*placed(A, B), Placement("x"))),
             {},
             "x is no member",
             "list the nodes",
@@ -163,45 +177,45 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         (MOVE, {"nodes": LEFT}, "d is no member", "list the nodes"),
         (MOVE, {"nodes": NO_TOKENS}, "d holds no data by choice", "choose another"),
         (
-            replace(MOVE, placements=(*placed(A, B), Placement("d", "v9"))),
+            wanting(MOVE, placements=(*placed(A, B), Placement("d", "v9"))),
             {"nodes": TWO_VOLUMES},
             "d has no volume 'v9'",
             "it has '', 'v2'",
         ),
         (MOVE, {"live": ("a", "b", "c")}, "d does not live", "start it"),
         (
-            Request("r", "rebuild", P, renewed=("a",)),
+            Request("r", RebuildReplicas(P, ("a",))),
             {"record": stable(in_sync=(A,))},
             "a holds the only good replica",
             "can't be rebuilt from others",
         ),
         (
-            Request("r", "rebuild", P, renewed=("d",)),
+            Request("r", RebuildReplicas(P, ("d",))),
             {},
             "d holds no replica of p",
             "name a node that does",
         ),
         (
-            replace(MOVE, kind="volume_move"),
+            Request("r", MoveToVolume(P, placed(*NEW))),
             {},
             "a volume move stays on its nodes",
             "ask for a move",
         ),
         (
-            Request("r", "cancel", P, cancels=8),
+            Request("r", CancelChange(P, 8)),
             {"record": moving(STREAMING), "intent": intends()},
             "no pending change of trigger 8",
             "look again",
         ),
         (
-            Request("r", "cancel", P, cancels=9),
+            Request("r", CancelChange(P, 9)),
             {},
             "no pending change of trigger 9",
             "look again",
         ),
         *(
             (
-                Request("r", "cancel", P, cancels=9),
+                Request("r", CancelChange(P, 9)),
                 {"record": moving(stage), "intent": intends()},
                 f"p has switched already ({stage})",
                 "`reverse` takes it back",
@@ -209,14 +223,14 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             for stage in (READ_NEW, USE_NEW, CLEANUP)
         ),
         (
-            Request("r", "cancel", P, cancels=9),
+            Request("r", CancelChange(P, 9)),
             {"record": moving(READ_NEW, kind="volume_move"), "intent": intends()},
             f"p has switched already ({READ_NEW})",
             "it will complete",
         ),
         *(
             (
-                Request("r", "cancel", P, cancels=9),
+                Request("r", CancelChange(P, 9)),
                 {"record": moving(stage), "intent": intends()},
                 f"p is on its way back already ({stage})",
                 "wait",
@@ -225,12 +239,12 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         ),
         *(
             (
-                Request("r", kind, P),
+                Request("r", wish),
                 {"record": record},
-                f"p is not held in {READ_NEW} (it is {where})",
-                f"{kind} applies to a held move only",
+                f"p is not held (it is {where})",
+                f"{wish.kind} applies to a held move only",
             )
-            for kind in ("reverse", "complete")
+            for wish in (ReverseMove(P), CompleteMove(P))
             for record, where in (
                 (stable(), "in no transition"),
                 (moving(STREAMING), STREAMING),
@@ -239,7 +253,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         ),
         *(
             (
-                replace(MOVE, placements=placed(A, C, D)),
+                wanting(MOVE, placements=placed(A, C, D)),
                 {"record": record, "intent": intent},
                 f"p is being {done} already ({where})",
                 "wait for its end, cancel it, or ask for the move after it",
@@ -252,31 +266,31 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             )
         ),
         (
-            replace(MOVE, hold_seconds=60.0),
+            wanting(MOVE, hold_seconds=60.0),
             {"record": moving(STREAMING), "intent": intends()},
             "p is being moved already",
             "cancel it",
         ),
         (
-            Request("r", "move", P, source="d", target=Placement("c")),
+            Request("r", MovePartition(P, source="d", target=Placement("c"))),
             {},
             "d holds no replica of p",
             "name one of a, b, c",
         ),
         (
-            Request("r", "move", P, target=Placement("d")),
+            Request("r", MovePartition(P, target=Placement("d"))),
             {},
             "no node holds no replica of p",
             "name one of a, b, c",
         ),
         (
-            Request("r", "move", P, source="a", target=Placement("c")),
+            Request("r", MovePartition(P, source="a", target=Placement("c"))),
             {},
             "c holds a replica of p already",
             "choose another node",
         ),
         (
-            Request("r", "move", P, source="a", target=Placement("x")),
+            Request("r", MovePartition(P, source="a", target=Placement("x"))),
             {},
             "x is no member",
             "list the nodes",
@@ -298,13 +312,13 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             "make room",
         ),
         (
-            Request("r", "rebuild", P, renewed=("c",)),
+            Request("r", RebuildReplicas(P, ("c",))),
             {"statuses": (LARGE, says("c", free_bytes={"": 10 * MIB}))},
             "c has 10 MiB free, and p needs 1,456 MiB",
             "choose another node or volume",
         ),
         (
-            Request("r", "volume_move", P, (Placement("c", "v2"), *placed(A, B))),
+            Request("r", MoveToVolume(P, (Placement("c", "v2"), *placed(A, B)))),
             {
                 "statuses": (LARGE, says("c", free_bytes={"": 9000 * MIB, "v2": 10 * MIB})),
                 "nodes": TWO_VOLUMES,
@@ -313,15 +327,15 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             "choose another node or volume",
         ),
         (
-            Request("r", "complete", P),
-            {"record": moving(READ_NEW, giving_up="reversed by request")},
+            Request("r", CompleteMove(P)),
+            {"record": moving(READ_NEW, giving_up="reversed by request", by="operator")},
             "p is on its way back: reversed by request",
             "wait",
         ),
-        (replace(MOVE, hold_seconds=-3.0), {}, "a time below 0", "give seconds"),
-        (replace(MOVE, max_pause_seconds=-1.0), {}, "a time below 0", "give seconds"),
+        (wanting(MOVE, hold_seconds=-3.0), {}, "a time below 0", "give seconds"),
+        (wanting(MOVE, max_pause_seconds=-1.0), {}, "a time below 0", "give seconds"),
         (
-            Request("r", "reverse", P),
+            Request("r", ReverseMove(P)),
             {"record": moving(READ_NEW, kind="volume_move")},
             "a volume move never goes back",
             "wait for its end",
@@ -341,7 +355,7 @@ def test_what_contradicts_the_agreed_state_is_refused_and_changes_nothing(
 
 def test_a_second_move_does_not_start_a_second_transition() -> None:
     """One who knows of the first has it queued behind the one that runs."""
-    second = replace(MOVE, placements=placed(A, C, D), after_pending=True)
+    second = wanting(MOVE, placements=placed(A, C, D), after_pending=True)
     agreed, commit = asked(second, moving(STREAMING), intends())
     after = apply(agreed, commit.changes, 60)
     assert after.topology == agreed.topology
@@ -355,13 +369,21 @@ def test_to_ask_for_the_same_move_again_is_no_harm() -> None:
     _, commit = asked(MOVE, moving(STREAMING), intends(planned=planned))
     assert put(commit.changes, Intent) == [replace(intends(), change=TRIGGER)]
     assert put(commit.changes, Request) == [
-        replace(MOVE, state="done", answer="under way already", trigger=TRIGGER)
+        replace(
+            MOVE,
+            state="done",
+            answer="under way already",
+            led_to=LedToTransition(P, "t9"),
+            trigger=TRIGGER,
+        )
     ]
 
 
 def test_one_may_say_which_replica_goes_and_where_to() -> None:
     """What the others are is read when it is decided, not when it is asked for."""
-    request = Request("r", "move", P, source="a", target=Placement("d"), max_pause_seconds=0.05)
+    request = Request(
+        "r", MovePartition(P, source="a", target=Placement("d"), max_pause_seconds=0.05)
+    )
     _, commit = asked(request)
     (intent,) = put(commit.changes, Intent)
     assert isinstance(intent, Intent)
@@ -386,16 +408,16 @@ def test_room_is_asked_for_only_where_something_comes_and_as_far_as_it_is_known(
     statuses: tuple[Status, ...],
 ) -> None:
     _, commit = asked(MOVE, statuses=statuses)
-    answered = replace(MOVE, state="done", answer="accepted", trigger=TRIGGER)
+    answered = replace(MOVE, state="done", answer="accepted", led_to=BEGINS, trigger=TRIGGER)
     assert put(commit.changes, Request) == [answered]
 
 
-@pytest.mark.parametrize("kind", ["rebuild", "repair"])
-def test_where_moves_are_refused_replicas_are_still_mended(kind: RequestKind) -> None:
-    request = Request("r", kind, P, renewed=("c",) if kind == "rebuild" else ())
+@pytest.mark.parametrize("wish", [RebuildReplicas(P, ("c",)), RepairPartition(P)])
+def test_where_moves_are_refused_replicas_are_still_mended(wish: AnyWish) -> None:
+    request = Request("r", wish)
     _, commit = asked(request, settings=CoordinatorSettings(moves_refused="Spark is off here"))
     assert put(commit.changes, Request) == [
-        replace(request, state="done", answer="accepted", trigger=TRIGGER)
+        replace(request, state="done", answer="accepted", led_to=BEGINS, trigger=TRIGGER)
     ]
 
 
@@ -411,29 +433,29 @@ def test_a_request_that_is_older_than_the_last_one_served_is_told_so() -> None:
 
 @pytest.mark.parametrize("stage", [ALLOW, WRITE_BOTH, STREAMING])
 def test_a_cancel_before_the_switch_is_stored(stage: str) -> None:
-    _, commit = asked(Request("r", "cancel", P, cancels=9), moving(stage), intends())
+    _, commit = asked(Request("r", CancelChange(P, 9)), moving(stage), intends())
     assert put(commit.changes, Intent) == [intends(cancel=9)]
 
 
 def test_a_cancel_before_the_transition_began_takes_the_intent_back() -> None:
-    _, commit = asked(Request("r", "cancel", P, cancels=9), stable(), intends())
+    _, commit = asked(Request("r", CancelChange(P, 9)), stable(), intends())
     assert put(commit.changes, Intent) == [Intent(P, placed(*OLD), change=9)]
     assert "cancelled before it began" in commit.why
 
 
 def test_a_held_move_can_be_completed_or_reversed() -> None:
     record = moving(READ_NEW, hold_seconds=60)
-    _, commit = asked(Request("r", "complete", P), record)
+    _, commit = asked(Request("r", CompleteMove(P)), record)
     assert put(commit.changes, Partition) == [moving(READ_NEW, hold_seconds=60, released=True)]
-    _, commit = asked(Request("r", "reverse", P), record)
+    _, commit = asked(Request("r", ReverseMove(P)), record)
     assert put(commit.changes, Partition) == [
-        moving(READ_NEW, hold_seconds=60, giving_up="reversed by request")
+        moving(READ_NEW, hold_seconds=60, giving_up="reversed by request", by="operator")
     ]
 
 
 def test_a_volume_move_names_another_volume_of_the_same_node() -> None:
     places = (Placement("a", "v2"), *placed(B, C))
-    request = Request("r", "volume_move", P, places)
+    request = Request("r", MoveToVolume(P, places))
     _, commit = asked(request, nodes=TWO_VOLUMES)
     (intent,) = put(commit.changes, Intent)
     assert isinstance(intent, Intent)
@@ -441,14 +463,14 @@ def test_a_volume_move_names_another_volume_of_the_same_node() -> None:
 
 
 def test_a_rebuild_names_whom_it_renews() -> None:
-    _, commit = asked(Request("r", "rebuild", P, renewed=("c",)))
+    _, commit = asked(Request("r", RebuildReplicas(P, ("c",))))
     (intent,) = put(commit.changes, Intent)
     assert isinstance(intent, Intent)
     assert intent.pending == Assignment("rebuild", (), ("c",), trigger=TRIGGER)
 
 
 def test_a_move_to_where_it_is_is_done_at_once() -> None:
-    _, commit = asked(replace(MOVE, placements=placed(C, A, B)))
+    _, commit = asked(wanting(MOVE, placements=placed(C, A, B)))
     assert put(commit.changes, Intent) == [Intent(P, placed(*OLD), change=TRIGGER)]
     assert "it is so already" in commit.why
 
@@ -462,11 +484,11 @@ TWO = stable((A, B))
 @pytest.mark.parametrize(
     "request_",
     [
-        Request("r", "move", P, source="b", target=Placement("d")),
-        Request("r", "move", P, placed(A, C)),
-        Request("r", "rebuild", P, renewed=("b",)),
-        Request("r", "repair", P),
-        replace(MOVE, placements=placed(A, B, D)),
+        Request("r", MovePartition(P, source="b", target=Placement("d"))),
+        Request("r", MovePartition(P, placed(A, C))),
+        Request("r", RebuildReplicas(P, ("b",))),
+        Request("r", RepairPartition(P)),
+        wanting(MOVE, placements=placed(A, B, D)),
     ],
 )
 def test_a_partition_with_too_few_replicas_is_moved_rebuilt_and_completed(
@@ -482,7 +504,7 @@ def test_a_partition_with_too_few_replicas_is_moved_rebuilt_and_completed(
 
 
 def test_the_number_of_replicas_is_that_of_the_zone_or_the_one_that_there_is() -> None:
-    request = replace(MOVE, placements=placed(A))
+    request = wanting(MOVE, placements=placed(A))
     _, commit = asked(request, TWO)
     refused(commit, request, "1 replicas, but the zone z asks for 3", "as many nodes as the zone")
 
@@ -490,7 +512,7 @@ def test_the_number_of_replicas_is_that_of_the_zone_or_the_one_that_there_is() -
 def test_a_change_that_is_planned_fits_what_the_pending_one_leaves() -> None:
     """The zone gets a third replica: what comes after it has three, too."""
     grows = replace(intends(targets=(A, B, D)), stable=placed(A, B))
-    request = Request("r", "move", P, placed(A, C), after_pending=True)
+    request = Request("r", MovePartition(P, placed(A, C), after_pending=True))
     _, commit = asked(request, TWO, grows)
     refused(commit, request, "2 replicas, but the zone z asks for 3", "as many nodes as the zone")
     mends = replace(intends("rebuild", targets=(), renewed=("b",)), stable=placed(A, B))

@@ -4,7 +4,6 @@ import pytest
 from msgspec.structs import replace
 
 from limosa.core.coordinator import requests
-from limosa.core.coordinator.requests import about
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.changes import (
     CONTROLS_KEY,
@@ -15,9 +14,30 @@ from limosa.core.model.changes import (
     partition_key,
     zone_key,
 )
-from limosa.core.model.intent import Assignment, Placement, Request
+from limosa.core.model.intent import Assignment, Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelRun,
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    FollowNodes,
+    JoinCluster,
+    LockCluster,
+    MovePartition,
+    PauseRun,
+    RemoveNode,
+    RepairPartition,
+    Request,
+    ResumeRun,
+    SetBalancing,
+    StartRun,
+    UndrainNodes,
+    UnlockCluster,
+    WithdrawRequest,
+)
 from limosa.core.model.runs import Controls, Estimate, Limits, RunMove, RunPlan
-from limosa.core.model.topology import Node
+from limosa.core.model.topology import NamedTable, Node
 from tests.core.running import ONE_AT_A_TIME, Cluster, move, plan
 
 THREE = plan(move("p0", "a", "b"), move("p1", "a", "c"), move("p2", "a", "d"))
@@ -25,7 +45,7 @@ THREE = plan(move("p0", "a", "b"), move("p1", "a", "c"), move("p2", "a", "d"))
 
 def started(some: RunPlan = THREE, **more: object) -> Cluster:
     cluster = Cluster(**more)  # type: ignore[arg-type]
-    assert cluster.ask("start_run", run=some).startswith("done: started as run r")
+    assert cluster.ask(StartRun(some)).startswith("done: started as run r")
     return cluster
 
 
@@ -54,7 +74,7 @@ def test_a_start_writes_every_move_down_before_any_begins() -> None:
 
 def test_a_start_is_guarded_by_all_that_it_was_computed_from() -> None:
     cluster = Cluster()
-    request = cluster.waiting("start_run", run=THREE)
+    request = cluster.waiting(StartRun(THREE))
     guards = requests.answer(cluster.view(), request).guards
     assert {REBALANCE_KEY, CONTROLS_KEY, zone_key("z")} <= set(guards)
     for name, target in (("p0", "b"), ("p1", "c"), ("p2", "d")):
@@ -68,10 +88,10 @@ def test_a_second_start_is_refused_and_disturbs_nothing() -> None:
     other = plan(move("p0", "a", "d"), action="something else")
     before = (cluster.run, cluster.moves())
     for state in ("running", "paused", "cancelling"):
-        words = cluster.refused("start_run", run=other)
+        words = cluster.refused(StartRun(other))
         assert f"run {before[0].id} is {state} already: some moves" in words
         assert (cluster.run, cluster.moves()) == before
-        cluster.ask("pause_run" if state == "running" else "cancel_run")
+        cluster.ask(PauseRun() if state == "running" else CancelRun())
 
 
 @pytest.mark.parametrize(
@@ -97,12 +117,12 @@ def test_a_plan_is_refused_as_a_whole(some: RunPlan | None, words: str) -> None:
     """F55: bad input changes nothing, whichever of its moves it is about."""
     if some is not None and some.moves and some.limits == Limits():
         some = replace(some, moves=(move("p2", "a", "d"), *some.moves))
-    assert words in Cluster().refused("start_run", run=some)
+    assert words in Cluster().refused(StartRun(some))
 
 
 def test_a_target_that_holds_a_replica_already_is_refused() -> None:
     cluster = Cluster(homes=(("a", "b"),))
-    words = cluster.refused("start_run", run=plan(move("p0", "a", "b")))
+    words = cluster.refused(StartRun(plan(move("p0", "a", "b"))))
     assert "b holds a replica of p0 already" in words
 
 
@@ -110,9 +130,9 @@ def test_two_replicas_of_one_partition_may_go_in_one_run() -> None:
     """One after the other: each is checked as it will be when the other has gone."""
     cluster = Cluster(homes=(("a", "b"),))
     both = plan(move("p0", "a", "c"), move("p0", "b", "a"))
-    assert cluster.ask("start_run", run=both).startswith("done")
+    assert cluster.ask(StartRun(both)).startswith("done")
     other = Cluster(homes=(("a", "b"),))
-    words = other.refused("start_run", run=plan(move("p0", "a", "c"), move("p0", "b", "c")))
+    words = other.refused(StartRun(plan(move("p0", "a", "c"), move("p0", "b", "c"))))
     assert "c holds a replica of p0 already" in words
 
 
@@ -120,26 +140,24 @@ def test_a_partition_that_is_changing_is_refused() -> None:
     cluster = Cluster()
     pending = Assignment("move", (Placement("b"),), trigger=cluster.agreed.revision)
     cluster.put(replace(cluster.agreed.intents["p1"], pending=pending))
-    assert "another change of p1 is under way" in cluster.refused("start_run", run=THREE)
+    assert "another change of p1 is under way" in cluster.refused(StartRun(THREE))
 
 
 def test_a_dead_node_that_must_hold_something_is_refused_up_front() -> None:
     """S92."""
     cluster = Cluster()
     cluster.kill("c")
-    assert "c does not live" in cluster.refused("start_run", run=THREE)
+    assert "c does not live" in cluster.refused(StartRun(THREE))
 
 
 def test_a_dead_node_that_must_give_something_is_refused_up_front() -> None:
     """S92: nobody else has it; where another one has, the dead one need not give."""
     cluster = Cluster()
     cluster.kill("a")
-    assert "nobody who lives can give p0: a does not live" in cluster.refused(
-        "start_run", run=THREE
-    )
+    assert "nobody who lives can give p0: a does not live" in cluster.refused(StartRun(THREE))
     copied = Cluster(homes=(("a", "b"),))
     copied.kill("a")
-    assert copied.ask("start_run", run=plan(move("p0", "a", "c"))).startswith("done")
+    assert copied.ask(StartRun(plan(move("p0", "a", "c")))).startswith("done")
 
 
 def test_what_does_not_fit_is_refused_one_by_one_and_all_together() -> None:
@@ -147,15 +165,15 @@ def test_what_does_not_fit_is_refused_one_by_one_and_all_together() -> None:
     cluster = Cluster(settings=keeps)
     cluster.say("a", {"p0": (1, 1 << 20), "p1": (1, 1 << 20), "p2": (1, 1 << 20)})
     cluster.say("d", free_bytes=1 << 20)
-    assert "p2 needs" in cluster.refused("start_run", run=THREE)
+    assert "p2 needs" in cluster.refused(StartRun(THREE))
     cluster.say("d", free_bytes=3 << 20)
-    assert cluster.ask("start_run", run=THREE).startswith("done")
+    assert cluster.ask(StartRun(THREE)).startswith("done")
     other = Cluster(settings=keeps)
     other.statuses = {}
     other.say("a", {"p0": (1, 1 << 20), "p1": (1, 1 << 20), "p2": (1, 1 << 20)})
     other.say("d", free_bytes=3 << 20)
     all_there = plan(*(move(name, "a", "d") for name in ("p0", "p1", "p2")))
-    assert "all that is to come needs 4 MiB" in other.refused("start_run", run=all_there)
+    assert "all that is to come needs 4 MiB" in other.refused(StartRun(all_there))
 
 
 def test_what_is_full_is_named_with_its_volume() -> None:
@@ -165,14 +183,14 @@ def test_what_is_full_is_named_with_its_volume() -> None:
     status = cluster.statuses["b"]
     cluster.statuses["b"] = replace(status, free_bytes={"v2": 2 << 20})
     both = plan(move("p0", "a", "b", "v2"), move("p1", "a", "b", "v2"))
-    assert "2 MiB free on its volume v2" in cluster.refused("start_run", run=both)
+    assert "2 MiB free on its volume v2" in cluster.refused(StartRun(both))
 
 
 def test_where_moves_are_refused_runs_are() -> None:
     cluster = Cluster(
         settings=CoordinatorSettings(moves_refused="there is no Spark", moves_advice="get one")
     )
-    assert cluster.refused("start_run", run=THREE) == "refused: there is no Spark (get one)"
+    assert cluster.refused(StartRun(THREE)) == "refused: there is no Spark (get one)"
 
 
 def test_a_replica_may_go_to_another_volume_of_its_node() -> None:
@@ -185,42 +203,37 @@ def test_a_replica_may_go_to_another_volume_of_its_node() -> None:
 
 # --- pause, resume, cancel
 
-WRONG = [
-    ((), "pause_run", "no run is under way"),
-    ((), "resume_run", "no run is under way"),
-    ((), "cancel_run", "no run is under way"),
-    (("start",), "resume_run", "is running"),
-    (("start", "pause_run"), "pause_run", "is paused already"),
-    (("start", "cancel_run"), "pause_run", "is being cancelled"),
-    (("start", "cancel_run"), "resume_run", "is being cancelled"),
-    (("start", "cancel_run"), "cancel_run", "is being cancelled already"),
-    (("start", "pause_run", "cancel_run"), "resume_run", "is being cancelled"),
+WRONG: list[tuple[tuple[AnyWish, ...], AnyWish, str]] = [
+    ((), PauseRun(), "no run is under way"),
+    ((), ResumeRun(), "no run is under way"),
+    ((), CancelRun(), "no run is under way"),
+    ((StartRun(THREE),), ResumeRun(), "is running"),
+    ((StartRun(THREE), PauseRun()), PauseRun(), "is paused already"),
+    ((StartRun(THREE), CancelRun()), PauseRun(), "is being cancelled"),
+    ((StartRun(THREE), CancelRun()), ResumeRun(), "is being cancelled"),
+    ((StartRun(THREE), CancelRun()), CancelRun(), "is being cancelled already"),
+    ((StartRun(THREE), PauseRun(), CancelRun()), ResumeRun(), "is being cancelled"),
 ]
 
 
-@pytest.mark.parametrize(("before", "kind", "words"), WRONG)
+@pytest.mark.parametrize(("before", "wish", "words"), WRONG)
 def test_a_call_that_the_machine_does_not_draw_is_refused(
-    before: tuple[str, ...], kind: str, words: str
+    before: tuple[AnyWish, ...], wish: AnyWish, words: str
 ) -> None:
     """F55: pause in PAUSED, resume in IDLE or RUNNING, cancel in IDLE or CANCELLING."""
     cluster = Cluster()
     for each in before:
-        if each == "start":
-            cluster.ask("start_run", run=THREE)
-        else:
-            cluster.ask(each)
-    assert words in cluster.refused(kind)
+        cluster.ask(each)
+    assert words in cluster.refused(wish)
 
 
 def test_one_may_say_which_run_is_meant() -> None:
     cluster = started()
-    assert "r1 is not under way" in cluster.refused("pause_run", name="r1")
+    assert "r1 is not under way" in cluster.refused(PauseRun("r1"))
     run = cluster.run.id
-    assert cluster.ask("pause_run", name=run) == (
-        f"done: run {run} is paused; what is in flight ends"
-    )
+    assert cluster.ask(PauseRun(run)) == (f"done: run {run} is paused; what is in flight ends")
     assert cluster.rebalance() == "paused"
-    assert cluster.ask("resume_run") == f"done: run {run} goes on"
+    assert cluster.ask(ResumeRun()) == f"done: run {run} goes on"
     assert cluster.rebalance() == "running"
 
 
@@ -230,22 +243,22 @@ def test_one_may_say_which_run_is_meant() -> None:
 def test_a_lock_is_set_and_cleared_by_hand() -> None:
     """F87."""
     cluster = Cluster()
-    assert "the cluster is not locked" in cluster.refused("unlock")
-    assert cluster.ask("lock", name="an audit") == "done: locked"
+    assert "the cluster is not locked" in cluster.refused(UnlockCluster())
+    assert cluster.ask(LockCluster("an audit")) == "done: locked"
     assert cluster.agreed.controls == Controls("an audit")
-    assert "locked already: an audit" in cluster.refused("lock")
-    assert cluster.ask("unlock") == "done: unlocked"
-    assert cluster.ask("lock") == "done: locked"
+    assert "locked already: an audit" in cluster.refused(LockCluster())
+    assert cluster.ask(UnlockCluster()) == "done: unlocked"
+    assert cluster.ask(LockCluster()) == "done: locked"
     assert cluster.agreed.controls == Controls("by an operator")
 
 
 def test_without_balancing_the_balancer_begins_nothing() -> None:
     """F143: an operator's run begins all the same."""
     cluster = Cluster()
-    assert cluster.ask("set_balancing", on=False) == "done: balancing is off"
-    assert "balancing is off" in cluster.refused("start_run", run=replace(THREE, by="balancer"))
-    assert cluster.ask("start_run", run=THREE).startswith("done")
-    assert cluster.ask("set_balancing", on=True) == "done: balancing is on"
+    assert cluster.ask(SetBalancing(False)) == "done: balancing is off"
+    assert "balancing is off" in cluster.refused(StartRun(replace(THREE, by="balancer")))
+    assert cluster.ask(StartRun(THREE)).startswith("done")
+    assert cluster.ask(SetBalancing(True)) == "done: balancing is on"
 
 
 # --- drains
@@ -260,11 +273,11 @@ def drain(*moves: object, drains: tuple[str, ...] = ("a",), **more: object) -> R
 
 def test_a_node_gets_nothing_new_from_the_commit_on_that_begins_its_drain() -> None:
     cluster = Cluster(homes=TWO_REPLICAS)
-    assert cluster.ask("drain_nodes", run=drain(*EMPTIES_A)).startswith("done")
+    assert cluster.ask(DrainNodes(drain(*EMPTIES_A))).startswith("done")
     assert cluster.agreed.topology.nodes["a"].state == "decommissioning"
-    words = cluster.refused("move", partition="p1", source="b", target=Placement("a"))
+    words = cluster.refused(MovePartition("p1", source="b", target=Placement("a")))
     assert "a is decommissioning, and gets no new replicas" in words
-    assert cluster.ask("move", partition="p2", source="c", target=Placement("d")) == (
+    assert cluster.ask(MovePartition("p2", source="c", target=Placement("d"))) == (
         "done: accepted"
     ), "another replica may go, while one is still there"
 
@@ -282,43 +295,54 @@ def test_a_node_gets_nothing_new_from_the_commit_on_that_begins_its_drain() -> N
 )
 def test_what_can_not_be_emptied_is_refused(some: RunPlan, words: str) -> None:
     """S93: the last data node, or so many that a zone has too few left."""
-    assert words in Cluster(homes=TWO_REPLICAS).refused("drain_nodes", run=some)
+    assert words in Cluster(homes=TWO_REPLICAS).refused(DrainNodes(some))
 
 
 def test_a_node_that_holds_nothing_by_choice_may_go_even_from_a_zone_that_lacks_nodes() -> None:
     cluster = Cluster(homes=(("a", "b"),), nodes=("a", "b", "e"))
     cluster.put(replace(cluster.agreed.topology.nodes["e"], tokens=False))
     cluster.put(replace(cluster.agreed.topology.zones["z"], replica_count=3))
-    assert cluster.ask("drain_nodes", run=drain(drains=("e",))).startswith("done")
+    assert cluster.ask(DrainNodes(drain(drains=("e",)))).startswith("done")
 
 
 def test_who_has_left_is_not_drained() -> None:
     cluster = Cluster(homes=TWO_REPLICAS)
     cluster.put(Node("e", state="left"))
-    assert "e is no member" in cluster.refused("drain_nodes", run=drain(drains=("e",)))
+    assert "e is no member" in cluster.refused(DrainNodes(drain(drains=("e",))))
 
 
 def test_a_drained_node_may_take_part_again() -> None:
     cluster = Cluster(homes=TWO_REPLICAS)
-    assert "no node is named" in cluster.refused("undrain_nodes")
-    assert "d is normal" in cluster.refused("undrain_nodes", names=("d",))
-    assert "x is no member" in cluster.refused("undrain_nodes", names=("x",))
-    cluster.ask("drain_nodes", run=drain(drains=("d",)))
-    words = cluster.refused("undrain_nodes", names=("d",))
+    assert "no node is named" in cluster.refused(UndrainNodes(()))
+    assert "d is normal" in cluster.refused(UndrainNodes(("d",)))
+    assert "x is no member" in cluster.refused(UndrainNodes(("x",)))
+    cluster.ask(DrainNodes(drain(drains=("d",))))
+    words = cluster.refused(UndrainNodes(("d",)))
     assert f"d is being drained by {cluster.run.id}" in words
     cluster.settle()
     assert cluster.last_run().words == "drained: d"
-    assert cluster.ask("undrain_nodes", names=("d", "d")).startswith("done: normal again: d")
+    assert cluster.ask(UndrainNodes(("d", "d"))).startswith("done: normal again: d")
     assert cluster.agreed.topology.nodes["d"].state == "normal"
 
 
 def test_limits_are_at_least_one() -> None:
-    """S99: with nothing in flight, at least one move is always accepted."""
+    """With nothing in flight, at least one move is always accepted."""
     cluster = started(replace(THREE, limits=ONE_AT_A_TIME))
     cluster.step()
     assert cluster.states() == ["DUAL_WRITE", "PENDING", "PENDING"]
 
 
 def test_requests_are_described_by_what_they_are_about() -> None:
-    assert about(Request("q", "pause_run")) == "cluster"
-    assert about(Request("q", "lock", name="an audit")) == "an audit"
+    wishes: dict[AnyWish, str] = {
+        RepairPartition("p"): "p",
+        FollowNodes("z"): "z",
+        CreateTable(NamedTable("t", "z", "i", b"")): "t",
+        DropTable("t", "i"): "t",
+        JoinCluster(Node("n"), "birds"): "n",
+        RemoveNode("n"): "n",
+        WithdrawRequest("r"): "r",
+        PauseRun("r1"): "r1",
+        PauseRun(): "cluster",
+        LockCluster("an audit"): "cluster",
+    }
+    assert {wish: Request("q", wish).about for wish in wishes} == wishes

@@ -35,6 +35,25 @@ from limosa.core.model.changes import (
 )
 from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CancelRun,
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    FollowNodes,
+    JoinCluster,
+    LockCluster,
+    MovePartition,
+    PauseRun,
+    RebuildReplicas,
+    RepairPartition,
+    ResumeRun,
+    SetBalancing,
+    StartRun,
+    UnlockCluster,
+)
 from limosa.core.model.runs import IN_FLIGHT, Limits, RunMove, RunPlan
 from limosa.core.model.topology import Layout, NamedTable, Node, NodeLease, Zone
 from tests.core.running import OFFICE, ONE_AT_A_TIME, Cluster, move, plan
@@ -45,7 +64,7 @@ SERIAL = replace(THREE, limits=ONE_AT_A_TIME)
 
 def running(some: RunPlan = THREE, **more: object) -> Cluster:
     cluster = Cluster(**more)  # type: ignore[arg-type]
-    assert cluster.ask("start_run", run=some).startswith("done")
+    assert cluster.ask(StartRun(some)).startswith("done")
     cluster.step()
     return cluster
 
@@ -77,7 +96,7 @@ def test_what_a_move_is_asked_with_comes_from_its_run() -> None:
 def test_a_beginning_is_guarded_by_all_that_it_was_computed_from() -> None:
     """Of two who count at once what is in flight, only one begins another."""
     cluster = Cluster()
-    cluster.ask("start_run", run=THREE)
+    cluster.ask(StartRun(THREE))
     run = cluster.run.id
     (commit,) = cluster.step()
     assert {COORDINATOR_KEY, REBALANCE_KEY, CONTROLS_KEY, run_key(run)} <= set(commit.guards)
@@ -120,8 +139,8 @@ def test_limits_count_both_ways(limits: Limits, begun: int) -> None:
 def test_what_others_move_counts_too() -> None:
     """What is in flight is counted in the topology, whoever began it."""
     cluster = Cluster(4)
-    cluster.ask("start_run", run=SERIAL)
-    cluster.ask("move", partition="p3", source="a", target=Placement("b"))
+    cluster.ask(StartRun(SERIAL))
+    cluster.ask(MovePartition("p3", source="a", target=Placement("b")))
     cluster.stage("p3", STREAMING)
     assert cluster.step() == []
     cluster.complete("p3")
@@ -132,11 +151,11 @@ def test_what_others_move_counts_too() -> None:
 def test_a_move_waits_for_another_change_of_its_partition() -> None:
     """Somebody else came first: the run goes on with others meanwhile."""
     cluster = Cluster()
-    cluster.ask("start_run", run=THREE)
-    cluster.ask("move", partition="p0", source="a", target=Placement("c"))
+    cluster.ask(StartRun(THREE))
+    cluster.ask(MovePartition("p0", source="a", target=Placement("c")))
     cluster.settle()
     assert cluster.states() == ["PENDING", "DUAL_WRITE", "DUAL_WRITE"]
-    waits = cluster.waiting("rebuild", partition="p2", renewed=("a",))
+    waits = cluster.waiting(RebuildReplicas("p2", ("a",)))
     assert run_starts.busy(cluster.view(), replace(cluster.moves()[0], partition="p2"))
     cluster.change(Remove(request_key(waits.id)))
     cluster.revert("p0")
@@ -147,8 +166,8 @@ def test_a_move_waits_for_another_change_of_its_partition() -> None:
 
 def test_a_waiting_request_about_the_partition_comes_first() -> None:
     cluster = Cluster()
-    cluster.ask("start_run", run=THREE)
-    request = cluster.waiting("repair", partition="p0")
+    cluster.ask(StartRun(THREE))
+    request = cluster.waiting(RepairPartition("p0"))
     cluster.settle()
     assert cluster.states() == ["PENDING", "DUAL_WRITE", "DUAL_WRITE"]
     assert f"the request {request.id} about p0" in run_starts.busy(
@@ -159,8 +178,8 @@ def test_a_waiting_request_about_the_partition_comes_first() -> None:
 def test_a_move_that_another_request_overtook_has_failed() -> None:
     """Nobody may guess what is wanted now."""
     cluster = Cluster()
-    cluster.ask("start_run", run=SERIAL)
-    cluster.ask("move", partition="p0", source="a", target=Placement("c"))
+    cluster.ask(StartRun(SERIAL))
+    cluster.ask(MovePartition("p0", source="a", target=Placement("c")))
     cluster.complete("p0")
     cluster.settle()
     first = cluster.moves()[0]
@@ -171,8 +190,8 @@ def test_a_move_that_another_request_overtook_has_failed() -> None:
 def test_a_trigger_is_newer_than_the_last_change() -> None:
     """Otherwise the intent would skip it: the move's record is written again first."""
     cluster = Cluster()
-    cluster.ask("start_run", run=SERIAL)
-    cluster.ask("move", partition="p0", source="a", target=Placement("a"))
+    cluster.ask(StartRun(SERIAL))
+    cluster.ask(MovePartition("p0", source="a", target=Placement("a")))
     change = cluster.agreed.intents["p0"].change
     (commit,) = cluster.step()
     assert "looks at its next moves" in commit.why
@@ -297,7 +316,7 @@ def test_a_move_of_one_table_touches_no_other() -> None:
     )
     cluster.put(record, Intent("q0", (Placement("a"),)))
     before = (cluster.record("q0"), cluster.agreed.intents["q0"])
-    cluster.ask("start_run", run=plan(move("p0", "a", "b")))
+    cluster.ask(StartRun(plan(move("p0", "a", "b"))))
     cluster.settle()
     cluster.complete("p0")
     cluster.settle()
@@ -309,7 +328,7 @@ def test_a_move_of_one_table_touches_no_other() -> None:
 
 
 def test_a_move_is_tried_three_times_and_the_others_go_on() -> None:
-    """F63: attempts == 3, state FAILED, the others COMMITTED; S29, S91: the run says so."""
+    """F63: attempts == 3, state FAILED, the others COMMITTED; S29: the run says so."""
     cluster = running(replace(THREE, limits=Limits(9, 9)))
     for attempt in (1, 2, 3):
         assert cluster.moves()[0].attempts == attempt
@@ -336,7 +355,7 @@ def test_a_move_is_tried_three_times_and_the_others_go_on() -> None:
 def test_a_move_that_can_not_begin_has_failed_and_is_tried_again() -> None:
     """S90: it does not wait for ever for what does not come."""
     cluster = Cluster()
-    cluster.ask("start_run", run=replace(THREE, limits=Limits(9, 9)))
+    cluster.ask(StartRun(replace(THREE, limits=Limits(9, 9))))
     cluster.kill("b")
     for attempt in (1, 2, 3):
         cluster.step()
@@ -354,7 +373,7 @@ def test_what_a_person_stopped_is_not_tried_again(why: str) -> None:
     cluster = running()
     cluster.stage("p0", STREAMING)
     cluster.settle()
-    cluster.revert("p0", why)
+    cluster.revert("p0", why, "operator")
     cluster.now += 1000
     cluster.settle()
     first = cluster.moves()[0]
@@ -364,7 +383,7 @@ def test_what_a_person_stopped_is_not_tried_again(why: str) -> None:
 def test_a_move_that_was_cancelled_before_it_began_is_not_tried_again() -> None:
     cluster = running()
     trigger = cluster.moves()[0].trigger
-    words = cluster.ask("cancel", partition="p0", cancels=trigger)
+    words = cluster.ask(CancelChange("p0", trigger))
     assert words == "done: cancelled before it began"
     cluster.settle()
     first = cluster.moves()[0]
@@ -393,9 +412,9 @@ def make_again(cluster: Cluster) -> None:
     """The table, and with it its zone; its partitions get the names that they would always get."""
     tables = cluster.agreed.topology.tables
     id = tables["t"].id
-    assert cluster.ask("drop_table", name="t", table_id=id).startswith("done")
+    assert cluster.ask(DropTable("t", id)).startswith("done")
     again = NamedTable("t", "z", f"{id} again", b"")
-    assert cluster.ask("create_table", table=again, partitions=2, count=1).startswith("done")
+    assert cluster.ask(CreateTable(again, 2, 1)).startswith("done")
 
 
 @pytest.mark.parametrize("succeeded", [False, True])
@@ -409,7 +428,7 @@ def test_a_partition_that_was_dropped_and_made_again_is_not_moved(
     moves = [
         move(name, intent.stable[0].node, "d") for name, intent in cluster.agreed.intents.items()
     ]
-    assert cluster.ask("start_run", run=plan(*moves, limits=limits)).startswith("done")
+    assert cluster.ask(StartRun(plan(*moves, limits=limits))).startswith("done")
     cluster.step()
     make_again(cluster)
     if succeeded:
@@ -421,7 +440,7 @@ def test_a_partition_that_was_dropped_and_made_again_is_not_moved(
     assert all(intent.pending is None for intent in cluster.agreed.intents.values())
     assert cluster.last_run().outcome == "failed-in-part"
     again = [move(name, i.stable[0].node, "d") for name, i in cluster.agreed.intents.items()]
-    assert cluster.ask("start_run", run=plan(*again)).startswith("done")
+    assert cluster.ask(StartRun(plan(*again))).startswith("done")
     cluster.step()
     assert cluster.states() == ["DUAL_WRITE", "DUAL_WRITE"]
 
@@ -431,7 +450,7 @@ def test_a_partition_that_was_made_again_where_another_was_to_go_has_not_been_mo
     cluster.kill("b")
     make_again(cluster)
     cluster.put(NodeLease("b", 99))
-    cluster.ask("start_run", run=plan(move("z-0000", "a", "b"), move("z-0001", "a", "b")))
+    cluster.ask(StartRun(plan(move("z-0000", "a", "b"), move("z-0001", "a", "b"))))
     cluster.step()
     assert cluster.states() == ["DUAL_WRITE", "DUAL_WRITE"]
     cluster.kill("a")
@@ -442,7 +461,7 @@ def test_a_partition_that_was_made_again_where_another_was_to_go_has_not_been_mo
 
 def test_what_is_gone_can_not_be_rolled_back() -> None:
     cluster = running()
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     drop_all(cluster)
     cluster.settle()
     assert cluster.last_run().outcome == "cancelled"
@@ -455,13 +474,13 @@ def test_what_is_gone_can_not_be_rolled_back() -> None:
 def test_a_pause_lets_what_is_in_flight_finish_and_begins_nothing() -> None:
     """F56: the completed count is frozen; a resume completes the rest."""
     cluster = running(SERIAL)
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
     cluster.complete("p0")
     cluster.settle()
     cluster.succeed()
     cluster.settle()
     assert cluster.states() == ["COMMITTED", "PENDING", "PENDING"]
-    cluster.ask("resume_run")
+    cluster.ask(ResumeRun())
     for name in ("p1", "p2"):
         cluster.settle()
         cluster.complete(name)
@@ -472,7 +491,7 @@ def test_a_pause_lets_what_is_in_flight_finish_and_begins_nothing() -> None:
 def test_a_pause_while_the_last_move_runs_ends_with_it() -> None:
     """S36."""
     cluster = running(plan(move("p0", "a", "b")))
-    cluster.ask("pause_run")
+    cluster.ask(PauseRun())
     cluster.complete("p0")
     cluster.settle()
     assert cluster.rebalance() == "idle"
@@ -489,12 +508,12 @@ def test_a_cancel_keeps_what_is_committed_and_rolls_the_rest_back() -> None:
     cluster.settle()
     cluster.stage("p1", STREAMING)
     cluster.settle()
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     cluster.settle()
     intent = cluster.agreed.intents["p1"]
     assert intent.cancel == cluster.moves()[1].trigger
     assert cluster.rebalance() == "cancelling"
-    cluster.revert("p1", "cancelled")
+    cluster.revert("p1", "cancelled", "operator")
     cluster.settle()
     assert cluster.rebalance() == "idle"
     assert cluster.states() == ["COMMITTED", "FAILED", "PENDING"]
@@ -510,7 +529,7 @@ def test_a_cancel_takes_back_what_has_not_begun() -> None:
     cluster = running(SERIAL)
     begun = cluster.agreed.intents["p0"]
     assert begun.pending is not None
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     cluster.settle()
     assert cluster.agreed.intents["p0"] == replace(begun, pending=None)
     assert cluster.rebalance() == "idle"
@@ -523,7 +542,7 @@ def test_a_cancel_takes_back_what_has_not_begun() -> None:
         (READ_NEW, 0.0, {}, False),
         (READ_NEW, 9.0, {}, True),
         (READ_NEW, 9.0, {"released": True}, False),
-        (READ_NEW, 9.0, {"giving_up": "reversed by request"}, False),
+        (READ_NEW, 9.0, {"giving_up": "reversed", "given_up_by": "operator"}, False),
         (USE_NEW, 9.0, {}, False),
         (CLEANUP_TARGET, 9.0, {}, False),
     ],
@@ -535,7 +554,7 @@ def test_what_has_switched_completes_unless_it_is_held(
     cluster = running(replace(SERIAL, hold_seconds=hold))
     cluster.stage("p0", stage, **more)
     cluster.settle()
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     cluster.settle()
     change = cluster.record("p0").transition
     assert change is not None
@@ -551,7 +570,7 @@ def test_a_failed_move_of_a_cancelled_run_is_not_tried_again() -> None:
     cluster = running(SERIAL)
     cluster.revert("p0")
     cluster.step()
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     cluster.now += 1000
     cluster.settle()
     assert cluster.states() == ["FAILED", "PENDING", "PENDING"]
@@ -569,7 +588,7 @@ TWO_REPLICAS = (("a", "b"), ("b", "c"), ("c", "a"))
 
 def draining(some: RunPlan = EMPTIES_A) -> Cluster:
     cluster = Cluster(homes=TWO_REPLICAS)
-    assert cluster.ask("drain_nodes", run=some).startswith("done")
+    assert cluster.ask(DrainNodes(some)).startswith("done")
     cluster.settle()
     return cluster
 
@@ -587,6 +606,22 @@ def test_a_node_that_is_empty_has_left_or_is_drained(decommission: bool) -> None
     expected = ("left", "left: a") if decommission else ("decommissioning", "drained: a")
     assert (cluster.agreed.topology.nodes["a"].state, run.words) == expected
     assert run.outcome == "done"
+
+
+@pytest.mark.parametrize("decommission", [True, False])
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_leave_does_not_begin_without_a_plan_for_all_that_the_node_holds(
+    decommission: bool, moves: int
+) -> None:
+    """S86: the plan of a drain has no move, or none for the last replica: it is refused, and the
+    node stays a member that holds what it held."""
+    some = replace(EMPTIES_A, moves=EMPTIES_A.moves[:moves], decommission=decommission)
+    cluster = Cluster(homes=TWO_REPLICAS)
+    before = cluster.agreed.topology
+    assert f"the plan leaves {2 - moves} replica" in cluster.refused(DrainNodes(some))
+    cluster.settle()
+    assert cluster.agreed.topology.nodes == before.nodes
+    assert cluster.agreed.topology.partitions == before.partitions
 
 
 def test_a_drain_never_ends_with_something_left_behind() -> None:
@@ -622,9 +657,9 @@ def test_a_cancelled_drain_brings_its_nodes_back() -> None:
     cluster = draining()
     cluster.complete("p0")
     cluster.settle()
-    cluster.ask("cancel_run")
+    cluster.ask(CancelRun())
     cluster.settle()
-    cluster.revert("p2", "cancelled") if cluster.agreed.intents["p2"].pending else None
+    cluster.revert("p2", "cancelled", "operator") if cluster.agreed.intents["p2"].pending else None
     cluster.settle()
     run = cluster.last_run()
     assert (run.outcome, run.words) == ("cancelled", "not drained, and normal again: a")
@@ -637,7 +672,7 @@ def test_a_drained_node_leaves_by_another_drain() -> None:
     cluster.complete("p2")
     cluster.settle()
     again = plan(action="decommission a", drains=("a",), decommission=True)
-    assert cluster.ask("drain_nodes", run=again).startswith("done")
+    assert cluster.ask(DrainNodes(again)).startswith("done")
     cluster.settle()
     assert cluster.agreed.topology.nodes["a"].state == "left"
 
@@ -648,17 +683,30 @@ def test_a_drained_node_leaves_by_another_drain() -> None:
 def test_a_lock_holds_what_would_begin_and_what_runs_goes_on() -> None:
     """F87: set it, ask: it waits; clear it: it runs."""
     cluster = running(SERIAL)
-    cluster.ask("lock", name="an audit")
+    cluster.ask(LockCluster("an audit"))
     cluster.complete("p0")
     cluster.settle()
     assert cluster.states() == ["COMMITTED", "PENDING", "PENDING"]
-    for kind in ("move", "start_run", "join", "create_table"):
-        request = cluster.waiting(kind)
+    held: tuple[AnyWish, ...] = (
+        MovePartition("p9"),
+        StartRun(None),
+        JoinCluster(Node("e"), "x"),
+        CreateTable(NamedTable("t", "t", "i", b"")),
+    )
+    for wish in held:
+        request = cluster.waiting(wish)
         assert held_back(cluster.view(), request) == "the cluster is locked: an audit"
-    for kind in ("rebuild", "cancel", "pause_run", "unlock", "cancel_run"):
-        assert held_back(cluster.view(), cluster.waiting(kind)) == ""
+    served: tuple[AnyWish, ...] = (
+        RebuildReplicas("p9"),
+        CancelChange("p9"),
+        PauseRun(),
+        UnlockCluster(),
+        CancelRun(),
+    )
+    for wish in served:
+        assert held_back(cluster.view(), cluster.waiting(wish)) == ""
     assert topology_request_waits(cluster.view()) is None
-    cluster.ask("unlock")
+    cluster.ask(UnlockCluster())
     for request in cluster.agreed.requests.values():
         cluster.change(Remove(request_key(request.id)))
     cluster.settle()
@@ -668,7 +716,7 @@ def test_a_lock_holds_what_would_begin_and_what_runs_goes_on() -> None:
 def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() -> None:
     """F91, S74, D14: running moves end, the request is served, the run goes on."""
     cluster = running(SERIAL)
-    join = cluster.waiting("join", node=Node("e", host="h"), cluster="x")
+    join = cluster.waiting(JoinCluster(Node("e", host="h"), "x"))
     run = cluster.run.id
     assert held_back(cluster.view(), join) == f"the move of p0 in run {run} ends first"
     cluster.complete("p0")
@@ -683,7 +731,7 @@ def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() 
 def test_nobody_waits_for_moves_that_may_wait_for_ever() -> None:
     """S74: one that may pause writes for so long only waits for a moment that may not come."""
     cluster = running(replace(SERIAL, max_pause_seconds=0.01))
-    assert held_back(cluster.view(), cluster.waiting("follow_nodes", zone="z")) == ""
+    assert held_back(cluster.view(), cluster.waiting(FollowNodes("z"))) == ""
     assert topology_request_waits(cluster.view()) is not None
     cluster.complete("p0")
     cluster.settle()
@@ -694,11 +742,11 @@ def test_without_balancing_the_balancers_run_does_not_go_on() -> None:
     """F143: toggled, no new moves; toggled back, it goes on. An operator's run is not stopped."""
     for by, goes_on in (("balancer", "PENDING"), ("operator", "DUAL_WRITE")):
         cluster = running(replace(SERIAL, by=by))
-        cluster.ask("set_balancing", on=False)
+        cluster.ask(SetBalancing(False))
         cluster.complete("p0")
         cluster.settle()
         assert cluster.states()[1] == goes_on
-        cluster.ask("set_balancing", on=True)
+        cluster.ask(SetBalancing(True))
         cluster.settle()
         assert cluster.states()[1] == "DUAL_WRITE"
 
@@ -733,10 +781,10 @@ def test_old_runs_are_forgotten_with_their_moves() -> None:
     settings = CoordinatorSettings(runs_kept=2, run_moves_kept=100)
     cluster = Cluster(settings=settings)
     for number in range(4):
-        cluster.ask("start_run", run=plan(move("p0", "a", "b"), action=f"run {number}"))
-        cluster.ask("cancel_run")
+        cluster.ask(StartRun(plan(move("p0", "a", "b"), action=f"run {number}")))
+        cluster.ask(CancelRun())
         cluster.settle()
-    cluster.ask("start_run", run=THREE)
+    cluster.ask(StartRun(THREE))
     commit = run_ends.forget_old(cluster.view())
     assert commit is not None
     cluster.commit(commit)
@@ -748,8 +796,8 @@ def test_old_runs_are_forgotten_with_their_moves() -> None:
 def test_many_moves_are_kept_of_the_last_run_only() -> None:
     cluster = Cluster(settings=CoordinatorSettings(run_moves_kept=4))
     for _ in range(2):
-        cluster.ask("start_run", run=THREE)
-        cluster.ask("cancel_run")
+        cluster.ask(StartRun(THREE))
+        cluster.ask(CancelRun())
         cluster.settle()
     commit = run_ends.forget_old(cluster.view())
     assert commit is not None
@@ -771,7 +819,7 @@ def commits(cluster: Cluster, coordinator: Coordinator, now: float) -> list[str]
 def test_a_coordinator_asks_once_for_each_state_and_again_after_a_while() -> None:
     """S89: what appears is seen when it is agreed, and again after a while if nothing came."""
     cluster = Cluster()
-    cluster.ask("start_run", run=THREE)
+    cluster.ask(StartRun(THREE))
     coordinator = Coordinator("one", CoordinatorSettings(rebuilds=False))
     coordinator.handle(0.0, AgreedRead(cluster.agreed))
     effects = coordinator.handle(0.0, Elected(OFFICE))
@@ -787,10 +835,10 @@ def test_a_coordinator_asks_once_for_each_state_and_again_after_a_while() -> Non
 def test_a_request_that_is_held_back_holds_nothing_else_up() -> None:
     """An unlock behind it is served, and its partition is looked after."""
     cluster = Cluster()
-    cluster.ask("lock")
-    cluster.waiting("follow_nodes", zone="z")
-    cluster.waiting("move", partition="p0", source="a", target=Placement("b"))
-    cluster.waiting("unlock")
+    cluster.ask(LockCluster())
+    cluster.waiting(FollowNodes("z"))
+    cluster.waiting(MovePartition("p0", source="a", target=Placement("b")))
+    cluster.waiting(UnlockCluster())
     cluster.kill("a")
     coordinator = Coordinator("one", CoordinatorSettings(rebuilds=False))
     coordinator.handle(0.0, AgreedRead(cluster.agreed))

@@ -22,8 +22,9 @@ from limosa.core.model.changes import (
     table_key,
     zone_key,
 )
-from limosa.core.model.intent import Intent, Placement, Request
+from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import WHOLE, TokenRange
+from limosa.core.model.requests import CreateTable, DropTable, Request
 from limosa.core.model.topology import (
     Grant,
     Layout,
@@ -38,12 +39,12 @@ from limosa.core.planning.plan import Plan
 from limosa.core.planning.rebalance import plan_rebalance
 from limosa.core.planning.situation import Rules
 from limosa.core.planning.spread import spread
-from tests.core.asking import NODES, TRIGGER, answered, refused, world
+from tests.core.asking import NODES, TRIGGER, answered, refused, wanting, world
 from tests.core.samples import OFFICE, put, seen
 
 ORDERS = NamedTable("orders", "orders", "i1", b"columns")
-CREATE = Request("r", "create_table", table=ORDERS, partitions=4, count=2)
-DROP = Request("r", "drop_table", name="orders", table_id="i1")
+CREATE = Request("r", CreateTable(ORDERS, 4, 2))
+DROP = Request("r", DropTable("orders", "i1"))
 
 
 def made(agreed: Agreed, *requests_: Request) -> Agreed:
@@ -97,7 +98,7 @@ def test_replicas_go_to_live_normal_nodes_with_tokens_only() -> None:
     """S33: a node without tokens holds nothing."""
     nodes = (Node("a"), Node("b", tokens=False), Node("c"), Node("d", state="left"), Node("e"))
     agreed = world(live=("a", "b", "c", "d"), nodes=nodes)
-    after = made(agreed, replace(CREATE, partitions=50))
+    after = made(agreed, wanting(CREATE, partitions=50))
     holders = {r.node for p in after.topology.partitions.values() for r in p.replicas}
     assert holders == {"a", "c"}
 
@@ -106,7 +107,7 @@ def test_a_table_of_an_existing_zone_shares_its_layout() -> None:
     """F138: all that is stored of it is its own row, which names the zone: partitions, replicas and
     layout are the zone's. The zone is chosen when the table is made: to make it again in another
     one, or with other numbers than the zone has, is refused."""
-    second = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
+    second = Request("r2", CreateTable(replace(ORDERS, name="lines", id="i2")))
     before = made(world(), CREATE)
     row, commit, after = answered(before, second)
     assert row.state == "done"
@@ -117,21 +118,23 @@ def test_a_table_of_an_existing_zone_shares_its_layout() -> None:
     assert after.topology.layouts == before.topology.layouts
     assert after.intents == before.intents
     assert {table.zone for table in after.topology.tables.values()} == {"orders"}
-    made(before, replace(second, id="r3", partitions=4, count=2, min_in_sync=2))
+    third = replace(second, id="r3")
+    made(before, wanting(third, partitions=4, count=2, min_in_sync=2))
     for more in ({"partitions": 8}, {"count": 3}, {"min_in_sync": 1}):
-        words = refused(before, replace(second, id="r3", **more))
+        words = refused(before, wanting(third, **more))
         assert "but the zone orders has" in words
     elsewhere = NamedTable("lines", "elsewhere", "i3", b"columns")
     for table in (elsewhere, replace(elsewhere, id="i2")):
-        again = replace(second, id="r4", table=table, partitions=1, count=1)
+        again = Request("r4", CreateTable(table, partitions=1, count=1))
         assert "there is a table lines already" in refused(after, again)
-    words = refused(after, replace(second, id="r5", table=replace(elsewhere, name="x", id="i2")))
+    fifth = Request("r5", CreateTable(replace(elsewhere, name="x", id="i2")))
+    words = refused(after, fifth)
     assert "the table id i2 is taken" in words
 
 
 def test_another_table_of_a_zone_is_noticed_by_whoever_counted_its_tables() -> None:
     """Else the zone could be dropped with a table that was made meanwhile."""
-    second = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
+    second = Request("r2", CreateTable(replace(ORDERS, name="lines", id="i2")))
     before = made(world(), CREATE)
     _, dropping, _ = answered(before, replace(DROP, id="r3"))
     after = made(before, second)
@@ -141,19 +144,18 @@ def test_another_table_of_a_zone_is_noticed_by_whoever_counted_its_tables() -> N
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (replace(CREATE, table=None), "not described"),
-        (replace(CREATE, table=replace(ORDERS, name="7up")), "'7up' is no name of a table"),
-        (replace(CREATE, table=replace(ORDERS, name="a/b")), "'a/b' is no name of a table"),
-        (replace(CREATE, table=replace(ORDERS, name="x" * 65)), "is no name of a table"),
-        (replace(CREATE, table=replace(ORDERS, name="orders\n")), "is no name of a table"),
-        (replace(CREATE, table=replace(ORDERS, zone="")), "'' is no name of a zone"),
-        (replace(CREATE, partitions=0), "0 partitions"),
-        (replace(CREATE, partitions=4097), "4097 partitions"),
-        (replace(CREATE, count=0), "0 replicas"),
-        (replace(CREATE, count=8), "8 replicas"),
-        (replace(CREATE, count=4), "4 replicas, but 3 data nodes live"),
-        (replace(CREATE, min_in_sync=3), "3 of 2 replicas in sync"),
-        (replace(CREATE, min_in_sync=-1), "-1 of 2 replicas in sync"),
+        (wanting(CREATE, table=replace(ORDERS, name="7up")), "'7up' is no name of a table"),
+        (wanting(CREATE, table=replace(ORDERS, name="a/b")), "'a/b' is no name of a table"),
+        (wanting(CREATE, table=replace(ORDERS, name="x" * 65)), "is no name of a table"),
+        (wanting(CREATE, table=replace(ORDERS, name="orders\n")), "is no name of a table"),
+        (wanting(CREATE, table=replace(ORDERS, zone="")), "'' is no name of a zone"),
+        (wanting(CREATE, partitions=0), "0 partitions"),
+        (wanting(CREATE, partitions=4097), "4097 partitions"),
+        (wanting(CREATE, count=0), "0 replicas"),
+        (wanting(CREATE, count=8), "8 replicas"),
+        (wanting(CREATE, count=4), "4 replicas, but 3 data nodes live"),
+        (wanting(CREATE, min_in_sync=3), "3 of 2 replicas in sync"),
+        (wanting(CREATE, min_in_sync=-1), "-1 of 2 replicas in sync"),
     ],
 )
 def test_a_table_that_can_not_be_is_refused_with_advice(request_: Request, words: str) -> None:
@@ -164,17 +166,17 @@ def test_a_table_that_can_not_be_is_refused_with_advice(request_: Request, words
     ("request_", "words"),
     [
         (CREATE, "there is a table orders already"),
-        (replace(CREATE, table=replace(ORDERS, name="x")), "the table id i1 is taken"),
+        (wanting(CREATE, table=replace(ORDERS, name="x")), "the table id i1 is taken"),
         (
-            replace(CREATE, table=replace(ORDERS, name="x", id="i2"), partitions=5),
+            wanting(CREATE, table=replace(ORDERS, name="x", id="i2"), partitions=5),
             "5 partitions, but the zone orders has 4",
         ),
         (
-            replace(CREATE, table=replace(ORDERS, name="x", id="i2"), count=3),
+            wanting(CREATE, table=replace(ORDERS, name="x", id="i2"), count=3),
             "3 replicas, but the zone orders has 2",
         ),
         (
-            replace(CREATE, table=replace(ORDERS, name="x", id="i2"), min_in_sync=1),
+            wanting(CREATE, table=replace(ORDERS, name="x", id="i2"), min_in_sync=1),
             "1 replicas in sync at least, but the zone orders has 2",
         ),
     ],
@@ -211,7 +213,7 @@ def test_a_new_table_is_spread_over_racks_and_datacenters(
     count: int, racks: int, datacenters: int
 ) -> None:
     """From the beginning, and not only by a later rebalance, which finds nothing to separate."""
-    request = replace(CREATE, count=count, partitions=16)
+    request = wanting(CREATE, count=count, partitions=16)
     agreed = world(nodes=EVERYWHERE, live=tuple(node.id for node in EVERYWHERE))
     row, _, after = answered(agreed, request)
     assert row.state == "done"
@@ -248,7 +250,7 @@ def test_many_small_tables_are_spread_too(count: int) -> None:
     agreed = world()
     for number in range(6):
         table = NamedTable(f"t{number}", f"t{number}", f"i{number}", b"")
-        request = Request(f"r{number}", "create_table", table=table, partitions=1, count=count)
+        request = Request(f"r{number}", CreateTable(table, 1, count))
         agreed = made(agreed, request)
     records = agreed.topology.partitions.values()
     held = [replica.node for record in records for replica in record.replicas]
@@ -286,18 +288,18 @@ def test_the_last_table_goes_with_its_zone() -> None:
 
 
 def test_a_table_that_is_not_the_last_goes_alone() -> None:
-    other = Request("r2", "create_table", table=replace(ORDERS, name="lines", id="i2"))
+    other = Request("r2", CreateTable(replace(ORDERS, name="lines", id="i2")))
     before = made(world(), CREATE, other)
     _, commit, after = answered(before, replace(DROP, id="r3"))
     assert list(after.topology.tables) == ["lines"]
     assert after.topology.partitions == before.topology.partitions
-    _, twin, _ = answered(before, Request("r4", "drop_table", name="lines", table_id="i2"))
+    _, twin, _ = answered(before, Request("r4", DropTable("lines", "i2")))
     assert zone_key("orders") in twin.guards
     assert put(commit.changes, Zone), "of two that are dropped at once one comes too late"
 
 
 def test_a_table_that_was_made_again_is_not_dropped_by_who_saw_the_old_one() -> None:
-    again = replace(CREATE, id="r3", table=replace(ORDERS, id="i2"))
+    again = wanting(replace(CREATE, id="r3"), table=replace(ORDERS, id="i2"))
     agreed = made(world(), CREATE, replace(DROP, id="r2"), again)
     assert "dropped and made again" in refused(agreed, replace(DROP, id="r4"))
     assert "there is no table" in refused(world(), DROP)

@@ -23,6 +23,7 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
     WRITE_BOTH,
 )
+from limosa.core.machines.machine import Work
 from limosa.core.messages import DropReplica, Link, Seal, Status, Verify
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -238,7 +239,8 @@ def test_a_hand_over_waits_for_a_live_replica_of_the_new_side() -> None:
     stage = routing.stage_of(record)
     assert stage is not None
     outcome = transitions.leave(seen(agreed, *everyone()), record, stage)
-    assert outcome == Waiting("hand-over: no in-sync replica of the new side lives")
+    why = "hand-over: no in-sync replica of the new side lives"
+    assert outcome == Waiting(why, work=Work.SEAL)
 
 
 def test_every_wait_of_the_coordinator_carries_a_sentence() -> None:
@@ -464,7 +466,8 @@ def test_a_copy_that_differs_from_its_source_is_never_read() -> None:
     """F102: that it will be given up is agreed at once, so that nobody can think better of it."""
     statuses = everyone(copied=SESSION, digests={**SAME, "d": 4321})
     outcome, _ = advance(moving(STREAMING), *statuses)
-    assert outcome == moving(STREAMING, giving_up="verification: d differs from the owner")
+    why = "verification: d differs from the owner"
+    assert outcome == moving(STREAMING, giving_up=why, by="verification")
 
 
 @pytest.mark.parametrize(

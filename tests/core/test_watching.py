@@ -4,13 +4,14 @@ from msgspec.structs import replace
 
 from limosa.core.insight.watching import Moving, WatchedRun, watched
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
+from limosa.core.model.requests import StartRun
 from tests.core.running import ONE_AT_A_TIME, Cluster, move, plan
 
 
 def running() -> Cluster:
     cluster = Cluster()
     some = plan(move("p0", "a", "b"), move("p1", "a", "c"), limits=ONE_AT_A_TIME)
-    assert cluster.ask("start_run", run=some).startswith("done")
+    assert cluster.ask(StartRun(some)).startswith("done")
     cluster.step()
     return cluster
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -139,3 +140,4 @@ class TwoStores(RuleBasedStateMachine):
 
 TwoStores.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestTwoStores = TwoStores.TestCase
+pytest.mark.thorough(TestTwoStores)

@@ -8,7 +8,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.metastore.pausing import pause_between_commits
+
+pytestmark = pytest.mark.processes
 
 BUSY = """
 import sqlite3, sys, time

@@ -3,17 +3,22 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
 
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import KeyChange
 from limosa.runtime.clock import BootClock
 from tests.metastore.clocks import FakeClock
 from tests.metastore.worker import GROUP
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60.0
@@ -39,13 +44,6 @@ def killed_at_the_end(processes: list[subprocess.Popen[str]]) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait(SECONDS_MAX)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "the writers stand still"
-        time.sleep(0.002)
 
 
 def test_processes_lose_no_update_and_a_watcher_no_change(tmp_path: Path) -> None:
@@ -79,8 +77,8 @@ def test_killed_writers_leave_every_commit_whole_or_undone(tmp_path: Path) -> No
         for kill in range(12):
             # Kills come at different distances, and each time all three are at work again.
             target = store.read("none")[0] + 15 + kill
-            wait_until(lambda: store.read("none")[0] >= target)  # noqa: B023
-            wait_until(lambda: logs[-1].stat().st_size > 0)
+            eventually(lambda: store.read("none")[0] >= target)  # noqa: B023
+            eventually(lambda: logs[-1].stat().st_size > 0)
             victim = writers.pop(0)
             victim.kill()
             victim.wait(SECONDS_MAX)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import limosa
 from limosa.client import Operator
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import MovePartition
 from limosa.errors import LimosaError
 from limosa.runtime.local import COORDINATOR, LocalCluster
 from tests.chaos.surroundings import (
@@ -25,7 +26,7 @@ from tests.chaos.surroundings import (
     send,
     stray_processes,
 )
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 TABLE = "rows"
 PARTITIONS = (f"{TABLE}-0000", f"{TABLE}-0001")
@@ -97,7 +98,7 @@ class MovingCluster:
             assert node is not None
             (wanted[partition],) = set(self.cluster.nodes) - {node}
             target = Placement(str(wanted[partition]))
-            self.connection.change_partition("move", partition, source=node, target=target)
+            self.connection.submit(MovePartition(partition, source=node, target=target))
         return wanted
 
     def wait_until(self, placed: dict[str, str | None]) -> None:

@@ -1,13 +1,8 @@
 """Small copies, loads and rows for tests of the pipeline."""
 
-import time
-from collections.abc import Callable
-
 from limosa.core.effects import StartCopy
 from limosa.core.model.topology import Replica
 from limosa.pipeline.loads import CopyLoad, CopyTarget
-
-PATIENCE_SECONDS = 20.0
 
 
 def copy(partition: str, source: str = "n1", *targets: str) -> StartCopy:
@@ -40,12 +35,3 @@ def load(
         bytes,
         again,
     )
-
-
-def eventually(
-    holds: Callable[[], object], what: str = "", seconds: float = PATIENCE_SECONDS
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.01)

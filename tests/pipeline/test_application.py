@@ -18,7 +18,7 @@ import pytest
 from limosa.pipeline import application, java
 from limosa.pipeline.application import News, Options, settings_of
 from limosa.pipeline.package import as_zip
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 ENABLED = "spark.python.unix.domain.socket.enabled"
 LOOPBACK = "127.0.0.1"
@@ -98,6 +98,7 @@ def test_sockets_are_made_only_where_their_path_has_room(short_path: Path) -> No
         assert settings_of(Options(str(of_length(short_path, length))))[ENABLED] == enabled
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(bool(java.missing()), reason=java.missing())
 def test_spark_starts_in_the_longest_path_that_has_room(short_path: Path) -> None:
     """Java's limit is not the kernel's: where a path was one byte too long, no move ever began."""
@@ -109,6 +110,7 @@ def test_spark_starts_in_the_longest_path_that_has_room(short_path: Path) -> Non
     assert not scratch.exists()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(bool(java.missing()), reason=java.missing())
 def test_whoever_orders_may_go_while_spark_starts(short_path: Path) -> None:
     """A coordinator was killed, and its successor cleared up: PySpark waited for ever for a file in
@@ -125,6 +127,7 @@ def test_whoever_orders_may_go_while_spark_starts(short_path: Path) -> None:
     assert not scratch.exists()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(bool(java.missing()), reason=java.missing())
 def test_java_that_hangs_ends_with_whoever_orders(short_path: Path) -> None:
     scratch = short_path / "spark"
@@ -163,6 +166,7 @@ def test_of_javas_long_traces_the_telling_line_is_kept(said: str, line: str) -> 
     assert application._in_one_line(ValueError(said)) == line
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(bool(java.missing()), reason=java.missing())
 def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
     """And nothing else that is printed comes between it."""
@@ -185,6 +189,7 @@ def test_why_spark_does_not_start_is_the_only_news(tmp_path: Path) -> None:
     assert "Welcome!" in words
 
 
+@pytest.mark.processes
 def test_workers_elsewhere_can_import_all_that_they_need(tmp_path: Path) -> None:
     """From the zip alone, whatever else is installed there."""
     path = as_zip(tmp_path / "limosa.zip")

@@ -18,7 +18,14 @@ from limosa.core.effects import Send
 from limosa.core.events import TopologyRead
 from limosa.core.messages import Read
 from limosa.core.model.changes import Agreed, Put, Topology, apply
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    MovePartition,
+    RebuildReplicas,
+    RepairPartition,
+    Request,
+    SetReplicas,
+)
 from limosa.core.model.topology import Layout
 from limosa.errors import BadInput, IllegalRequest
 from limosa.pipeline import java
@@ -34,7 +41,7 @@ from limosa.runtime.processes import (
 )
 from limosa.transport.security import Security
 from limosa.transport.tokens import check, make_secret, read_secret
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 OPEN = Security(insecure=True)
 LACKS = "PySpark is not installed"
@@ -170,7 +177,7 @@ class House:
         (record,) = self.connection.refresh().partitions.values()
         (source,) = (replica.node for replica in record.replicas)
         (target,) = set(self.nodes) - {source}
-        self.connection.change_partition("move", record.id, source=source, target=Placement(target))
+        self.connection.submit(MovePartition(record.id, source=source, target=Placement(target)))
         return target
 
     def holder(self) -> str | None:
@@ -234,12 +241,12 @@ def test_tables_of_one_zone_are_changed_together(tmp_path: Path, ending: ExitSta
     eventually(lambda: (held(source), held(target)) == ([], [800]), "both tables are there")
     assert is_whole()
 
-    operator.request(Request("more", "set_replicas", zone="birds", count=2))
+    operator.request(Request("more", SetReplicas("birds", 2)))
     for number, request in enumerate(
         (
             None,
-            Request("repair", "repair", partition),
-            Request("rebuild", "rebuild", partition, renewed=(source,)),
+            Request("repair", RepairPartition(partition)),
+            Request("rebuild", RebuildReplicas(partition, (source,))),
         )
     ):
         if request is not None:

@@ -2,7 +2,10 @@
 
 import pytest
 
+from limosa.core.model.requests import StartRun
+from limosa.core.model.runs import Limits
 from limosa.pipeline.budget import SHARE_MIN, Budget
+from tests.core.running import Cluster, move, plan
 
 
 def test_without_a_limit_everything_may_begin() -> None:
@@ -70,3 +73,27 @@ def test_another_limit_asks_nothing_for_what_the_old_one_allowed() -> None:
     budget.limit(10.0, 1.0)  # the same as before
     assert not budget.is_free(10.0)
     assert budget.is_free(11.0)
+
+
+def test_what_is_heavier_than_every_limit_is_moved_where_nothing_runs() -> None:
+    """S99: each move is a million times what the limit allows a second, and one move at a time is
+    allowed: a move begins whenever none is in flight, its copy may begin at once, and all end."""
+    gibibyte = 1 << 30
+    moves = (move("p0", "a", "b"), move("p1", "a", "c"), move("p2", "a", "d"))
+    cluster = Cluster()
+    cluster.say("a", dict.fromkeys(("p0", "p1", "p2"), (1, gibibyte)), free_bytes=0)
+    limits = Limits(1, 1, bytes_per_second=1 << 10)
+    assert cluster.ask(StartRun(plan(*moves, limits=limits))).startswith("done")
+    budget = Budget(1 << 10)
+    now = 0.0
+    for number in range(3):
+        cluster.settle()
+        expected = ["COMMITTED"] * number + ["DUAL_WRITE"] + ["PENDING"] * (2 - number)
+        assert cluster.states() == expected
+        assert budget.is_free(now)
+        assert budget.begin(now, f"wave {number}") == 1 << 10
+        budget.end(f"wave {number}", gibibyte)
+        now += gibibyte / (1 << 10)
+        cluster.complete(f"p{number}")
+    cluster.settle()
+    assert cluster.last_run().outcome == "done"

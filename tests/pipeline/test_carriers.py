@@ -15,7 +15,7 @@ from limosa.pipeline import application, carriers
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import SparkCarrier, ThreadCarrier
 from tests.pipeline import stub_application
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,7 +100,7 @@ def is_running(process: int) -> bool:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(carriers, "AGAIN_SECONDS", (0.2, 0.4, 60.0))
     stub = SimpleNamespace(__name__=stub_application.__name__, ENVIRONMENT=application.ENVIRONMENT)
@@ -291,7 +291,7 @@ def test_closing_ends_it_and_leaves_nothing_behind(stage: Stage) -> None:
     assert not is_running(process)
     assert not stage.scratch.exists()
     assert under_way.why.startswith("Spark ended")
-    assert stage.run(carrier, "wave-3", "echo").why == "the coordinator stops"
+    assert stage.run(carrier, "wave-3", "echo").why == "the coordinator is stopping"
     carrier.cancel("wave-2")
     carrier.close()
 

@@ -3,7 +3,6 @@
 import queue
 import random
 import threading
-import time
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -46,6 +45,7 @@ from tests.pipeline.histories import (
     damaged,
     gone,
 )
+from tests.waiting import eventually
 
 N1, N2, N3 = (CopyTarget(f"n{number}", f"c{number}") for number in (1, 2, 3))
 PORTION = Portion("p", N1, (N2, N3), slices=4, first=0, last=4)
@@ -121,7 +121,8 @@ def test_a_replica_that_does_not_come_is_said_to_lag() -> None:
     """It is waited for once, not for each slice."""
     nodes = Nodes(some(30), {"n1": 30, "n2": 10, "n3": 30})
     found = examine(nodes)
-    assert found.lags == ("p: n2 lags behind n1: it is at 1:10, and was not at 1:30 after 10 s",)
+    lag = "p: n2 lags behind n1: it is at 1:10, and did not reach 1:30 within 10 s"
+    assert found.lags == (lag,)
     assert found.nodes == ("n1", "n3")
     assert found.differences == ()
     assert nodes.seconds < 15
@@ -376,6 +377,5 @@ def test_a_comparison_that_fails_says_why_and_can_be_asked_for_again() -> None:
         asking.ask()
         told = asking.told.get(timeout=5.0)
         assert told == (("the rows were not compared: Spark does not start",), 0)
-        while asking.mover._comparing:
-            time.sleep(0.01)
+        eventually(lambda: not asking.mover._comparing, "the comparison ends")
     assert len(carrier.jobs) == 2

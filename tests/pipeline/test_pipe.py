@@ -228,7 +228,7 @@ def test_a_connection_that_breaks_is_opened_again(nodes: Nodes, kind: type[Messa
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("silent", ["n1", "n2"])
 def test_a_node_that_says_nothing_ends_its_loads_only(nodes: Nodes, silent: str) -> None:
-    """S40: those of other nodes go on, and nobody waits for ever."""
+    """Those of other nodes go on, and nobody waits for ever."""
     (node,) = [each for each in nodes.all if each.node == silent]
     node.answer = lost
     other = load("q", "n3" if silent == "n2" else "n2", source="n1" if silent == "n2" else "n3")
@@ -272,7 +272,7 @@ def test_what_is_denied_at_first_is_tried_again(nodes: Nodes, kind: type[Message
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("denies", ["source", "target", "both"])
 def test_what_is_denied_for_good_fails_and_the_others_go_on(nodes: Nodes, denies: str) -> None:
-    """F118, S25, S40: its session is closed; a late copy has no effect, and ends."""
+    """F118, S25: its session is closed; a late copy has no effect, and ends."""
 
     def deny(message: Message) -> list[Message] | None:
         assert isinstance(message, Fetch | Chunk | End)

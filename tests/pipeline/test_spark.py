@@ -10,9 +10,10 @@ import pytest
 
 from limosa.pipeline import java
 from tests.pipeline.moving import ROWS, WRITTEN, MovingCluster, Writing
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(java.missing()), reason=java.missing()),
 ]

@@ -14,9 +14,10 @@ from limosa.pipeline import java
 from limosa.pipeline.application import JVM
 from tests.chaos.surroundings import Process, descendants, marked, send, stray_processes
 from tests.pipeline.moving import WRITTEN, MovingCluster, Writing
-from tests.pipeline.samples import eventually
+from tests.waiting import eventually
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(java.missing()), reason=f"{java.missing()}"),

@@ -3,7 +3,7 @@
 import random
 import struct
 from datetime import UTC
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from limosa.core import messages
 from limosa.core.messages import (
     Acked,
+    Appending,
     Chunk,
     Denied,
     DropReplica,
@@ -27,6 +28,7 @@ from limosa.core.messages import (
     Look,
     Message,
     Mismatched,
+    Objection,
     Probe,
     Probed,
     Read,
@@ -63,6 +65,7 @@ from limosa.protocol.wire import (
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.transport import frames
+from limosa.transport.lone import AnswerFuture, PendingAnswers
 from tests.transport import attacker
 
 _WIDE: list[Any] = [
@@ -248,13 +251,15 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
         numbers,
         st.lists(entries, max_size=3).map(tuple),
         numbers,
-        words,
+        st.sampled_from(get_args(Appending)),
         st.none() | st.tuples(words, numbers),
         numbers,
     ),
     Probed: st.builds(Probed, words, replicas, numbers, numbers, numbers, numbers),
     Acked: st.builds(Acked, words, replicas, numbers, numbers, numbers),
-    Unheld: st.builds(Unheld, words, replicas, numbers, numbers, words),
+    Unheld: st.builds(
+        Unheld, words, replicas, numbers, numbers, st.sampled_from(get_args(Objection))
+    ),
     Fetch: st.builds(Fetch, words, words, words, numbers, numbers, numbers),
     Fetched: st.builds(Fetched, words, words, numbers, versioned_bundles, numbers, producers),
     Chunk: st.builds(
@@ -659,3 +664,22 @@ def test_a_frame_has_the_size_that_it_says() -> None:
     for frame in (b"", good[:3], good[:-1], struct.pack("<I", 2**32 - 1) + good[4:]):
         with pytest.raises(BadInput):
             _client(frame)
+
+
+def test_a_frame_says_whether_its_request_is_lone() -> None:
+    pending = PendingAnswers()
+    encoder = Encoder(define=False, pending=pending)
+    decoder = Decoder(TABLES.get, trusted=False)
+    read = Read("1", "p", 1, 1, 1, Keys(WIDE, (7, "seven")), "wide")
+
+    def is_lone(*said: Message) -> bool:
+        decoder(pa.py_buffer(encoder(said)))
+        return decoder.lone
+
+    pending["1"] = AnswerFuture()
+    assert is_lone(read)
+    assert not is_lone(read, read)
+    pending["2"] = AnswerFuture()
+    assert not is_lone(read)
+    decoder(pa.py_buffer(Encoder(define=False)([read])))
+    assert not decoder.lone, "nobody waits for it alone"

@@ -6,7 +6,6 @@ therefore the end of this run: anything said afterwards could be an ack of what 
 
 import io
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -32,7 +31,7 @@ from limosa.core.events import LeaseEnded, NodeEvent, SliceRead, Stored, TailRea
 from limosa.core.messages import Answer, Found, Message, Read, Wait, Written
 from limosa.core.model.changes import lease_key
 from limosa.core.model.codec import encode
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DropTable, Request
 from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
@@ -57,17 +56,11 @@ from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
 from limosa.transport.security import Security
 from limosa.transport.tokens import Identity
+from tests.waiting import eventually
 
 PATIENCE_SECONDS = 8.0
 OPEN = Security(insecure=True)
 SLICES = 64
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.005)
 
 
 # ------------------------------------------------------------------------- a driver by itself
@@ -281,7 +274,7 @@ def test_a_request_that_nobody_answered_may_still_happen(
     """It lies where a coordinator will find it: to say that it did not happen would be a lie."""
     monkeypatch.setattr(service_module, "REQUEST_SECONDS", 0.05)
     service = NodeService(bench.driver, "birds", lambda what, **_: None)
-    request = Request("drop-1", "drop_table", name="birds", table_id="t1")
+    request = Request("drop-1", DropTable("birds", "t1"))
     admin = Identity("alice", "admin")
     with pytest.raises(OutcomeUnknown, match="no coordinator answered") as caught:
         service.act(admin, "request", encode(request))

@@ -25,8 +25,8 @@ import pytest
 
 from limosa.client import Operator, operate
 from limosa.core.model.codec import encode
-from limosa.core.model.intent import Request
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
+from limosa.core.model.requests import CreateTable, DropTable, RemoveNode, Request
 from limosa.core.model.topology import NamedTable
 from limosa.errors import (
     BadInput,
@@ -154,7 +154,7 @@ def everything_beside(directory: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+def victim(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     made = Victim(tmp_path_factory.mktemp("hostile") / "cluster")
     made.check_calm()
     try:
@@ -741,7 +741,7 @@ def test_a_token_that_expires_ends_its_stream(victim: Victim) -> None:
 
 
 def test_a_client_does_not_administrate(victim: Victim) -> None:
-    drop = Request("drop-1", "drop_table", name=ITEMS, table_id=victim.definition.id)
+    drop = Request("drop-1", DropTable(ITEMS, victim.definition.id))
     with victim.attacked():
         for name, body in (("request", encode(drop)), ("ask", encode(drop)), ("digests", b"")):
             with pytest.raises((pa.ArrowException, OSError)) as raised:
@@ -801,7 +801,7 @@ def test_names_of_columns_are_kept_or_refused(victim: Victim, name: str) -> None
 @pytest.mark.parametrize("name", [*NAMES, "__proto__"], ids=lambda name: ascii(name)[:20])
 def test_names_of_requests_are_plain_words(victim: Victim, name: str) -> None:
     peer = victim.attacker("admin")
-    request = Request(name, "remove_node", name="nobody")
+    request = Request(name, RemoveNode("nobody"))
     with victim.attacked():
         with pytest.raises((pa.ArrowException, OSError)) as raised:
             peer.act("request", encode(request))
@@ -818,9 +818,7 @@ def test_a_table_that_nobody_can_decode_is_not_agreed_upon(
     """Every node and every client decodes it: one that can't be would stop them all."""
     peer = victim.attacker("admin")
     named = NamedTable("poison", "poison", "t1", definition)
-    request = Request(
-        f"poison-{len(definition)}", "create_table", table=named, partitions=1, count=1
-    )
+    request = Request(f"poison-{len(definition)}", CreateTable(named, 1, 1))
     with victim.attacked():
         with pytest.raises((pa.ArrowException, OSError)) as raised:
             peer.act("request", encode(request))
@@ -858,7 +856,10 @@ def test_what_is_asked_for_wrongly_is_refused_for_sure(victim: Victim) -> None:
             IllegalRequest,
             lambda: victim.connection.create_table("t", {"k": "int64"}, "k", replicas=3),
         ),
-        "a node that is not there": (IllegalRequest, lambda: victim.connection.remove_node("n9")),
+        "a node that is not there": (
+            IllegalRequest,
+            lambda: victim.connection.submit(RemoveNode("n9")),
+        ),
     }
     with victim.attacked():
         for what, (kind, ask) in wrong.items():
@@ -932,7 +933,7 @@ def test_streams_that_say_nothing_are_counted(victim: Victim) -> None:
         factory = AuthenticationFactory(None, "c", time.time, needs_certificate=False)
         info: Any = None
         held = [factory.start_call(info, {}) for _ in range(CALLS_MAX)]
-        with pytest.raises(flight.FlightServerError, match="under way"):
+        with pytest.raises(flight.FlightServerError, match="in progress"):
             factory.start_call(info, {})
         held.pop().call_completed(None)
         factory.start_call(info, {})
@@ -1041,7 +1042,7 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     made = Secured(tmp_path_factory.mktemp("secured"))
     try:
         yield made

@@ -13,7 +13,7 @@ from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import MakeCommit
 from limosa.core.events import AgreedRead, Elected
 from limosa.core.model.changes import Commit, Put, lease_key, node_key
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import JoinCluster, RemoveNode, Request
 from limosa.core.model.topology import CoordinatorLease, Features, Node, NodeLease
 from limosa.errors import (
     BadInput,
@@ -180,7 +180,7 @@ def test_a_node_on_another_machine_than_the_file_is_refused(
 ) -> None:
     membership.found(store, "birds", "m1", "c1")
     office = Office(store, clock)
-    with pytest.raises(IllegalRequest, match="use etcd for several"):
+    with pytest.raises(IllegalRequest, match="start all nodes on the machine"):
         join(office, tmp_path / "n1", replace(NEWCOMER, machine="m2"))
 
 
@@ -207,7 +207,7 @@ def test_a_node_that_lacks_a_feature_ends_as_left(office: Office, tmp_path: Path
 def test_the_answer_to_an_earlier_attempt_does_not_count(office: Office, tmp_path: Path) -> None:
     """F147: neither a good one nor a bad one; only its own request's."""
     for state, node in (("done", NEWCOMER), ("refused", replace(NEWCOMER, id="n2", host="h2"))):
-        old = Request(f"old-{state}", "join", node=node, cluster="birds", state=state)  # type: ignore[arg-type]
+        old = Request(f"old-{state}", JoinCluster(node, "birds"), state=state)  # type: ignore[arg-type]
         office.store.commit(Commit({}, (Put(old),), "an earlier attempt"))
     with pytest.raises(Refused, match="no coordinator answered"):
         join(office, tmp_path / "n1", sleep=office.clock.advance)
@@ -374,10 +374,10 @@ def test_a_removed_node_does_not_come_back(office: Office, tmp_path: Path) -> No
     join(office, tmp_path / "n2", replace(NEWCOMER, id="n2", host="h2"), "r2")
     lease = office.store.store.grant(3.0)
     membership.register(office.store.store, node, lease)
-    alive = office.answer(Request("r3", "remove_node", name="n1"))
+    alive = office.answer(Request("r3", RemoveNode("n1")))
     assert (alive.state, "n1 is alive" in alive.answer) == ("refused", True)
     office.clock.advance(4.0)
-    assert office.answer(Request("r4", "remove_node", name="n1")).state == "done"
+    assert office.answer(Request("r4", RemoveNode("n1"))).state == "done"
     with pytest.raises(IllegalRequest, match="n1 was removed"):
         membership.member(office.store, directory)
     with pytest.raises(IllegalRequest, match="n1 was removed"):

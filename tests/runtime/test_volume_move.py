@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,9 @@ import pytest
 import limosa
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import PartitionId
+from limosa.core.model.requests import MoveToVolume
 from tests.runtime.test_driver import House
+from tests.waiting import eventually
 
 ROWS = 20_000
 SECONDS_MAX = 30.0
@@ -68,20 +69,14 @@ def test_a_volume_move_links_its_files_under_a_writer(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        connection.change_partition(
-            "volume_move", record.id, source="n1", target=Placement("n1", other)
-        )
-        deadline = time.monotonic() + SECONDS_MAX
-        while not moved_to(connection, record.id, other):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        connection.submit(MoveToVolume(record.id, source="n1", target=Placement("n1", other)))
+        eventually(lambda: moved_to(connection, record.id, other), "it moves", SECONDS_MAX)
     finally:
         stop.set()
         writer.join()
     assert before <= set(linked)
-    while segments(house.directory / f"volume-{replica.volume}"):
-        assert time.monotonic() < deadline, "what was left behind stays"
-        time.sleep(0.02)
+    left = house.directory / f"volume-{replica.volume}"
+    eventually(lambda: not segments(left), "what was left behind goes", SECONDS_MAX)
     found = {row["id"]: row["eggs"] for row in table.scan().to_pylist()}
     assert found == {number: written.get(number, 0) for number in range(ROWS)}
     connection.close()

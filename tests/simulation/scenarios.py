@@ -15,7 +15,16 @@ from limosa.core.client import Finished
 from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.messages import Message
 from limosa.core.model.changes import Agreed, Commit, Put, layout_key, request_key
-from limosa.core.model.intent import Intent, Placement, Request
+from limosa.core.model.intent import Intent, Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    MovePartition,
+    MoveToVolume,
+    RebuildReplicas,
+    RepairPartition,
+    Request,
+)
 from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
@@ -254,14 +263,12 @@ class Scenario(World):
         self.commits += [(by, commit, made) for commit in together]
         return made, agreed
 
-    def request(self, kind: str, partition: str = "p0", **what: object) -> str:
+    def request(self, wish: AnyWish) -> str:
         """An operator asks for something; the name of the request."""
         self._requests += 1
-        request = Request(f"r{self._requests:03}", kind, partition, **what)  # type: ignore[arg-type]
-        made, _ = self.commit(
-            Commit({request_key(request.id): 0}, (Put(request),), f"{partition}: {kind}"),
-            "operator",
-        )
+        request = Request(f"r{self._requests:03}", wish)
+        guards, why = {request_key(request.id): 0}, f"{wish.about}: {wish.kind}"
+        made, _ = self.commit(Commit(guards, (Put(request),), why), "operator")
         assert made
         return request.id
 
@@ -274,12 +281,13 @@ class Scenario(World):
         after_pending: bool = True,
     ) -> str:
         return self.request(
-            "move",
-            partition,
-            placements=tuple(Placement(node) for node in nodes),
-            hold_seconds=hold_seconds,
-            max_pause_seconds=max_pause_seconds,
-            after_pending=after_pending,
+            MovePartition(
+                partition,
+                tuple(Placement(node) for node in nodes),
+                hold_seconds=hold_seconds,
+                max_pause_seconds=max_pause_seconds,
+                after_pending=after_pending,
+            )
         )
 
     def move_owner(
@@ -312,17 +320,17 @@ class Scenario(World):
         if kind == "volume_move":
             here[follower] = "" if here[follower] else "v2"
             places = tuple(Placement(node, volume) for node, volume in sorted(here.items()))
-            self.request(kind, placements=places, hold_seconds=hold_seconds)
+            self.request(MoveToVolume("p0", places, hold_seconds=hold_seconds))
         elif kind == "rebuild":
-            self.request(kind, renewed=(follower,), hold_seconds=hold_seconds)
+            self.request(RebuildReplicas("p0", (follower,), hold_seconds))
         else:
-            self.request(kind)
+            self.request(RepairPartition("p0"))
         return set(here.items())
 
     def cancel(self, partition: str = "p0") -> str:
         pending = self.intent(partition).pending
         assert pending is not None
-        return self.request("cancel", partition, cancels=pending.trigger)
+        return self.request(CancelChange(partition, pending.trigger))
 
     def answer(self, request: str) -> tuple[str, str]:
         self.until(lambda: self.agreed.requests[request].state != "waiting")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ from msgspec import Struct
 
 from limosa.core.events import CollectionDue
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CompleteMove,
+    MovePartition,
+    MoveToVolume,
+    RebuildReplicas,
+    RepairPartition,
+    ReverseMove,
+)
 from limosa.simulation.faults import FAULTS, inject
 from limosa.simulation.network import Weather
 from limosa.simulation.run import run_seed
@@ -61,6 +72,13 @@ weathers = st.builds(
 )
 
 
+OTHERS: dict[str, Callable[[str], AnyWish]] = {
+    "repair": RepairPartition,
+    "reverse": ReverseMove,
+    "complete": CompleteMove,
+}
+
+
 def wish(world: Scenario, asked: Wish, partitions: int) -> None:
     """Ask for it, whatever the world looks like by now."""
     name = f"p{asked.partition % partitions}"
@@ -71,26 +89,22 @@ def wish(world: Scenario, asked: Wish, partitions: int) -> None:
         free = [node for node in world.nodes if node not in world.replicas(name)]
         here[chosen] = Placement(free[asked.choice % len(free)])
         world.request(
-            "move",
-            name,
-            placements=tuple(here),
-            hold_seconds=asked.hold_seconds,
-            after_pending=True,
+            MovePartition(name, tuple(here), hold_seconds=asked.hold_seconds, after_pending=True)
         )
     elif asked.kind == "volume_move":
         here[chosen] = Placement(here[chosen].node, "" if here[chosen].volume else "v2")
-        world.request("volume_move", name, placements=tuple(here))
+        world.request(MoveToVolume(name, tuple(here)))
     elif asked.kind == "rebuild":
-        world.request("rebuild", name, renewed=(here[chosen].node,))
+        world.request(RebuildReplicas(name, (here[chosen].node,)))
     elif asked.kind == "cancel":
-        world.request("cancel", name, cancels=intent.pending.trigger if intent.pending else 0)
+        world.request(CancelChange(name, intent.pending.trigger if intent.pending else 0))
     elif asked.kind == "version":
         world.new_version()
     elif asked.kind == "collect":
         for node in world.nodes.values():
             node.deliver(node.run, CollectionDue(name))
     else:
-        world.request(asked.kind, name)
+        world.request(OTHERS[asked.kind](name))
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -153,6 +167,7 @@ def replayed(hash_seed: str, *seeds: int) -> str:
     ).stdout
 
 
+@pytest.mark.processes
 def test_a_seed_is_replayed_to_the_letter_whatever_the_hash_seed() -> None:
     """Sets and dicts of strings decide nothing: the whole story is the same in every process."""
     stories = {replayed(hash_seed, 3, 11, 25) for hash_seed in ("0", "1", "4711")}

@@ -16,6 +16,7 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.machines.machine import Work
 from limosa.core.messages import Acked, Replicate, Unheld
+from limosa.core.model.requests import CompleteMove
 from limosa.simulation.rows import token_of
 from tests.simulation.scenarios import Scenario, said
 
@@ -44,7 +45,7 @@ def test_a_barrier_waits_for_replica_side_writes_even_if_the_client_is_gone() ->
     world.send_put("slow", 1)
     world.until(lambda: appending(world, source) > 0)
     world.clients[0].crash()
-    world.request("complete")
+    world.request(CompleteMove("p0"))
     world.run_for(5.0)
     assert not any(r.node == source for r in world.record().in_sync)
     assert world.stage_name("p0") == READ_NEW

@@ -19,6 +19,7 @@ from limosa.core.machines.catalogue import (
 )
 from limosa.core.messages import DropReplica, End, Landed, Message, Replicate
 from limosa.core.model.changes import Commit
+from limosa.core.model.requests import ReverseMove
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import stop_keepers
 from limosa.simulation.rows import SimulatedRow, token_of
@@ -47,7 +48,7 @@ def lead_to(world: Scenario, stage: str, action: Callable[[], None]) -> tuple[st
         world.cancel()
     elif stage == FALLBACK:
         world.until_stage(READ_NEW)
-        world.request("reverse")
+        world.request(ReverseMove("p0"))
     return source, target
 
 
@@ -143,7 +144,7 @@ def test_if_only_new_replicas_are_in_sync_a_failure_in_read_new_goes_forward() -
     world.network.cut(source, target)  # alive, but out of reach of its owner
     assert world.put("without-source", 1).outcome == "done"
     assert not any(r.node == source for r in world.record().in_sync)
-    state, answer = world.answer(world.request("reverse"))
+    state, answer = world.answer(world.request(ReverseMove("p0")))
     assert state == "done", answer
     world.network.heal()
     world.until_ended()

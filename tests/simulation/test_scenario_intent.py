@@ -13,6 +13,7 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
 )
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import CancelChange, CompleteMove, ReverseMove, SetReplicas
 from limosa.simulation.world import ZONE
 from tests.simulation.scenarios import Scenario
 
@@ -219,7 +220,7 @@ def test_a_cancel_of_something_else_or_too_late_is_refused_with_the_reason() -> 
     world = Scenario()
     _, target = world.move_owner(hold_seconds=2.0)
     world.until_stage(STREAMING)
-    state, why = world.answer(world.request("cancel", cancels=1))
+    state, why = world.answer(world.request(CancelChange("p0", 1)))
     assert state == "refused"
     assert "has no pending change of trigger 1" in why
     world.until_stage(READ_NEW)
@@ -251,7 +252,7 @@ def test_a_held_move_goes_back_without_loss_when_it_is_reversed() -> None:
     assert world.owner().name == target
     for number in range(10):
         assert world.put(f"held-{number}", number).outcome == "done"
-    assert world.answer(world.request("reverse")) == ("done", "reversing")
+    assert world.answer(world.request(ReverseMove("p0"))) == ("done", "reversing")
     world.until_ended()
     assert world.stages()[-4:] == [READ_NEW, FALLBACK, CLEANUP_TARGET, "stable"]
     assert world.replicas() == before
@@ -272,7 +273,7 @@ def test_complete_ends_a_hold_and_nothing_else_does() -> None:
     world.run_for(60.0)
     assert world.stage_name("p0") == READ_NEW
     assert "`complete` ends the hold, `reverse` goes back" in world.waits()
-    assert world.answer(world.request("complete")) == ("done", "completing")
+    assert world.answer(world.request(CompleteMove("p0"))) == ("done", "completing")
     since = world.now
     world.until_ended()
     assert world.now - since < 1.0
@@ -298,7 +299,8 @@ def test_reverse_and_complete_apply_to_a_held_move_only(kind: str, stage: str) -
             world.wire.blind.add(slow)  # it does not hear of use_new, which so can't be left
         world.until_stage(stage)
     before = world.record()
-    state, why = world.answer(world.request(kind))
+    wish = ReverseMove("p0") if kind == "reverse" else CompleteMove("p0")
+    state, why = world.answer(world.request(wish))
     assert state == "refused"
     assert f"{kind} applies to a held move only" in why
     assert world.record() == before
@@ -332,7 +334,7 @@ def test_a_replica_count_that_was_given_up_blocks_no_later_move() -> None:
     world = Scenario(replicas=2)
     world.put_many(5)
     world.mover.pause()
-    assert world.answer(world.request("set_replicas", "", zone=ZONE, count=3))[0] == "done"
+    assert world.answer(world.request(SetReplicas(ZONE, 3)))[0] == "done"
     world.until_stage(STREAMING)
     (third,) = {place.node for place in pending_places(world)} - world.replicas()
     world.nodes[third].crash()
@@ -344,7 +346,7 @@ def test_a_replica_count_that_was_given_up_blocks_no_later_move() -> None:
     assert world.answer(world.move(fourth, *kept)) == ("done", "accepted")
     world.until_ended()
     assert world.replicas() == {fourth, *kept}
-    assert world.answer(world.request("set_replicas", "", zone=ZONE, count=3))[0] == "done"
+    assert world.answer(world.request(SetReplicas(ZONE, 3)))[0] == "done"
     world.until_ended()
     assert len(world.replicas()) == 3
     world.conclude()

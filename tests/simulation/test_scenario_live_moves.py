@@ -20,6 +20,7 @@ from limosa.core.machines.catalogue import (
 from limosa.core.messages import Chunk
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import CompleteMove, MovePartition, MoveToVolume, ReverseMove
 from limosa.core.participant.held import Held
 from limosa.simulation.rows import SimulatedRows
 from tests.simulation.scenarios import Scenario
@@ -95,7 +96,7 @@ def test_a_copy_that_differs_is_dropped_though_nobody_can_say_in_what() -> None:
 def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(
     collected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S40: the tombstone that hides one of its rows may be gone."""
+    """The tombstone that hides one of its rows may be gone."""
     world = Scenario()
     node = world.owner()
     ((partition, incarnation), stored) = next(iter(node.disk.live.items()))
@@ -119,7 +120,7 @@ def test_a_slice_that_waits_for_its_turn_is_refused_after_a_collection(
 
 
 def test_slices_of_two_movers_are_not_taken_for_one_copy() -> None:
-    """S25, F102: the second one cuts the range into another number of slices, under the same
+    """S25, S123, F102: the second one cuts the range into another number of slices, under the same
     session; nothing is missing at the end."""
     world = Scenario(live_moves=True)
     rows = world.put_many(30)
@@ -186,7 +187,9 @@ def test_a_move_whose_mover_is_dead_ends_in_bounded_time() -> None:
 
 
 def test_a_rebuild_whose_mover_is_dead_is_tried_again_but_not_all_the_time() -> None:
-    """S25, S40: other requests proceed meanwhile."""
+    """S91, S105: each attempt that copies nothing ends as failed, never as done, and the next one
+    comes after a pause. The attempt can be cancelled, and another partition moves meanwhile. With
+    the mover back, the rebuild is repeated until the replica is in sync."""
     world = Scenario(live_moves=True, partitions=2)
     world.put_many(12)
     follower = next(n for n in sorted(world.replicas()) if n != world.owner().name)
@@ -203,8 +206,15 @@ def test_a_rebuild_whose_mover_is_dead_is_tried_again_but_not_all_the_time() -> 
     world.run_for(max(0.0, began + 20.0 - world.now))
     rebuilds = [name for name in world.agreed.requests if name.startswith("rebuild-p0")]
     assert 2 <= len(rebuilds) <= 6
+    world.until(lambda: world.waits("p0").startswith("copy"))
+    assert world.answer(world.cancel("p0")) == ("done", "will be cancelled")
+    world.until(lambda: world.stage_name("p0") == "stable")
+    ended = [each for each in world.agreed.reports.values() if each.partition == "p0"]
+    assert {(each.kind, each.outcome) for each in ended} == {("rebuild", "reverted")}
+    assert follower not in {replica.node for replica in world.record("p0").in_sync}
     world.wire.let_go()
-    world.until(lambda: len(world.record("p0").in_sync) == 3 and world.is_quiet("p0"))
+    world.until(lambda: len(world.record("p0").in_sync) == 3 and world.is_quiet("p0"), 40.0)
+    assert last_report(world).outcome == "done"
     world.conclude()
 
 
@@ -263,7 +273,7 @@ def test_a_second_move_is_refused_and_the_same_one_is_under_way() -> None:
     state, answer = world.answer(world.move(other, after_pending=False))
     assert (state, READ_NEW in answer) == ("refused", True)
     assert world.intent().planned is None
-    world.request("complete")
+    world.request(CompleteMove("p0"))
     world.until_ended()
     assert world.replicas() == {target}
     world.conclude()
@@ -289,13 +299,16 @@ def test_a_move_may_name_the_replica_that_goes_and_where_to() -> None:
     source = world.owner().name
     target = next(n for n in world.nodes if n not in world.replicas())
     before = world.replicas()
-    for wrong in ({"source": target, "target": Placement(target)}, {"target": Placement(target)}):
-        state, answer = world.answer(world.request("move", **wrong))
+    for wrong in (target, ""):
+        wish = MovePartition("p0", source=wrong, target=Placement(target))
+        state, answer = world.answer(world.request(wish))
         assert (state, "holds no replica of p0" in answer) == ("refused", True)
     taken = next(n for n in sorted(before) if n != source)
-    state, answer = world.answer(world.request("move", source=source, target=Placement(taken)))
+    state, answer = world.answer(
+        world.request(MovePartition("p0", source=source, target=Placement(taken)))
+    )
     assert (state, answer.startswith(f"{taken} holds a replica of p0 already")) == ("refused", True)
-    world.request("move", source=source, target=Placement(target))
+    world.request(MovePartition("p0", source=source, target=Placement(target)))
     world.until_ended()
     assert world.replicas() == before - {source} | {target}
     world.conclude()
@@ -310,9 +323,9 @@ def test_a_volume_move_never_goes_back_once_the_new_side_is_read() -> None:
     rows = world.put_many(8)
     owner = world.owner().name
     rest = tuple(Placement(n) for n in sorted(world.replicas() - {owner}))
-    world.request("volume_move", placements=(Placement(owner, "v2"), *rest), hold_seconds=3.0)
+    world.request(MoveToVolume("p0", (Placement(owner, "v2"), *rest), hold_seconds=3.0))
     world.until_stage(READ_NEW)
-    state, answer = world.answer(world.request("reverse"))
+    state, answer = world.answer(world.request(ReverseMove("p0")))
     assert (state, answer.startswith("a volume move never goes back")) == ("refused", True)
     world.nodes[owner].crash()
     world.run_for(4.0)

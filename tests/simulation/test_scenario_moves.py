@@ -37,6 +37,7 @@ from limosa.core.messages import (
 )
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import CompleteMove, MoveToVolume, RebuildReplicas, ReverseMove
 from limosa.core.model.topology import Partition
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import inject
@@ -91,7 +92,7 @@ def test_the_record_has_kind_replicas_targets_and_session_in_each_stage(kind: st
             world.mover.resume()
         elif way == "reverse":
             world.until(lambda: world.waits().startswith("held"))
-            world.request("reverse")
+            world.request(ReverseMove("p0"))
         world.until_ended()
         during = [record for _, record in world.records()[begun:] if record.transition is not None]
         for record in during:
@@ -187,7 +188,7 @@ def test_in_a_volume_move_reads_and_writes_may_use_different_volumes() -> None:
     world.put("row", 0)
     owner = world.owner().name
     rest = tuple(Placement(node) for node in sorted(world.replicas() - {owner}))
-    world.request("volume_move", placements=(Placement(owner, "v2"), *rest), hold_seconds=1.0)
+    world.request(MoveToVolume("p0", (Placement(owner, "v2"), *rest), hold_seconds=1.0))
     used: dict[str, tuple[object, set[str]]] = {}
     for stage in FORWARD:
         world.until_stage(stage)
@@ -244,7 +245,7 @@ def test_a_rebuild_repairs_first_and_then_copies_from_one_replica() -> None:
             began.append(len(world.wire.said))
 
     world.on_stage = entered
-    world.request("rebuild", renewed=(renewed,))
+    world.request(RebuildReplicas("p0", (renewed,)))
     world.until_ended()
     assert world.stages() == [ALLOW, WRITE_BOTH, REBUILD_REPAIR, *FORWARD[2:], "stable"]
     assert at_streaming == [(rows, {})]
@@ -477,7 +478,7 @@ def test_a_delayed_write_of_an_older_stage_is_not_applied_after_cleanup() -> Non
     assert world.put("b", 2).outcome == "done"
     late = [e for e in said(world, Replicate, to=source, sender=target) if e.message.entries]  # type: ignore[union-attr]
     assert late
-    world.request("complete")
+    world.request(CompleteMove("p0"))
     for stage in (CLEANUP, "stable"):
         world.until_stage(stage)
         held = {node: world.rows_at(node) for node in world.nodes}

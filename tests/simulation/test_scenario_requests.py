@@ -33,6 +33,14 @@ from limosa.core.messages import (
     Written,
 )
 from limosa.core.model.reports import Report
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    MovePartition,
+    MoveToVolume,
+    RebuildReplicas,
+    RepairPartition,
+)
 from limosa.core.model.topology import Partition
 from tests.simulation.scenarios import Said, Scenario, said
 
@@ -203,7 +211,13 @@ def ask_again(world: Scenario) -> str:
     """The same change once more, by another request."""
     pending = world.intent().pending
     assert pending is not None
-    return world.request(pending.kind, placements=pending.placements, renewed=pending.renewed)
+    wishes: dict[str, AnyWish] = {
+        "move": MovePartition("p0", pending.placements),
+        "volume_move": MoveToVolume("p0", pending.placements),
+        "rebuild": RebuildReplicas("p0", pending.renewed),
+        "repair": RepairPartition("p0"),
+    }
+    return world.request(wishes[pending.kind])
 
 
 # ------------------------------------------------ whoever comes next
@@ -393,7 +407,7 @@ def test_a_cancel_counts_only_for_the_change_that_its_caller_saw() -> None:
     pending = world.intent().pending
     assert pending is not None
     assert pending.trigger != seen.trigger
-    state, why = world.answer(world.request("cancel", cancels=seen.trigger))
+    state, why = world.answer(world.request(CancelChange("p0", seen.trigger)))
     assert state == "refused"
     assert f"has no pending change of trigger {seen.trigger}" in why
     assert (world.intent().pending, world.intent().cancel) == (pending, None)
@@ -404,7 +418,7 @@ def test_a_cancel_counts_only_for_the_change_that_its_caller_saw() -> None:
     world.answer(world.move(home))
     pending = world.intent().pending
     assert pending is not None
-    assert world.answer(world.request("cancel", cancels=pending.trigger))[0] == "done"
+    assert world.answer(world.request(CancelChange("p0", pending.trigger)))[0] == "done"
     world.until_ended()
     assert world.replicas() == {second}
     assert {key: world.get(key) for key in rows} == rows
@@ -458,7 +472,7 @@ def test_a_cancel_that_comes_after_the_switch_is_refused_and_the_change_complete
     trigger: list[int] = []
 
     def cancel() -> None:
-        asked.append(world.request("cancel", cancels=trigger[0]))
+        asked.append(world.request(CancelChange("p0", trigger[0])))
 
     source, target = world.move_owner()
     world.until(lambda: world.intent().pending is not None)

@@ -73,7 +73,8 @@ def test_a_write_under_a_stale_version_is_redirected_and_changes_nothing() -> No
 
 
 def test_a_write_by_a_version_that_the_owner_does_not_know_yet_waits() -> None:
-    """F4: newer than the owner is not stale: it is told to wait, and then served; nothing fails."""
+    """F4, S51: newer than the owner is not stale: the write is told to wait, and served once the
+    owner has caught up; nothing fails."""
     world = Scenario()
     world.wire.blind.add(world.owner().name)
     world.new_version()

@@ -7,12 +7,26 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing as planner
 from limosa.core.insight.progress import Progress, progress
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
-from limosa.core.messages import Chunk
+from limosa.core.messages import Chunk, Denied, End
 from limosa.core.model.changes import Agreed, Commit, Put
 from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    CancelChange,
+    CancelRun,
+    DrainNodes,
+    FollowNodes,
+    JoinCluster,
+    LockCluster,
+    MovePartition,
+    PauseRun,
+    RemoveNode,
+    ResumeRun,
+    StartRun,
+    UnlockCluster,
+)
 from limosa.core.model.runs import IN_FLIGHT, Limits, PlannedMove, Run, RunMove, RunPlan
 from limosa.core.model.topology import Cluster, Features, Node
-from tests.simulation.scenarios import Scenario, said
+from tests.simulation.scenarios import Said, Scenario, said
 
 
 def planned(world: Scenario, source: str, **more: object) -> RunPlan:
@@ -27,9 +41,9 @@ def planned(world: Scenario, source: str, **more: object) -> RunPlan:
     return RunPlan(f"empty {source}", tuple(moves), limits, **more)  # type: ignore[arg-type]
 
 
-def start(world: Scenario, plan: RunPlan, kind: str = "start_run") -> str:
+def start(world: Scenario, plan: RunPlan) -> str:
     """The id of the run."""
-    state, words = world.answer(world.request(kind, "", run=plan))
+    state, words = world.answer(world.request(DrainNodes(plan) if plan.drains else StartRun(plan)))
     assert state == "done", words
     return world.agreed.rebalance.run
 
@@ -103,7 +117,7 @@ def test_a_run_is_paused_its_coordinator_killed_resumed_and_cancelled_under_load
     name = start(world, planned(world, "n1"))
     assert told(world, name).total == 3
     until_committed(world, name, 1)
-    assert world.answer(world.request("pause_run", ""))[0] == "done"
+    assert world.answer(world.request(PauseRun()))[0] == "done"
     in_flight = [m.number for m in moves_of(world, name) if m.state in IN_FLIGHT]
     replace_coordinator(world)
     world.run_for(3.0)
@@ -112,13 +126,13 @@ def test_a_run_is_paused_its_coordinator_killed_resumed_and_cancelled_under_load
     assert paused.committed == 1 + len(in_flight), "what was in flight has ended, nothing began"
     assert paused.committed + paused.pending == 3
     assert paused.waits == ("it is paused; `resume` goes on",)
-    assert world.answer(world.request("resume_run", ""))[0] == "done"
+    assert world.answer(world.request(ResumeRun()))[0] == "done"
     world.until(lambda: told(world, name).in_flight == 1)
     world.mover.pause()
     replace_coordinator(world)
     world.until(lambda: "COPYING" in states(world, name))
     before = told(world, name).committed
-    assert world.answer(world.request("cancel_run", ""))[0] == "done"
+    assert world.answer(world.request(CancelRun()))[0] == "done"
     replace_coordinator(world)
     until_idle(world)
     run = run_of(world, name)
@@ -189,8 +203,8 @@ def test_start_and_cancel_in_quick_succession_leave_nothing_behind(while_paused:
         world.run_for(0.03 * number)
         assert state_of(world) == "running"
         if while_paused:
-            world.answer(world.request("pause_run", ""))
-        first, second = world.request("cancel_run", ""), world.request("cancel_run", "")
+            world.answer(world.request(PauseRun()))
+        first, second = world.request(CancelRun()), world.request(CancelRun())
         assert world.answer(first)[0] == "done"
         assert world.answer(second)[0] == "refused"
         until_idle(world)
@@ -207,7 +221,7 @@ def test_a_second_start_changes_nothing_of_the_first() -> None:
     name = start(world, plan)
     world.until(lambda: "COPYING" in states(world, name))
     other = RunPlan("something else", plan.moves)
-    state, words = world.answer(world.request("start_run", "", run=other))
+    state, words = world.answer(world.request(StartRun(other)))
     assert state == "refused"
     assert f"run {name} is running already: {plan.action}" in words
     until_idle(world)
@@ -251,7 +265,7 @@ def test_a_move_that_somebody_cancels_is_not_tried_again() -> None:
     name = start(world, planned(world, "n1"))
     world.until(lambda: "COPYING" in states(world, name))
     (move,) = [m for m in moves_of(world, name) if m.state == "COPYING"]
-    world.answer(world.request("cancel", move.partition, cancels=move.trigger))
+    world.answer(world.request(CancelChange(move.partition, move.trigger)))
     world.until(lambda: states(world, name)[move.number] == "FAILED")
     world.mover.resume()
     until_idle(world)
@@ -277,7 +291,7 @@ def test_a_held_move_of_a_cancelled_run_goes_back_without_loss() -> None:
     rows = world.put_many(10)
     name = held(world)
     more = world.put_many(5, "later")
-    world.answer(world.request("cancel_run", ""))
+    world.answer(world.request(CancelRun()))
     until_idle(world)
     assert states(world, name) == ["FAILED"]
     assert world.replicas(moves_of(world, name)[0].partition) == {"n1"}
@@ -290,7 +304,7 @@ def test_a_held_move_goes_on_when_somebody_waits_for_it() -> None:
     """F91: a waiting topology request ends the hold; it is served when the move has ended."""
     world = Scenario(nodes=3, replicas=1, partitions=3)
     name = held(world)
-    asked = world.request("follow_nodes", "", zone="zone")
+    asked = world.request(FollowNodes("zone"))
     assert world.answer(asked)[0] == "done"
     assert states(world, name) == ["COMMITTED"]
     until_idle(world)
@@ -311,7 +325,7 @@ def test_no_move_begins_while_a_topology_request_waits() -> None:
     world.mover.pause()
     name = start(world, planned(world, "n1"))
     world.until(lambda: "COPYING" in states(world, name))
-    asked = world.request("join", "", node=Node("n9", host="h9"), cluster="birds")
+    asked = world.request(JoinCluster(Node("n9", host="h9"), "birds"))
     world.run_for(1.0)
     assert world.agreed.requests[asked].state == "waiting"
     assert told(world, name).waits == (f"the request {asked} (join) is served first",)
@@ -329,16 +343,16 @@ def test_a_lock_stops_beginnings_until_it_is_cleared() -> None:
     """F87: through a change of coordinators, too."""
     world = Scenario(nodes=3, replicas=1, partitions=9)
     name = start(world, planned(world, "n1"))
-    world.answer(world.request("lock", "", name="an audit"))
-    asked = world.request("follow_nodes", "", zone="zone")
-    moved = world.request("move", "p1", source="n2", target=Placement("n3"))
+    world.answer(world.request(LockCluster("an audit")))
+    asked = world.request(FollowNodes("zone"))
+    moved = world.request(MovePartition("p1", source="n2", target=Placement("n3")))
     world.until(lambda: told(world, name).in_flight == 0)
     before = starts(world.agreed)
     replace_coordinator(world)
     world.run_for(2.0)
     assert starts(world.agreed) == before
     assert {world.agreed.requests[each].state for each in (asked, moved)} == {"waiting"}
-    assert world.answer(world.request("unlock", ""))[0] == "done"
+    assert world.answer(world.request(UnlockCluster()))[0] == "done"
     assert world.answer(asked)[0] == "done"
     assert world.answer(moved)[0] == "done"
     until_idle(world)
@@ -368,11 +382,11 @@ def test_one_slow_move_does_not_delay_others() -> None:
 
 @pytest.mark.parametrize("decommission", [True, False])
 def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool) -> None:
-    """F94, S86: it holds nothing in the end, and only then it has left or is drained."""
+    """F94: it holds nothing in the end, and only then it has left or is drained."""
     world = Scenario(nodes=4, replicas=2, partitions=6, clients=3)
     workloads = world.keep_busy(20.0)
     plan = planned(world, "n2", drains=("n2",), decommission=decommission)
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     for _ in range(3):
         world.run_for(0.4)
         replace_coordinator(world)
@@ -398,13 +412,12 @@ def test_a_node_is_drained_under_load_while_coordinators_die(decommission: bool)
 def test_a_node_that_was_drained_and_stopped_is_removed() -> None:
     """A drained node stays a member, empty; once it is stopped, it can be removed for good."""
     world = Scenario(partitions=2, replicas=1)
-    name = start(world, planned(world, "n2", drains=("n2",)), "drain_nodes")
+    name = start(world, planned(world, "n2", drains=("n2",)))
     until_idle(world)
     assert run_of(world, name).words == "drained: n2"
-    assert world.agreed.topology.nodes["n2"].state == "decommissioning"
     world.nodes["n2"].crash()
     world.until(lambda: "n2" not in world.agreed.leases)
-    assert world.answer(world.request("remove_node", "", name="n2")) == ("done", "removed")
+    assert world.answer(world.request(RemoveNode("n2"))) == ("done", "removed")
     assert world.agreed.topology.nodes["n2"].state == "left"
 
 
@@ -422,7 +435,7 @@ def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays()
         assert held
         _, plan = planner.planned(view, RunPlan("leave", drains=(leaving,), decommission=True))
         assert {move.partition for move in plan.moves if move.source == leaving} == held
-        name = start(world, plan, "drain_nodes")
+        name = start(world, plan)
         until_idle(world)
         assert run_of(world, name).outcome == "done"
         assert world.agreed.topology.nodes[leaving].state == "left"
@@ -430,12 +443,12 @@ def test_all_that_a_removed_node_held_has_other_owners_and_the_last_node_stays()
             assert leaving not in {world.owner(partition).name, *world.replicas(partition)}
             assert world.stored(leaving, partition) == []
     before = world.agreed.topology.nodes
-    last = world.request("drain_nodes", "", run=RunPlan("leave", drains=("n3",), decommission=True))
+    last = world.request(DrainNodes(RunPlan("leave", drains=("n3",), decommission=True)))
     assert world.answer(last)[0] == "refused"
     assert "no data node is left without n3" in world.answer(last)[1]
     world.nodes["n3"].crash()
     world.until(lambda: "n3" not in world.agreed.leases)
-    state, why = world.answer(world.request("remove_node", "", name="n3"))
+    state, why = world.answer(world.request(RemoveNode("n3")))
     assert (state, "n3 is the last node" in why) == ("refused", True)
     assert world.agreed.topology.nodes == before
     world.nodes["n3"].start()
@@ -454,7 +467,7 @@ def test_two_nodes_that_share_a_partition_are_drained_together() -> None:
         leaving = [node for node in here if node in ("n1", "n2")]
         moves += [PlannedMove(name, a, Placement(b)) for a, b in zip(leaving, free, strict=False)]
     plan = RunPlan("two at once", tuple(moves), drains=("n1", "n2"), decommission=True)
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     until_idle(world)
     assert run_of(world, name).words == "left: n1, n2"
     world.conclude()
@@ -465,9 +478,9 @@ def test_a_cancelled_drain_gives_its_node_back() -> None:
     world = Scenario(nodes=4, replicas=1, partitions=8)
     world.mover.pause()
     plan = planned(world, "n2", drains=("n2",), decommission=True)
-    name = start(world, plan, "drain_nodes")
+    name = start(world, plan)
     world.until(lambda: world.stage_name(plan.moves[0].partition) == STREAMING)
-    world.answer(world.request("cancel_run", ""))
+    world.answer(world.request(CancelRun()))
     until_idle(world)
     world.mover.resume()
     assert run_of(world, name).words == "not drained, and normal again: n2"
@@ -481,10 +494,75 @@ def test_a_switched_move_completes_though_its_run_is_cancelled() -> None:
     plan = planned(world, "n1")
     partition = plan.moves[0].partition
     cancelled: list[str] = []
-    world.when(READ_NEW, lambda: cancelled.append(world.request("cancel_run", "")), partition)
+    world.when(READ_NEW, lambda: cancelled.append(world.request(CancelRun())), partition)
     name = start(world, plan)
     until_idle(world)
     assert world.answer(cancelled[0])[0] in ("done", "refused")
     assert states(world, name) == ["COMMITTED"]
     assert world.replicas(partition) == {plan.moves[0].target.node}
+    world.conclude()
+
+
+# --- a disk that is full
+
+
+def test_a_move_to_a_full_disk_is_given_up_and_planned_elsewhere_while_others_go_on() -> None:
+    """S40: the target refuses every slice. The move is given up after a bounded number of attempts
+    and leaves nothing there; the other moves of the run, and a request of an operator, go on. The
+    next plan, which knows of the full disk, moves the partition to another node."""
+    world = Scenario(nodes=4, replicas=1, partitions=6, clients=3, live_moves=True)
+    rows = world.put_many(24)
+    home = spread(world)
+    here = [n for n, r in world.agreed.topology.partitions.items() if r.replicas[0].node == home]
+    full, *others = [name for name in world.nodes if name != home]
+    elsewhere = next(n for n in world.agreed.topology.partitions if n not in here)
+
+    def refuses(said: Said) -> bool:
+        if said.to != full or not isinstance(said.message, Chunk | End):
+            return False
+        each = said.message
+        denied = Denied(each.partition, each.session, each.slice, "the disk is full")
+        world.schedule(0.001, world.mover.receive, full, denied)
+        return True
+
+    world.wire.holds = refuses
+    targets = [full, *others]
+    moves = tuple(
+        PlannedMove(name, home, Placement(targets[number % len(targets)]))
+        for number, name in enumerate(here[:3])
+    )
+    name = start(world, RunPlan("empty", moves, Limits(9, 9)))
+    target = next(n for n in others if n not in world.replicas(elsewhere))
+    world.move(target, partition=elsewhere)
+    world.until_ended(elsewhere)
+    assert world.replicas(elsewhere) == {target}
+    until_idle(world, 120.0)
+    assert states(world, name) == ["FAILED", *["COMMITTED"] * (len(moves) - 1)]
+    assert run_of(world, name).outcome == "failed-in-part"
+    assert world.replicas(here[0]) == {home}
+    assert world.rows_at(full, here[0]) == {}
+
+    brain = world.in_office().brain
+    volumes = world.agreed.topology.nodes[full].volumes
+    statuses = {
+        node: replace(
+            status,
+            free_bytes=dict.fromkeys(volumes, 0 if node == full else 1 << 40),
+            replicas={
+                of: tuple(replace(replica, bytes=1 << 20) for replica in held)
+                for of, held in status.replicas.items()
+            },
+        )
+        for node, status in brain.statuses.items()
+    }
+    view = ClusterView(world.agreed, statuses, brain.office or 0, world.now, world.now)
+    _, plan = planner.planned(view, RunPlan("drain", drains=(home,)))
+    assert here[0] in {move.partition for move in plan.moves}
+    assert full not in {move.target.node for move in plan.moves}
+    again = start(world, plan)
+    until_idle(world, 60.0)
+    assert run_of(world, again).outcome == "done"
+    assert not world.replicas(here[0]) & {home, full}
+    world.wire.waiting.clear()
+    assert {key: world.get(key) for key in rows} == rows
     world.conclude()

@@ -12,6 +12,7 @@ from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP_TARGET,
     READ_NEW,
+    REBUILD_REPAIR,
     STREAMING,
     WRITE_BOTH,
 )
@@ -27,6 +28,7 @@ from limosa.core.messages import (
     Seal,
 )
 from limosa.core.model.keys import WHOLE
+from limosa.core.model.requests import RebuildReplicas
 from limosa.simulation.workloads import rows_of
 from tests.simulation.scenarios import Said, Scenario, said
 
@@ -187,6 +189,17 @@ def test_work_with_an_invalid_session_is_refused(session: str) -> None:
     world.until(lambda: world.waits().startswith("copy"))
     world.run_for(0.5)
     attempt(target, world.stored(target)[0].replica.incarnation)
+    world.mover.resume()
+    world.until_ended()
+    world.mover.pause()
+    owner = world.owner().name
+    renewed = next(n for n in sorted(world.replicas()) if n != owner)
+    world.request(RebuildReplicas("p0", (renewed,)))
+    world.until_stage(REBUILD_REPAIR)
+    world.until(lambda: world.waits().startswith("copy"))
+    world.run_for(0.5)
+    for stored in world.stored(renewed):
+        attempt(renewed, stored.replica.incarnation)
     world.mover.resume()
     world.until_ended()
     assert session not in {each.message.session for each in said(world, Fetched)}  # type: ignore[union-attr]

@@ -6,12 +6,12 @@ from math import ceil
 import pytest
 
 from limosa.core.model.changes import Commit, Put
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import CreateTable, DropTable, Request
 from limosa.core.model.topology import NamedTable
 from limosa.simulation.world import World, WorldShape
 
 ORDERS = NamedTable("orders", "orders", "i1", b"columns")
-CREATE = Request("create", "create_table", table=ORDERS, partitions=6, count=2)
+CREATE = Request("create", CreateTable(ORDERS, 6, 2))
 
 
 def asked(world: World, request: Request, seconds: float = 5.0) -> Request:
@@ -47,10 +47,10 @@ def test_a_new_table_is_served_by_all_nodes_and_a_dropped_one_leaves_nothing() -
     assert sorted(owners(world)) == ["n1", "n1", "n2", "n2", "n3", "n3"]
     first = held(world)
     assert len(first) == 12
-    asked(world, Request("drop", "drop_table", name="orders", table_id="i1"))
+    asked(world, Request("drop", DropTable("orders", "i1")))
     assert held(world) == []
     again = NamedTable("orders", "orders", "i2", b"columns")
-    asked(world, Request("again", "create_table", table=again, partitions=6, count=2))
+    asked(world, Request("again", CreateTable(again, 6, 2)))
     assert sorted(owners(world)) == ["n1", "n1", "n2", "n2", "n3", "n3"]
     second = held(world)
     assert len(second) == 12
@@ -70,7 +70,7 @@ def test_owners_and_followers_are_on_distinct_nodes_before_a_node_gets_a_second_
     three owners; the loss of a node takes the owner of one in so many partitions, rounded up."""
     world = World(11, WorldShape(nodes=nodes, replicas=1, partitions=1))
     world.run_until(2)
-    create = Request("create", "create_table", table=ORDERS, partitions=partitions, count=count)
+    create = Request("create", CreateTable(ORDERS, partitions, count))
     asked(world, create)
     before = owners(world)
     holders = [node for node, *_ in held(world)]
@@ -92,7 +92,7 @@ def test_owners_and_followers_are_on_distinct_nodes_before_a_node_gets_a_second_
 def test_when_a_node_dies_its_partitions_are_owned_by_more_than_one() -> None:
     world = World(12, WorldShape(nodes=3, replicas=3, partitions=1))
     world.run_until(2)
-    asked(world, Request("create", "create_table", table=ORDERS, partitions=12, count=3))
+    asked(world, Request("create", CreateTable(ORDERS, 12, 3)))
     before = owners(world)
     world.nodes["n1"].crash()
     world.run_until(world.now + 10)
@@ -107,9 +107,9 @@ def test_a_table_that_is_dropped_and_made_again_at_once_begins_empty() -> None:
     world.run_until(2)
     asked(world, CREATE)
     before = held(world)
-    drop = Request("drop", "drop_table", name="orders", table_id="i1")
+    drop = Request("drop", DropTable("orders", "i1"))
     table = NamedTable("orders", "orders", "i2", b"columns")
-    again = Request("again", "create_table", table=table, partitions=6, count=2)
+    again = Request("again", CreateTable(table, 6, 2))
     for request in (drop, again):
         world.commit(Commit({}, (Put(request),), "asked"), "operator")
     world.run_until(world.now + 5)

@@ -15,6 +15,7 @@ SEEDS = 300
 CHUNK = 25
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds_are_clean(first: int) -> None:
     """S42: source or target dies in whatever stage, under writes; no acknowledged write is lost."""

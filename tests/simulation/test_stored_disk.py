@@ -32,6 +32,7 @@ CHUNK = 5
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds_are_clean_on_real_storage(first: int) -> None:
     for seed in range(first, first + CHUNK):

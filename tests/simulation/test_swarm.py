@@ -44,6 +44,7 @@ def result(seed: int, *violations: tuple[str, str], cells: int = 0) -> Result:
 # --- seeds
 
 
+@pytest.mark.processes
 def test_processes_give_what_seeds_give_alone() -> None:
     found = {result.seed: result for result in run_seeds(range(8), jobs=2)}
     assert found == {seed: run_seed(seed) for seed in range(8)}
@@ -91,22 +92,26 @@ def test_results_are_added_up_in_any_order() -> None:
 # --- processes
 
 
+@pytest.mark.processes
 def test_every_item_is_answered_once() -> None:
     answers = list(in_processes(double, range(50), 3, unexpected))
     assert sorted(answers) == [number * 2 for number in range(50)]
 
 
+@pytest.mark.processes
 def test_more_processes_than_items_are_not_started() -> None:
     assert list(in_processes(double, [4], 50, unexpected)) == [8]
     assert list(in_processes(double, [], 2, unexpected)) == []
 
 
+@pytest.mark.processes
 def test_the_item_of_a_process_that_died_is_answered_and_the_others_too() -> None:
     answers = set(in_processes(partial(die_on, dying=2), range(6), 2, lost))
     died = f"2 lost: its process died (exit code {-signal.SIGKILL})"
     assert answers == {died, *(f"{number} done" for number in (0, 1, 3, 4, 5))}
 
 
+@pytest.mark.processes
 def test_items_are_drawn_late() -> None:
     """Whoever asks decides by the answers so far what comes next."""
     seen: list[int] = []
@@ -122,6 +127,7 @@ def test_items_are_drawn_late() -> None:
     assert seen == [0, 2, 4, 6, 8]
 
 
+@pytest.mark.processes
 def test_no_process_stays_when_the_caller_stops_listening() -> None:
     with closing(in_processes(pid_after, [0.0, 300.0, 300.0], 2, unexpected)) as answers:
         pid = next(answers)

@@ -22,7 +22,7 @@ from limosa.storage.compaction import (
     replaced,
     without_collected,
 )
-from limosa.storage.memtable import RowRun
+from limosa.storage.memtable import Memtable
 from limosa.storage.segment import Segment, write_segment
 from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
 from limosa.storage.volume import StorageSettings
@@ -48,12 +48,16 @@ ROOMY = StorageSettings()
 
 
 def segment(
-    batch: Batch, level: int = NEW, held: TokenRange = WHOLE, name: str = "s", offset: int = 0
+    batch: Batch,
+    level: int = NEW,
+    token_range: TokenRange = WHOLE,
+    name: str = "s",
+    offset: int = 0,
 ) -> Ranged:
     files = MemoryFiles()
     order = np.argsort(batch.tokens, kind="stable")
     assert write_segment(files, name, batch.table, [batch.take(order)]) is not None
-    return Ranged(name, level, held, offset, Segment(files, name))
+    return Ranged(name, level, token_range, offset, Segment(files, name))
 
 
 def some_birds(count: int, version: int = 1, start: int = 0) -> Batch:
@@ -107,7 +111,7 @@ def test_a_segment_of_which_little_counts_is_written_anew() -> None:
     quarter = TokenRange(WHOLE.start, WHOLE.start // 2)
     job = plan(view_of(segment(some_birds(100), SETTLED, quarter)), 0, 10**6)
     assert job is not None
-    assert (job.held, job.level) == (quarter, SETTLED)
+    assert (job.range, job.level) == (quarter, SETTLED)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +154,13 @@ def test_a_tombstone_stays_while_something_older_lies_beside() -> None:
 
 
 def test_the_oldest_beside_is_of_the_range_and_not_of_the_inputs() -> None:
-    held = segment(some_birds(20, 1), held=LEFT)
-    other = segment(some_birds(20, 5), held=LEFT)
-    memory = RowRun.of(some_birds(20, 7))
-    view = TableView(BIRDS, segments=(held, other), runs=(memory,))
-    assert oldest_beside(view, (held,), LEFT) == 5
-    assert oldest_beside(view, (held, other), LEFT) == 7
-    assert oldest_beside(view, (held, other, memory), LEFT) == 2**62
+    one = segment(some_birds(20, 1), token_range=LEFT)
+    other = segment(some_birds(20, 5), token_range=LEFT)
+    memory = Memtable.of(some_birds(20, 7))
+    view = TableView(BIRDS, segments=(one, other), memtables=(memory,))
+    assert oldest_beside(view, (one,), LEFT) == 5
+    assert oldest_beside(view, (one, other), LEFT) == 7
+    assert oldest_beside(view, (one, other, memory), LEFT) == 2**62
     assert oldest_beside(view, (), RIGHT) == 7
 
 
@@ -213,7 +217,7 @@ def test_a_sweep_leaves_the_rest_of_new_segments_to_the_next_piece() -> None:
     made = segment(some_birds(10), SETTLED, LEFT, "made")
     job = Job((new, settled), LEFT, SETTLED, is_sweep=True)
     found = replaced(view_of(settled, new, late), job, [made])
-    assert [(each.file, each.level, each.held) for each in found] == [
+    assert [(each.file, each.level, each.range) for each in found] == [
         ("made", SETTLED, LEFT),
         ("s", GOING, RIGHT),
         ("s", NEW, WHOLE),
@@ -233,7 +237,7 @@ def test_what_was_made_of_a_streams_segments_is_where_they_were() -> None:
 
 def test_adopted_segments_stay_settled_only_where_there_is_room() -> None:
     mine = segment(some_birds(10), SETTLED, LEFT)
-    right, left = (segment(some_birds(10), SETTLED, held) for held in (RIGHT, LEFT))
+    right, left = (segment(some_birds(10), SETTLED, half) for half in (RIGHT, LEFT))
     going = segment(some_birds(10), GOING, RIGHT)
     levels = [ranged.level for ranged in as_neighbours([mine], [right, left, going])]
     assert levels == [SETTLED, NEW, NEW]
@@ -276,7 +280,7 @@ def tombstones(host: Host) -> int:
 def check_levels(host: Host) -> None:
     """Settled ones do not overlap, and no more new ones lie about than are allowed to."""
     segments = host.view().tables["birds"].segments
-    settled = sorted((r.held for r in segments if r.level == SETTLED), key=lambda h: h.start)
+    settled = sorted((r.range for r in segments if r.level == SETTLED), key=lambda h: h.start)
     for one, other in pairwise(settled):
         assert overlap(one, other) is None
     assert not [r for r in segments if r.level == GOING]

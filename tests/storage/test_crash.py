@@ -118,6 +118,7 @@ KILLS = (
 )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seed", range(len(KILLS)))
 def test_a_store_that_is_killed_keeps_what_it_promised(seed: int) -> None:
     """S43: five kills in a row; what was acknowledged is there, what was dropped is not."""

@@ -458,7 +458,7 @@ def test_a_scan_has_the_columns_rows_and_tokens_that_were_asked_for() -> None:
             halves = [
                 row["name"]
                 for held in (LEFT, RIGHT)
-                for b in view.scan(BIRDS, held=held)
+                for b in view.scan(BIRDS, token_range=held)
                 for row in b.to_pylist()
             ]
             assert sorted(halves) == sorted(everything)

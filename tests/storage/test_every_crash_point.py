@@ -386,6 +386,7 @@ def crash_points(trace: list[str]) -> list[tuple[int, Moment]]:
     return points
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
 def test_a_process_that_dies_at_some_file_operations_loses_nothing(
     part: int, end: tuple[dict[str, Any], list[str]]

@@ -949,6 +949,7 @@ file.append([b"two "])
 """
 
 
+@pytest.mark.processes
 def test_a_real_process_is_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
     path = tmp_path / "1.log"
     command = [sys.executable, "-W", "error", "-c", KILLED, str(path)]

@@ -2,13 +2,13 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from limosa.storage.mapping import mapped
+from tests.waiting import left_after
 
 
 def maps_of(path: Path) -> int:
@@ -81,7 +81,4 @@ def test_many_threads_may_let_go(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    deadline = time.monotonic() + 5.0
-    while maps_of(path) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert maps_of(path) == 0
+    assert left_after(lambda: maps_of(path), 5.0) == 0

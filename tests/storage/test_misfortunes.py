@@ -2,7 +2,6 @@
 
 import errno
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from limosa.simulation.files import MemoryFiles
 from limosa.storage import memtable
 from limosa.storage import store as store_module
 from limosa.storage.maintenance import Maintenance
-from limosa.storage.memtable import RowRun, added
+from limosa.storage.memtable import Memtable, added
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
@@ -25,6 +24,7 @@ from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
 from tests.storage.samples import BIRDS, TINY, Hand, Host, batch_of, birds, in_view
+from tests.waiting import eventually
 
 # ---------------------------------------------------------------- syncs that do not end
 
@@ -158,7 +158,7 @@ def test_a_table_that_is_no_version_of_the_known_one_is_refused(
 
 
 def test_a_batch_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limosa.storage.records.BATCH_BYTES_MAX", 2000)
+    monkeypatch.setattr("limosa.tabular.bodies.BATCH_BYTES_MAX", 2000)
     host = Host(TINY)
     hand = host.hand()
     hand.put(birds(("wren", 1)))
@@ -174,12 +174,12 @@ def test_large_batches_of_few_rows_are_not_copied_together(
 ) -> None:
     """Copying takes time, and Arrow counts a column's bytes in 31 bits."""
     monkeypatch.setattr(memtable, "TINY_BYTES", 1000)
-    runs: tuple[RowRun, ...] = ()
+    memtables: tuple[Memtable, ...] = ()
     for number in range(1, 9):
-        runs = added(runs, RowRun.at(birds((f"{number}" * 300, number)), number))
-    (run,) = runs
-    assert len(run.batches) == 8
-    assert [run.find(int(batch.tokens[0]))[0][0] for batch in run.batches] == list(run.batches)
+        memtables = added(memtables, Memtable.at(birds((f"{number}" * 300, number)), number))
+    (one,) = memtables
+    assert len(one.batches) == 8
+    assert [one.find(int(batch.tokens[0]))[0][0] for batch in one.batches] == list(one.batches)
 
 
 def test_a_file_that_rots_while_it_is_in_use_is_found_by_reading_it_again(
@@ -302,10 +302,10 @@ def test_maintenance_survives_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patch:
             patch.setattr(Maintenance, "step", mistaken)
             store.start_maintenance()
-            _wait_until(lambda: any("a mistake" in trouble for trouble in store.troubles))
+            eventually(lambda: any("a mistake" in trouble for trouble in store.troubles))
         hand = Hand(store.write).create()
         _put_many(hand, range(40))
-        _wait_until(lambda: bool(store.view(*hand.key).tables[BIRDS.id].segments))
+        eventually(lambda: bool(store.view(*hand.key).tables[BIRDS.id].segments))
 
 
 def test_writers_wait_for_room_and_are_told_if_there_will_be_none(
@@ -346,10 +346,3 @@ def test_entries_that_were_carried_are_read_back_together() -> None:
 def _put_many(hand: Hand, numbers: Iterable[int]) -> None:
     for number in numbers:
         hand.put(birds(*((f"{number}-{each}", each) for each in range(20))))
-
-
-def _wait_until(holds: Any) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.01)

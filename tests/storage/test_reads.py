@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from limosa.errors import BadInput, InvalidKey
 from limosa.simulation.files import MemoryFiles
 from limosa.storage import view as views
-from limosa.storage.memtable import RowRun
+from limosa.storage.memtable import Memtable
 from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import TableView, View
@@ -187,8 +187,8 @@ def test_what_a_scan_shows_is_what_gets_find(name: str, data: st.DataObject) -> 
     key_type, some = SOME[name]
     keys = data.draw(st.lists(some, min_size=1, max_size=40))
     kept = keyed(key_type)
-    runs = (RowRun.at(rows_with(kept, pa.array(keys, key_type)), 1),)
-    view = View(1, 0, {kept.id: TableView(kept, runs)})
+    memtables = (Memtable.at(rows_with(kept, pa.array(keys, key_type)), 1),)
+    view = View(1, 0, {kept.id: TableView(kept, memtables)})
     (scanned,) = view.scan(kept)
     assert view.get_many(kept, only_keys(scanned.column("k")))[0].equals(scanned)
     assert [
@@ -337,13 +337,13 @@ def texts(kind: Kind, sizes: list[int]) -> View:
     """Rows of such sizes, one to a batch, that share their bytes, so that they take no memory."""
     long = table("texts", ("k", pa.int64()), ("text", pa.string()), kind=kind)
     content = pa.py_buffer(bytes(max(sizes)))
-    runs = []
+    memtables = []
     for number, size in enumerate(sizes):
         offsets = pa.py_buffer(np.array([0, size], np.int32).tobytes())
         text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, content])
         columns = pa.RecordBatch.from_arrays([pa.array([number]), text], schema=long.physical)
-        runs.append(RowRun.at(Batch.of(long, columns), number + 1))
-    return View(len(sizes), 0, {long.id: TableView(long, tuple(runs), next_offset=len(sizes))})
+        memtables.append(Memtable.at(Batch.of(long, columns), number + 1))
+    return View(len(sizes), 0, {long.id: TableView(long, tuple(memtables), next_offset=len(sizes))})
 
 
 def test_records_of_more_bytes_than_a_batch_may_have_are_read_in_parts() -> None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -813,3 +814,6 @@ TestVolume = VolumeMachine.TestCase
 TestVolume.settings = EFFORT
 TestCollidingTokens = CollidingMachine.TestCase
 TestCollidingTokens.settings = EFFORT
+
+for each in (TestVolume, TestCollidingTokens):
+    pytest.mark.thorough(each)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, WHOLE, TokenRange
-from limosa.storage.memtable import RowRun
+from limosa.storage.memtable import Memtable
 from limosa.tabular.merge import (
     Span,
     cut,
@@ -91,7 +91,7 @@ def test_it_does_not_matter_how_rows_are_spread_over_sources(
     some = with_own_tokens(some)
     bounds = [0, *sorted(cuts), len(some)]
     parts = [some[start:stop] for start, stop in pairwise(bounds)]
-    sources = [RowRun.of(batch(part)) for part in parts if part]
+    sources = [Memtable.of(batch(part)) for part in parts if part]
     for piece_bytes in (1, 100, 10**9):
         pieces = list(sweep(BIRDS, sources, WHOLE, piece_bytes))
         found = [row for piece in pieces for each in piece for row in values(flagged(each))]
@@ -222,7 +222,7 @@ def test_a_run_with_rows_of_an_older_definition_last_keeps_the_newer_columns() -
     newer = BIRDS.evolved(pa.schema(columns))
     first = batch_of(newer, [("a", 1, "red")])
     last = batch_of(BIRDS, [("b", 2)])
-    run = RowRun((first.at(1), last.at(2)), 1, 2)
-    (found,) = run.within(WHOLE)
+    memtable = Memtable((first.at(1), last.at(2)), 1, 2)
+    (found,) = memtable.within(WHOLE)
     rows = {row["name"]: row["colour"] for row in found.columns.to_pylist()}
     assert rows == {"a": "red", "b": None}

@@ -6,7 +6,18 @@ from types import ModuleType
 
 import pytest
 
-from tools.generate_docs import ROOT, NotYet, diagrams, main, openapi, stage_tables
+from tools.generate_docs import (
+    ROOT,
+    NotYet,
+    diagrams,
+    first_paragraph,
+    main,
+    modules,
+    openapi,
+    rooms,
+    rooms_of_core,
+    stage_tables,
+)
 
 OLD = "# Page\n\n<!-- generated:part -->\nold\n<!-- /generated:part -->\n\nend\n"
 NEW = "# Page\n\n<!-- generated:part -->\n\nnew\n\n<!-- /generated:part -->\n\nend\n"
@@ -112,3 +123,26 @@ def test_a_missing_catalogue_is_not_yet(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "limosa.core.machines.drawing", None)
     with pytest.raises(NotYet):
         stage_tables()
+
+
+def test_the_architecture_lists_every_module_with_its_own_first_sentence() -> None:
+    listed = modules()
+    for file in (ROOT / "src" / "limosa").rglob("*.py"):
+        assert (
+            file.name == "__init__.py" or f"| `{file.stem}` | {first_paragraph(file)} |" in listed
+        )
+    assert listed in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_rooms_are_listed_from_top_to_bottom() -> None:
+    names = [line.split("`")[1] for line in rooms().splitlines()[2:]]
+    assert names[0] == "cli"
+    assert names[-2:] == ["core", "errors"]
+    assert rooms_of_core().splitlines()[-1].startswith("| `model` |")
+
+
+def test_a_module_that_does_not_say_what_it_answers_is_refused(tmp_path: Path) -> None:
+    silent = tmp_path / "silent.py"
+    silent.write_text("x = 1\n")
+    with pytest.raises(ValueError, match="does not begin with a docstring"):
+        first_paragraph(silent)

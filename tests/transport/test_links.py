@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from queue import Queue
 from typing import Any
 
@@ -10,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from limosa.transport.links import Outbound, StreamSender
+from limosa.transport.lone import PendingAnswers, ReadingTurns
+from tests.waiting import eventually
 
 
 class FakeStream:
@@ -45,10 +46,10 @@ class Ends:
             "other",
             self._connect,  # type: ignore[arg-type]
             lambda frame: self.heard.append((frame.to_pybytes(), threading.get_ident())),
-            is_idle=lambda: True,
+            pending=PendingAnswers(),
         )
         self.link.send(b"hello")
-        wait_for(lambda: bool(self.streams))
+        eventually(lambda: bool(self.streams))
 
     def _connect(self) -> FakeStream:
         self.streams.append(FakeStream())
@@ -59,28 +60,21 @@ class Ends:
 
     def make_room_for_callers(self) -> None:
         """The link's thread reads already: it leaves after the next frame."""
-        wait_for(self.link._turn.locked)
+        eventually(self.link.turns._turn.locked)
         self.read_here()
         self.say(b"first")
-        wait_for(lambda: len(self.heard) == 1 and not self.link._turn.locked())
+        eventually(lambda: len(self.heard) == 1 and not self.link.turns._turn.locked())
 
     def read_here(self) -> None:
-        self.link.read_here(lambda: len(self.heard) == 2)
+        self.link.turns.read_as_caller(lambda: len(self.heard) == 2)
 
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(Outbound, "LEFT_SECONDS", 60.0)
+    monkeypatch.setattr(ReadingTurns, "LEFT_SECONDS", 60.0)
     ends = Ends()
     yield ends
     ends.link.close()
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_caller_reads_its_own_answer(ends: Ends) -> None:
@@ -91,10 +85,10 @@ def test_a_caller_reads_its_own_answer(ends: Ends) -> None:
 
 
 def test_what_no_caller_reads_is_read_all_the_same(ends: Ends) -> None:
-    ends.link.LEFT_SECONDS = 0.05
+    ends.link.turns.LEFT_SECONDS = 0.05
     ends.make_room_for_callers()
     ends.say(b"second")
-    wait_for(lambda: len(ends.heard) == 2)
+    eventually(lambda: len(ends.heard) == 2)
     assert ends.heard[1][1] != threading.get_ident()
 
 
@@ -102,18 +96,18 @@ def test_the_links_thread_takes_over_at_once_if_it_is_needed(ends: Ends) -> None
     ends.make_room_for_callers()
     ends.say(b"second")
     ends.link.wake()
-    wait_for(lambda: len(ends.heard) == 2)
+    eventually(lambda: len(ends.heard) == 2)
 
 
 def test_a_caller_that_waits_for_nothing_any_more_is_let_go_of(ends: Ends) -> None:
     ends.make_room_for_callers()
     caller = threading.Thread(target=ends.read_here)
     caller.start()
-    wait_for(lambda: ends.link._reader == caller.ident)
-    ends.link.release(threading.get_ident())
+    eventually(lambda: ends.link.turns._caller == caller.ident)
+    ends.link.turns.release(threading.get_ident())
     assert caller.is_alive()
     assert caller.ident is not None
-    ends.link.release(caller.ident)
+    ends.link.turns.release(caller.ident)
     caller.join(5.0)
     assert not caller.is_alive()
 
@@ -123,11 +117,11 @@ def test_a_stream_that_broke_under_a_caller_is_opened_again(ends: Ends) -> None:
     ends.streams[-1].cancel()
     ends.read_here()
     ends.link.wake()
-    wait_for(lambda: ends.link._stream is None)
+    eventually(lambda: ends.link._stream is None)
     ends.link.send(b"hello again")
-    wait_for(lambda: len(ends.streams) == 2)
+    eventually(lambda: len(ends.streams) == 2)
     ends.say(b"second")
-    wait_for(lambda: len(ends.heard) == 2)
+    eventually(lambda: len(ends.heard) == 2)
 
 
 def test_no_message_stays_behind_whoever_pumps_and_whoever_wakes() -> None:
@@ -154,5 +148,5 @@ def test_no_message_stays_behind_whoever_pumps_and_whoever_wakes() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    wait_for(lambda: sum(sent) == 3_000)
+    eventually(lambda: sum(sent) == 3_000)
     link.close()

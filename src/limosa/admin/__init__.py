@@ -1,1 +1,1 @@
-"""What do operators see? The cluster at a look, and an HTTP service to ask and to change it."""
+"""What do operators see? The state of the cluster, and an HTTP service to query and change it."""

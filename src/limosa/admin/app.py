@@ -23,7 +23,7 @@ from limosa.errors import BadInput
 
 
 def build(service: AdminService) -> ASGIApp:
-    """The application; routes about runs are there if the service has runs."""
+    """The application; it has routes about runs if the service has runs."""
     app = bare_app(service.runs is not None)
     check_roles(app.routes)
     open_paths = {
@@ -62,7 +62,7 @@ def add(app: FastAPI, group: Routes) -> None:
 
 
 def check_roles(routes: Iterable[BaseRoute]) -> None:
-    """Whatever way a route was added: it says who may use it, or nothing starts."""
+    """Every route must declare a role, however it was added."""
     for route in routes:
         if not isinstance(route, RoleRoute):
             path = getattr(route, "path", "?")
@@ -70,7 +70,7 @@ def check_roles(routes: Iterable[BaseRoute]) -> None:
 
 
 def document(with_runs: bool) -> dict[str, Any]:
-    """The OpenAPI description, as it is checked in."""
+    """The OpenAPI description, as stored in docs/openapi.json."""
     return describe(bare_app(with_runs).routes)
 
 
@@ -97,6 +97,6 @@ async def _not_routed(app: FastAPI, request: Request, error: Exception) -> Respo
 
 
 def methods_of(routes: Iterable[BaseRoute], path: str) -> list[str]:
-    """What a path takes, by all of its routes; the framework names those of the first one only."""
+    """The methods of all routes of a path; the framework lists only those of the first route."""
     fitting = [each for each in routes if isinstance(each, RoleRoute) and each.fits(path)]
     return sorted({method for each in fitting for method in each.methods or ()})

@@ -1,11 +1,12 @@
-"""Who changed what, and what came of it? A file of JSON lines that only grows.
+"""Who changed what, and with which result? An append-only file of JSON lines.
 
-    asked      before a change is asked for: who, what, and how it was before; no line, no change
-    answered   what the caller was told, with the HTTP status
-    refused    a change that was not asked for, and why; nothing happened
-    ended      how the operation ended, and how it is now
+    asked      written before a change is requested: who, what, and the state before
+    answered   the answer to the caller, with the HTTP status
+    refused    a change that was not requested, and why
+    ended      how the operation ended, and the state after
 
-Lines of one change have the same operation.
+If the line `asked` can't be written, the change is not requested. All lines of a change have the
+same operation id.
 """
 
 import errno
@@ -41,29 +42,29 @@ class AuditLog:
         except OSError as error:
             raise UnusableFile(
                 f"the audit log {self.path} can't be written: {error.strerror}",
-                "make room, or mend its rights",
+                "free some disk space, or correct the file's permissions",
             ) from None
 
     def _append(self, line: bytes) -> None:
-        """Opened each time, so that a file that was moved away is begun anew."""
+        """Opens the file each time, so that it can be moved away (log rotation)."""
         is_new = not self.path.exists()
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             _lock(file)
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":
-                line = b"\n" + line  # after a line that a crash cut off
+                line = b"\n" + line  # a crash truncated the last line
             if os.write(file, line) != len(line):
-                raise OSError(errno.ENOSPC, "no room for a whole line")
+                raise OSError(errno.ENOSPC, "no space for a whole line")
             os.fsync(file)
         finally:
-            os.close(file)  # and its lock goes
+            os.close(file)  # also releases the lock
         if is_new:
             _sync_directory(self.path.parent)
 
 
 def _lock(file: int) -> None:
-    """Another process has it for the time of one sync; one that hangs does not hold us up."""
+    """Other processes hold the lock only briefly; gives up if one hangs."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -71,7 +72,7 @@ def _lock(file: int) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise OSError(errno.EBUSY, "another process holds it") from None
+                raise OSError(errno.EBUSY, "another process holds the lock") from None
         time.sleep(0.002)
 
 

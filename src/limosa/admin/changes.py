@@ -1,6 +1,7 @@
-"""What may be changed? Routes that move partitions, make and drop tables, and remove nodes.
+"""What can be changed over HTTP? Routes that move partitions, change tables, and remove nodes.
 
-Each asks for an operation and answers at once; what the coordinator would refuse is refused here.
+Each route requests a change and answers at once, with the operation. What the coordinator would
+refuse is refused before it is requested.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -23,7 +24,17 @@ from limosa.client.requests import PARTITIONS, creation
 from limosa.client.schema import schema_of
 from limosa.core.coordinator.tables import PARTITIONS_MAX, REPLICAS_MAX
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    CancelChange,
+    CompleteMove,
+    DropTable,
+    MovePartition,
+    MoveToVolume,
+    RemoveNode,
+    Request,
+    ReverseMove,
+)
 from limosa.errors import IllegalRequest
 
 HOLD_SECONDS_MAX = 7 * 86_400.0
@@ -49,13 +60,13 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0, le=HOLD_SECONDS_MAX, allow_inf
 
 
 class ChangeBody(BaseModel):
-    """What is sent: nothing that is not known here, and no text where a number is meant."""
+    """A request's body: unknown fields and text instead of numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TableBody(ChangeBody):
-    """A table that is to be made."""
+    """The table to create."""
 
     name: Name
     columns: Annotated[dict[ColumnName, ColumnType], Field(min_length=1, max_length=1000)]
@@ -63,11 +74,11 @@ class TableBody(ChangeBody):
     key: Annotated[list[ColumnName], Field(min_length=1, max_length=16)]
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] = PARTITIONS
     replicas: Annotated[int | None, Field(ge=1, le=REPLICAS_MAX)] = None
-    """Without it three, or as many as there are nodes."""
+    """Default: three, or the number of nodes if that is less."""
     min_in_sync: Annotated[int, Field(ge=0, le=REPLICAS_MAX)] = 0
     """0: a majority of the replicas."""
     zone: Name | None = None
-    """Share the partitions of a zone; without it the table has its own."""
+    """Share the partitions of this zone. Default: the table gets its own zone."""
 
 
 class MoveBody(ChangeBody):
@@ -75,13 +86,13 @@ class MoveBody(ChangeBody):
 
     to: Name
     source: Annotated[Name | None, Field(alias="from")] = None
-    """Whose replica moves; without it the owner's."""
+    """The node that loses its replica. Default: the owner."""
     volume: Annotated[str | None, Field(pattern=LONG_NAME)] = None
-    """Without it the one with the fewest replicas."""
+    """Default: the volume with the fewest replicas."""
     hold_seconds: Seconds = 0.0
-    """How long both sides are kept once the new one is read."""
+    """How long to keep the old replica after the switch."""
     max_pause_seconds: Seconds = 0.0
-    """Hand over only while it would pause writes for no longer; 0: there is no limit."""
+    """Hand over only when the expected pause of writes is at most this long; 0: no limit."""
 
 
 # --- tables
@@ -89,7 +100,7 @@ class MoveBody(ChangeBody):
 
 @routes.post("/v1/tables", role="operator")
 def create_table(caller: Calling, change: Changing, body: TableBody) -> Accepted:
-    """Make a table."""
+    """Create a table."""
 
     def build(id: str) -> Request:
         agreed = all_agreed(caller)
@@ -117,7 +128,7 @@ def drop_table(caller: Calling, change: Changing, table: TableInPath) -> Accepte
     def build(id: str) -> Request:
         if known is None:
             raise not_found("table", table, "/v1/tables")
-        request = Request(id, "drop_table", name=table, table_id=known.id)
+        request = Request(id, DropTable(table, known.id))
         return checked(all_agreed(caller), request)
 
     before = None if known is None else caller.cluster.describe(table)
@@ -129,13 +140,13 @@ def drop_table(caller: Calling, change: Changing, table: TableInPath) -> Accepte
 
 @routes.delete("/v1/nodes/{node}", role="admin")
 def remove_node(caller: Calling, change: Changing, node: NodeInPath) -> Accepted:
-    """Take out a node that is gone for good; it must be stopped, and hold no replicas."""
+    """Remove a stopped node that holds no replicas."""
     known = caller.cluster.refresh().nodes.get(node)
 
     def build(id: str) -> Request:
         if known is None:
             raise not_found("node", node, "/v1/nodes")
-        return checked(all_agreed(caller), Request(id, "remove_node", name=node))
+        return checked(all_agreed(caller), Request(id, RemoveNode(node)))
 
     return change.ask(build, before=known)
 
@@ -145,7 +156,7 @@ def remove_node(caller: Calling, change: Changing, node: NodeInPath) -> Accepted
 
 @routes.post("/v1/partitions/{partition}/move", role="operator")
 def move(caller: Calling, change: Changing, partition: PartitionInPath, body: MoveBody) -> Accepted:
-    """Move one replica of a partition to another node, while it is read and written."""
+    """Move one replica of a partition to another node; reads and writes continue."""
     agreed = _state(caller, partition)
 
     def build(id: str) -> Request:
@@ -156,16 +167,14 @@ def move(caller: Calling, change: Changing, partition: PartitionInPath, body: Mo
             raise IllegalRequest(
                 f"{body.to} holds a replica of {partition} already", "choose another node or volume"
             )
-        request = Request(
-            id,
-            "volume_move" if body.to == leaving.node else "move",
+        wish = (MoveToVolume if body.to == leaving.node else MovePartition)(
             partition,
             source=leaving.node,
             target=place,
             hold_seconds=body.hold_seconds,
             max_pause_seconds=body.max_pause_seconds,
         )
-        return checked(agreed, request)
+        return checked(agreed, Request(id, wish))
 
     before = agreed.topology.partitions[partition]
     return change.ask(build, body.model_dump(by_alias=True), before)
@@ -173,40 +182,38 @@ def move(caller: Calling, change: Changing, partition: PartitionInPath, body: Mo
 
 @routes.post("/v1/partitions/{partition}/cancel", role="operator")
 def cancel(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
-    """Give a move up, as long as the old replicas are read; nothing is lost."""
+    """Cancel a move before reads have switched; it is rolled back, and no data is lost."""
     agreed = _state(caller, partition)
 
     def build(id: str) -> Request:
         intent = agreed.intents.get(partition)
         if intent is None or intent.pending is None:
             raise IllegalRequest(
-                f"{partition} has no change that could be cancelled",
+                f"{partition} has no move that can be cancelled",
                 f"see GET /v1/partitions/{partition}/explain",
             )
-        return checked(agreed, Request(id, "cancel", partition, cancels=intent.pending.trigger))
+        return checked(agreed, Request(id, CancelChange(partition, intent.pending.trigger)))
 
     return change.ask(build, before=agreed.topology.partitions[partition])
 
 
 @routes.post("/v1/partitions/{partition}/complete", role="operator")
 def complete(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
-    """End the hold of a move: its old replica goes."""
-    return _end_hold(caller, change, "complete", partition)
+    """End the hold of a move: remove its old replica."""
+    return _end_hold(caller, change, CompleteMove(partition))
 
 
 @routes.post("/v1/partitions/{partition}/reverse", role="operator")
 def reverse(caller: Calling, change: Changing, partition: PartitionInPath) -> Accepted:
-    """Take a move that is held back to its old replicas; nothing is lost."""
-    return _end_hold(caller, change, "reverse", partition)
+    """Reverse a move during its hold: the partition returns to its old replicas."""
+    return _end_hold(caller, change, ReverseMove(partition))
 
 
-def _end_hold(
-    caller: Caller, change: ChangeRequest, kind: Literal["complete", "reverse"], partition: str
-) -> Accepted:
-    agreed = _state(caller, partition)
+def _end_hold(caller: Caller, change: ChangeRequest, wish: CompleteMove | ReverseMove) -> Accepted:
+    agreed = _state(caller, wish.partition)
     return change.ask(
-        lambda id: checked(agreed, Request(id, kind, partition)),
-        before=agreed.topology.partitions[partition],
+        lambda id: checked(agreed, Request(id, wish)),
+        before=agreed.topology.partitions[wish.partition],
     )
 
 

@@ -5,11 +5,11 @@ from typing import Any, Protocol
 from limosa.client.connection import Description
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 
 
 class ClusterAccess(Protocol):
-    """A connection, or a stand-in; several threads may use it at once."""
+    """An operator's client, or a test double; several threads may use it."""
 
     @property
     def topology(self) -> Topology: ...

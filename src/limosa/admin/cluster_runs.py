@@ -1,4 +1,4 @@
-"""How are a real cluster's runs planned, asked for and seen? As commands do it."""
+"""How does the service plan, start and describe runs? Like the commands, with the same rules."""
 
 from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on
@@ -8,8 +8,16 @@ from limosa.core.coordinator import run_requests
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing
 from limosa.core.insight.progress import progress
-from limosa.core.model.intent import Placement, Request, RequestKind
-from limosa.core.model.runs import PlannedMove, Run, RunMove, RunPlan
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    CancelRun,
+    DrainNodes,
+    PauseRun,
+    Request,
+    ResumeRun,
+    StartRun,
+)
+from limosa.core.model.runs import IN_FLIGHT, PlannedMove, Run, RunMove, RunPlan
 
 ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
 
@@ -20,7 +28,7 @@ class ClusterRuns:
     def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
 
-    # --- what is wanted
+    # --- requests
 
     def plan(self, wanted: RunWanted) -> RunPreview:
         view = cluster_view.look(self._cluster)
@@ -31,30 +39,28 @@ class ClusterRuns:
         )
         return RunPreview(moves, 0 if run.estimate is None else run.estimate.bytes)
 
-    # The coordinator decides; but what it would refuse as things are now is refused at once, by the
-    # same rules and in the same words.
+    # What the coordinator would refuse now is refused here at once, by the same rules.
 
     def start(self, id: str, wanted: RunWanted) -> Request:
         view = cluster_view.look(self._cluster)
         run_requests.check_idle(view)
         run = self._planned(view, wanted)
-        kind: RequestKind = "drain_nodes" if run.drains else "start_run"
-        request = Request(id, kind, run=run)
-        run_requests.start(view, request, 0)
-        return request
+        wish = DrainNodes(run) if run.drains else StartRun(run)
+        run_requests.start(view, wish, 0)
+        return Request(id, wish)
 
     def pause(self, id: str) -> Request:
-        return self._turn(Request(id, "pause_run"))
+        return self._turn(id, PauseRun())
 
     def resume(self, id: str) -> Request:
-        return self._turn(Request(id, "resume_run"))
+        return self._turn(id, ResumeRun())
 
     def cancel(self, id: str) -> Request:
-        return self._turn(Request(id, "cancel_run"))
+        return self._turn(id, CancelRun())
 
-    def _turn(self, request: Request) -> Request:
-        run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), request, 0)
-        return request
+    def _turn(self, id: str, wish: PauseRun | ResumeRun | CancelRun) -> Request:
+        run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), wish)
+        return Request(id, wish)
 
     def _planned(self, view: ClusterView, wanted: RunWanted) -> RunPlan:
         if wanted.add_node:
@@ -75,7 +81,7 @@ class ClusterRuns:
         )
         return RunPlan(f"{len(moves)} moves", moves)
 
-    # --- what is
+    # --- state
 
     def status(self) -> RunStatus:
         view = cluster_view.look(self._cluster)
@@ -98,7 +104,7 @@ class ClusterRuns:
 
 def run_facts(view: ClusterView, run: Run, state: str) -> RunFacts:
     moves = sorted(view.agreed.moves.get(run.id, {}).values(), key=lambda move: move.number)
-    current = tuple(m.partition for m in moves if m.state in ("DUAL_WRITE", "COPYING"))
+    current = tuple(m.partition for m in moves if m.state in IN_FLIGHT)
     committed = sum(move.state == "COMMITTED" for move in moves)
     failed = sum(move.state == "FAILED" and move.final for move in moves)
     return RunFacts(

@@ -1,4 +1,4 @@
-"""What else may an operator do? Lock the cluster, and take back what was asked for."""
+"""How is the cluster locked, and an operation aborted? Routes for both."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from limosa.admin.problems import not_found
 from limosa.admin.requests import Changing, checked
 from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.core.coordinator.aborting import aborting
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import LockCluster, Request, UnlockCluster
 
 routes = Routes("controls")
 
@@ -23,7 +23,7 @@ class LockBody(ChangeBody):
     """Why the cluster is locked."""
 
     why: Words
-    """For others who come by."""
+    """The reason, for other operators."""
 
 
 class LockState(Struct, frozen=True):
@@ -43,10 +43,10 @@ def lock_state(caller: Calling) -> LockState:
 
 @routes.post("/v1/lock", role="operator")
 def lock(caller: Calling, change: Changing, body: LockBody) -> Accepted:
-    """Let nothing begin that changes the topology, until it is unlocked; what runs goes on."""
+    """Let no change of the topology start until the cluster is unlocked; running ones continue."""
     agreed = caller.cluster.runs()
     return change.ask(
-        lambda id: checked(agreed, Request(id, "lock", name=body.why)),
+        lambda id: checked(agreed, Request(id, LockCluster(body.why))),
         body.model_dump(),
         agreed.controls,
     )
@@ -54,9 +54,11 @@ def lock(caller: Calling, change: Changing, body: LockBody) -> Accepted:
 
 @routes.delete("/v1/lock", role="operator")
 def unlock(caller: Calling, change: Changing) -> Accepted:
-    """Let changes of the topology begin again."""
+    """Let changes of the topology start again."""
     agreed = caller.cluster.runs()
-    return change.ask(lambda id: checked(agreed, Request(id, "unlock")), before=agreed.controls)
+    return change.ask(
+        lambda id: checked(agreed, Request(id, UnlockCluster())), before=agreed.controls
+    )
 
 
 # --- operations
@@ -64,9 +66,9 @@ def unlock(caller: Calling, change: Changing) -> Accepted:
 
 @routes.post("/v1/operations/{operation}/abort", role="operator")
 def abort(caller: Calling, change: Changing, operation: OperationInPath) -> Accepted:
-    """Take it back: withdraw it while it waits, or give up the move or run that came of it.
+    """Withdraw a waiting operation, or cancel its move or run.
 
-    What has switched already, or was committed, stays.
+    Moves that are committed or whose reads have switched stay.
     """
     row = caller.cluster.request_state(operation)
     if row is None:

@@ -1,6 +1,6 @@
-"""Who gets in? Before anything is routed: a token, and a body that is not too large.
+"""Who gets in? Before routing, a request needs a valid token and a body that is not too large.
 
-Everything is refused without a token but the paths that are open by name, also what does not exist.
+Without a token every path is refused, even one that does not exist, except for the open paths.
 """
 
 from collections.abc import Container
@@ -18,7 +18,7 @@ HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosnif
 
 
 class Gate:
-    """Stands before the application."""
+    """Wraps the application."""
 
     def __init__(self, app: ASGIApp, service: AdminService, open_paths: Container[str]) -> None:
         self._app = app
@@ -30,7 +30,7 @@ class Gate:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._enter(scope, receive, send)
-        else:  # nothing here speaks WebSocket
+        else:  # WebSocket is not supported
             await send({"type": "websocket.close", "code": 1008})
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,13 +49,13 @@ class Gate:
             if isinstance(error, LimosaError):
                 self._service.log("refused at the gate", error=str(error))
             if answer.begun:
-                raise  # half an answer can't be taken back; the connection ends
+                raise  # the answer has begun, so the connection must be closed
             response: Response = problem.response(scope["path"])
             await response(scope, receive, answer.send)
 
 
 class Answering:
-    """Sends, and remembers that it has begun."""
+    """Sends the answer, and records that it has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -69,7 +69,7 @@ class Answering:
 
 
 class RequestBody:
-    """Counts what comes, and keeps it for the audit log."""
+    """Limits the size of the body, and keeps it for the audit log."""
 
     def __init__(self, receive: Receive, caller: Caller, bytes_max: int) -> None:
         self._receive = receive
@@ -92,8 +92,8 @@ class RequestBody:
         return Problem(
             413,
             "too-large",
-            f"a body of more than {self._bytes_max} bytes",
-            "send less, in several requests",
+            f"the body has more than {self._bytes_max} bytes",
+            "split it into several requests",
             headers={"Connection": "close"},
         )
 

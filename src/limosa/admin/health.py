@@ -1,4 +1,4 @@
-"""Does the service run, and is it of use? For those who watch it; no token is needed."""
+"""Is the service alive, and is it ready? Routes for monitoring; they need no token."""
 
 from msgspec import Struct
 

@@ -1,12 +1,12 @@
-"""What about one partition? Its explanation, how a change of it ended, and what a move leaves open.
+"""What happens to one partition? Its explanation, how its change ended, what may still be done.
 
-What is worked out here is worked out by whoever asks, from the agreed state and from what nodes
-say; a coordinator is not needed.
+All of it is derived from the agreed state and from the nodes' statuses, without a coordinator.
 """
 
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import Struct
 
@@ -16,6 +16,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight.explaining import Explanation, explain
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Topology, report_key
+from limosa.core.model.keys import transition_id
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Partition, Replica
 from limosa.errors import IllegalRequest
@@ -42,7 +43,7 @@ def record_of(agreed: Agreed, partition: str) -> Partition:
 
 
 def gather(connection: ClusterAccess, partition: str) -> ClusterView:
-    """What is agreed, and what every live node says; again, if the record changed meanwhile."""
+    """The agreed state and the statuses of live nodes; retries if the record changed meanwhile."""
     agreed = connection.state(partition)
     statuses: dict[str, Status] = {}
     for _ in range(LOOKS_MAX):
@@ -58,15 +59,12 @@ def gather(connection: ClusterAccess, partition: str) -> ClusterView:
 
 
 class Wanted(Struct, frozen=True):
-    """The move that is followed."""
+    """The transition that is followed, as the answer to its request names it."""
 
-    trigger: int
-    source: str
-    to: str
-
-    @property
-    def transition(self) -> str:
-        return f"t{self.trigger}"
+    transition: str
+    source: str = ""
+    to: str = ""
+    """Of a move: where its replica was, and where it goes."""
 
     def is_goal(self, nodes: Iterable[str]) -> bool:
         held = set(nodes)
@@ -76,19 +74,19 @@ class Wanted(Struct, frozen=True):
 class EndedChange(Struct, frozen=True):
     """How a change ended."""
 
-    state: str
+    state: Literal["done", "reverted", "replaced"]
     """`done`, `reverted`, or `replaced`: by a later request, before it began."""
     why: str = ""
     report: Report | None = None
 
 
 def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> EndedChange | None:
-    """None: it goes on, or has not begun."""
+    """None if the change continues, or has not started."""
     if record.transition is not None and record.transition.id == wanted.transition:
         return None
     intent = agreed.intents.get(record.id)
     for each in () if intent is None else (intent.pending, intent.planned):
-        if each is not None and each.trigger == wanted.trigger:
+        if each is not None and transition_id(each.trigger) == wanted.transition:
             return None
     report = agreed.reports.get(report_key(record.id, wanted.transition))
     if report is not None:
@@ -104,7 +102,7 @@ def ending(agreed: Agreed, record: Partition, wanted: Wanted) -> EndedChange | N
 
 
 def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str]:
-    """Which replica moves, and why this one."""
+    """The replica that moves, and why it was chosen."""
     nodes = ", ".join(sorted(each.node for each in record.replicas))
     if source is not None:
         for replica in record.replicas:
@@ -127,7 +125,7 @@ def leaving_replica(record: Partition, source: str | None) -> tuple[Replica, str
 
 
 def volume_on(topology: Topology, node: str, volume: str | None) -> str:
-    """The named one; or that with the fewest replicas, the first one of equals."""
+    """The given volume, or the first one with the fewest replicas."""
     record = topology.nodes.get(node)
     if volume is not None or record is None:
         return volume or ""
@@ -138,14 +136,3 @@ def volume_on(topology: Topology, node: str, volume: str | None) -> str:
         if each.node == node
     )
     return min(record.volumes, key=lambda name: held[name], default="")
-
-
-def wanted_of(agreed: Agreed, name: str, source: str, to: str) -> Wanted:
-    """What the coordinator made of a move; if it has ended already, the last that there was."""
-    intent = agreed.intents.get(name)
-    for each in () if intent is None else (intent.planned, intent.pending):
-        if each is not None:
-            wanted = Wanted(each.trigger, source, to)
-            if wanted.is_goal(place.node for place in each.placements):
-                return wanted
-    return Wanted(0 if intent is None else intent.change, source, to)

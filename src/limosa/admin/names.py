@@ -1,4 +1,4 @@
-"""What may stand in a path, a query or a body?"""
+"""Which names are valid in a path, a query or a body?"""
 
 from typing import Annotated, TypeAlias
 
@@ -20,9 +20,9 @@ OperationInPath: TypeAlias = Annotated[
     str, Path(pattern=LONG_NAME, description="An operation's id.")
 ]
 
-Limit: TypeAlias = Annotated[int, Query(ge=1, le=10_000, description="At most so many.")]
+Limit: TypeAlias = Annotated[int, Query(ge=1, le=10_000, description="Maximum number of items.")]
 After: TypeAlias = Annotated[
     str,
-    Query(max_length=200, pattern=r"^[A-Za-z0-9_.-]*$", description="`next` of the page before."),
+    Query(max_length=200, pattern=r"^[A-Za-z0-9_.-]*$", description="`next` of the previous page."),
 ]
 LIMIT = 1_000

@@ -1,4 +1,4 @@
-"""What does the service say of itself? Its description, with every answer that it may give."""
+"""How does the service describe itself? As OpenAPI, with every answer that a route may give."""
 
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -15,24 +15,24 @@ REFERENCE = "#/components/schemas/{name}"
 SECURITY = "token"
 
 ABOUT = """\
-Look at a Limosa cluster, and change it.
+Inspect and change a Limosa cluster.
 
-A request carries a token: `Authorization: Bearer TOKEN`. `x-role` says which role a path needs:
-viewer, operator or admin, each of which may do what those before it may. What takes long is
-answered with 202 and an operation, which tells how far it is. `Idempotency-Key` makes it safe to
-ask again. What goes wrong is told as a problem (RFC 9457) with advice."""
+A request carries a token: `Authorization: Bearer TOKEN`. `x-role` is the role that a path needs:
+viewer, operator or admin, each of which includes the rights of those before it. A change is
+answered with 202 and an operation, which reports its progress. With an `Idempotency-Key` it is
+safe to retry. Errors are problems (RFC 9457) with advice."""
 
 PROBLEMS = {
-    401: "There is no token, or it is nobody's.",
+    401: "The token is missing or not valid.",
     403: "The token's role is too low.",
-    404: "There is no such thing.",
-    409: "It contradicts the agreed state, or the Idempotency-Key belongs to something else.",
+    404: "The path, or the named object, does not exist.",
+    409: "The change conflicts with the cluster's state, or the key was used for another request.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    422: "A parameter or the body is wrong.",
-    500: "An error of the service's own.",
-    503: "Not now: the cluster, the tokens or the audit log can't be used.",
-    504: "The cluster did not answer in time; a change may have been asked for.",
+    422: "A parameter or the body is not valid.",
+    500: "An internal error of the service.",
+    503: "The cluster, the tokens or the audit log are not available now.",
+    504: "The cluster did not answer in time; the change may have been requested.",
 }
 
 
@@ -49,7 +49,7 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     schema_of = {route.unique_id: schema for route, schema in zip(typed, schemas, strict=False)}
     known = {**document["components"]["schemas"], **components}
     for name in ("HTTPValidationError", "ValidationError"):
-        known.pop(name, None)  # the framework's own; ours are problems
+        known.pop(name, None)  # the framework's; this service answers with problems instead
     document["components"] = {
         "schemas": dict(sorted(known.items())),
         "responses": {str(status): _problem(status) for status in PROBLEMS},
@@ -70,8 +70,8 @@ def _responses(route: RoleRoute, schema: dict[str, Any]) -> Iterator[tuple[str, 
         yield (
             "202",
             {
-                "description": "It is asked for; the operation tells what comes of it.",
-                "headers": {"Location": _header("Where the operation is.")},
+                "description": "The change is requested; the operation reports its progress.",
+                "headers": {"Location": _header("The path of the operation.")},
                 "content": content,
                 "links": {
                     "operation": {
@@ -82,7 +82,7 @@ def _responses(route: RoleRoute, schema: dict[str, Any]) -> Iterator[tuple[str, 
             },
         )
     else:
-        yield "200", {"description": "So it is.", "content": content}
+        yield "200", {"description": "Success.", "content": content}
     for status in statuses(route):
         yield str(status), {"$ref": f"#/components/responses/{status}"}
 
@@ -93,9 +93,9 @@ def _problem(status: int) -> dict[str, Any]:
         "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(name="ProblemBody")}}},
     }
     if status == 401:
-        problem["headers"] = {"WWW-Authenticate": _header("What is asked for.")}
+        problem["headers"] = {"WWW-Authenticate": _header("The authentication scheme.")}
     if status == 503:
-        problem["headers"] = {"Retry-After": _header("When to ask again, in seconds.")}
+        problem["headers"] = {"Retry-After": _header("Seconds to wait before a retry.")}
     return problem
 
 

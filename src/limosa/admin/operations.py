@@ -1,4 +1,4 @@
-"""What became of what was asked for? An operation is a request's row, and the change it led to."""
+"""What became of a change? An operation is a request's row, and the change that it led to."""
 
 import threading
 import time
@@ -15,58 +15,66 @@ from limosa.admin.names import LIMIT, Limit, OperationInPath
 from limosa.admin.problems import not_found
 from limosa.admin.routing import Calling, Routes
 from limosa.admin.service import Caller
-from limosa.core.coordinator.aborting import RUNS, run_of
-from limosa.core.coordinator.requests import about
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import (
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    LockCluster,
+    MovePartition,
+    MoveToVolume,
+    Request,
+    RunWish,
+    StartRun,
+    TransitionWish,
+    UnlockCluster,
+    WithdrawRequest,
+)
 from limosa.errors import LimosaError, UnknownTable
 
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "reverted", "replaced"]
 OPEN: tuple[State, ...] = ("waiting", "running")
-TRANSITIONS = ("move", "rebuild", "volume_move", "repair")
-STEERED = ("pause_run", "resume_run", "cancel_run")
-SWITCHED = ("lock", "unlock")
 FOLLOWED_MAX = 1_000
 PATIENCE = 0.1
-"""An operation of some age is looked at again after this share of it."""
+"""An operation is polled again after this share of its age."""
 
 routes = Routes("operations")
 
 
 class OperationInBrief(Struct, frozen=True):
-    """A request, and its answer."""
+    """A requested change, and its answer."""
 
     operation: str
     kind: str
     about: str
     """The partition, table, zone or node that it concerns."""
     state: Literal["waiting", "done", "refused"]
-    """`done`: it is agreed upon. Whether a move has ended, the operation itself tells."""
+    """`done`: the request was accepted; see the operation itself for the state of its move."""
     answer: str
     asked: float
-    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
-    knows, or not yet."""
+    """Unix time, by the requester's clock; `answered` is by the coordinator's. 0: unknown, or not
+    yet."""
     answered: float
 
 
 class Operation(Struct, frozen=True):
-    """What was asked for, and what became of it."""
+    """A requested change, and its outcome."""
 
     operation: str
     kind: str
     about: str
     state: State
-    """`reverted`: given up, and all is as it was. `replaced`: by a later one, before it began."""
+    """`reverted`: rolled back. `replaced`: by a later request, before the change started."""
     answer: str
-    """The coordinator's, in words."""
+    """The coordinator's answer, in words."""
     stage: str = ""
-    """Of a change that runs."""
+    """The stage of a running change."""
     why: str = ""
-    """Of one that did not get where it was meant to."""
+    """Why the change did not reach its goal."""
     next: str = ""
-    """Where more is told."""
+    """The path with more information."""
     asked: float = 0.0
-    """In seconds of the wall clock of whoever asked, as `answered` of the coordinator's; 0: nobody
-    knows, or not yet."""
+    """Unix time, by the requester's clock; `answered` is by the coordinator's. 0: unknown, or not
+    yet."""
     answered: float = 0.0
 
 
@@ -78,11 +86,12 @@ class Operations(Struct, frozen=True):
 def operations(
     caller: Calling,
     state: Annotated[
-        Literal["waiting", "done", "refused"] | None, Query(description="Only these.")
+        Literal["waiting", "done", "refused"] | None,
+        Query(description="Only operations in this state."),
     ] = None,
     limit: Limit = LIMIT,
 ) -> Operations:
-    """What was asked for lately, the latest first. Some 1,000 that were answered are remembered."""
+    """Recent operations, the latest first. About 1,000 answered ones are kept."""
     known = sorted(caller.cluster.agreed()["requests"], key=lambda each: -int(each["revision"]))
     wanted = [each for each in known if state in (None, each["state"])]
     return Operations([_in_brief(each) for each in wanted[:limit]])
@@ -95,7 +104,7 @@ def _in_brief(row: dict[str, Any]) -> OperationInBrief:
 
 @routes.get("/v1/operations/{operation}", role="viewer", answers=Operation)
 def operation(caller: Calling, operation: OperationInPath) -> Operation:
-    """One operation, followed to the end of what it led to."""
+    """One operation, with the state of the change that it led to."""
     row = caller.cluster.request_state(operation)
     if row is None:
         raise not_found("operation", operation, "/v1/operations")
@@ -103,8 +112,8 @@ def operation(caller: Calling, operation: OperationInPath) -> Operation:
 
 
 def leads_to_transition(row: Request) -> bool:
-    """It was agreed upon, and what it asks for has an end of its own."""
-    return row.state == "done" and row.kind in TRANSITIONS and row.answer == "accepted"
+    """Whether the request was accepted and started a change that takes time."""
+    return bool(row.transition) and isinstance(row.what, TransitionWish)
 
 
 def operation_of(cluster: ClusterAccess, row: Request) -> Operation:
@@ -114,14 +123,14 @@ def operation_of(cluster: ClusterAccess, row: Request) -> Operation:
 def _followed(cluster: ClusterAccess, row: Request) -> Operation:
     if leads_to_transition(row):
         return _of_transition(cluster, row)
-    if row.state == "done" and row.kind in RUNS:
+    if row.run and isinstance(row.what, StartRun | DrainNodes):
         return _of_run(cluster, row)
-    return Operation(row.id, row.kind, about(row), row.state, row.answer)
+    return Operation(row.id, row.kind, row.about, row.state, row.answer)
 
 
 def _of_run(cluster: ClusterAccess, row: Request) -> Operation:
-    """A run's name is made of the request's trigger; one that is forgotten has ended."""
-    name = run_of(row)
+    """A run that is no longer recorded has ended."""
+    name = row.run
     run = cluster.runs(name).runs.get(name)
     where = "/v1/runs/current" if run is not None and not run.outcome else "/v1/runs"
     state: State = "running"
@@ -139,42 +148,42 @@ def _of_transition(cluster: ClusterAccess, row: Request) -> Operation:
     agreed = cluster.state(row.partition)
     record = agreed.topology.partitions.get(row.partition)
     if record is None:
-        return told("replaced", why="its partition is no more")
-    to = "" if row.target is None else row.target.node
-    wanted = Wanted(row.trigger, row.source if row.source != to else "", to)
+        return told("replaced", why="the partition was dropped")
+    wanted = Wanted(row.transition)
+    if isinstance(row.what, MovePartition | MoveToVolume) and row.what.target is not None:
+        to, source = row.what.target.node, row.what.source
+        wanted = Wanted(row.transition, source if source != to else "", to)
     end = ending(agreed, record, wanted)
     if end is not None:
-        return told(_STATES[end.state], why=end.why)
+        return told(end.state, why=end.why)
     change = record.transition
     is_it = change is not None and change.id == wanted.transition
-    return told("running", change.stage if change is not None and is_it else "not begun")
+    return told("running", change.stage if change is not None and is_it else "not started")
 
 
-_STATES: dict[str, State] = {"done": "done", "reverted": "reverted", "replaced": "replaced"}
-
-
-# --- until it has ended
+# --- following operations for the audit log
 
 
 def facts_about(cluster: ClusterAccess, row: Request) -> Any:
-    """How the thing is that a request concerns, for those who compare before and after."""
+    """The current state of what a request concerns, to compare before and after."""
     if row.partition:
         record = cluster.state(row.partition).topology.partitions.get(row.partition)
         return None if record is None else record
-    if row.kind in ("create_table", "drop_table"):
-        try:
-            return cluster.describe(about(row))
-        except UnknownTable:
-            return None
-    if row.kind in RUNS:
-        return cluster.runs(run_of(row)).runs.get(run_of(row))
-    if row.kind in STEERED:
-        return cluster.runs().rebalance
-    if row.kind in SWITCHED:
-        return cluster.runs().controls
-    if row.kind == "withdraw":
-        return cluster.request_state(row.name)
-    return cluster.refresh().nodes.get(row.name)
+    match row.what:
+        case CreateTable() | DropTable():
+            try:
+                return cluster.describe(row.about)
+            except UnknownTable:
+                return None
+        case StartRun() | DrainNodes():
+            return cluster.runs(row.run).runs.get(row.run)
+        case RunWish():
+            return cluster.runs().rebalance
+        case LockCluster() | UnlockCluster():
+            return cluster.runs().controls
+        case WithdrawRequest(request=request):
+            return cluster.request_state(request)
+    return cluster.refresh().nodes.get(row.about)
 
 
 class Followed(Struct):
@@ -185,8 +194,8 @@ class Followed(Struct):
 
 
 class Follower:
-    """Writes the end of each operation into the audit log; what it had not seen the end of when
-    the process stopped, it does not."""
+    """Writes the end of each operation into the audit log; operations that have not ended when
+    the process stops are not recorded."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -215,7 +224,7 @@ class Follower:
             each.caller.service.log("no longer followed", operation=each.operation)
 
     def look(self) -> None:
-        """At those whose turn it is."""
+        """Poll the operations that are due."""
         now = self._now()
         with self._lock:
             due = [each for each in self._followed if each.due <= now]
@@ -230,7 +239,7 @@ class Follower:
         try:
             row = cluster.request_state(each.operation)
             if row is None:
-                caller.note("ended", state="unknown", answer="nobody remembers it")
+                caller.note("ended", state="unknown", answer="no longer recorded")
                 return True
             end = operation_of(cluster, row)
             if end.state in OPEN:
@@ -251,11 +260,11 @@ class Follower:
         while not self._stop.wait(self._seconds):
             try:
                 self.look()
-            except Exception as error:  # the audit log goes on, whatever one operation is like
+            except Exception as error:  # one operation must not stop the audit log
                 self._log(error)
 
     def _log(self, error: Exception) -> None:
         with self._lock:
             some = self._followed[:1]
         for each in some:
-            each.caller.service.log("the follower stumbled", error=error)
+            each.caller.service.log("polling operations failed", error=error)

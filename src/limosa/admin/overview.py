@@ -1,4 +1,4 @@
-"""What is the cluster like now? Its topology, who lives, and what each live node says."""
+"""What is the state of the cluster? Its topology, its live nodes, and each live node's status."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,16 +15,16 @@ NODES_AT_ONCE = 16
 
 
 class Overview(Struct, frozen=True):
-    """One look at everything; nodes were asked one after another, so it is of no single moment."""
+    """The state of the whole cluster; not a snapshot, as nodes are asked at different times."""
 
     topology: Topology
     agreed: dict[str, Any]
     statuses: dict[str, dict[str, Any]]
-    """By node; who is not here was not asked, or did not answer."""
+    """By node; without nodes that were not asked or did not answer."""
     failures: dict[str, str]
     """Why a live node did not answer."""
     seconds: float = 0.0
-    """How long it took to ask them."""
+    """How long it took to ask the nodes."""
 
     @property
     def live(self) -> list[str]:
@@ -44,7 +44,7 @@ class Overview(Struct, frozen=True):
         return sorted(id for id, each in partitions if len(each.in_sync) < len(each.replicas))
 
     def owner(self, partition: Partition) -> str:
-        """The node that owns it and lives; empty: nobody."""
+        """The owner if it is live, else empty."""
         node = "" if partition.owner is None else partition.owner.replica.node
         return node if node in self.live else ""
 
@@ -53,7 +53,7 @@ class Overview(Struct, frozen=True):
         return replicas
 
     def rows(self, partition: Partition) -> int | None:
-        """As its owner counts them, tombstones and older versions included."""
+        """As the owner counts them, including tombstones and older versions."""
         for each in self.held(self.owner(partition)):
             if each["partition"] == partition.id and each["owner"]:
                 return int(each["rows"])
@@ -79,7 +79,7 @@ def look(connection: ClusterAccess, ask_nodes: bool = True) -> Overview:
     return Overview(topology, agreed, statuses, failures, time.monotonic() - began)
 
 
-# --- what is told of it
+# --- descriptions
 
 
 class Members(Struct, frozen=True):
@@ -95,12 +95,12 @@ class PartitionsInBrief(Struct, frozen=True):
 
 
 class ClusterStatus(Struct, frozen=True):
-    """The cluster in a few lines."""
+    """A summary of the cluster."""
 
     cluster: str
     id: str
     coordinator: str | None
-    """Who is in office."""
+    """The active coordinator."""
     nodes: Members
     tables: list[str]
     partitions: PartitionsInBrief
@@ -119,23 +119,23 @@ class NodeFacts(Struct, frozen=True):
     replicas: int
     owned: int
     rows: int | None
-    """As they are stored, with older versions that are not merged yet; null: it did not say."""
+    """Includes older versions that are not merged yet; null: the node did not answer."""
     bytes: int | None
     free: int | None
-    """Bytes on its fullest disk."""
+    """Free bytes on its fullest disk."""
     failure: str | None
-    """Why it did not answer."""
+    """Why the node did not answer."""
 
 
 class PartitionFacts(Struct, frozen=True):
-    """One partition: who owns it, who holds it, what changes."""
+    """One partition: its owner, its replicas, and its current change."""
 
     partition: str
     zone: str
     start: int
     """Its first token."""
     end: int
-    """The token after its last one."""
+    """The token after its last token."""
     owner: str | None
     replicas: list[str]
     in_sync: list[str]
@@ -203,10 +203,10 @@ def partition_facts(overview: Overview, partition: Partition) -> PartitionFacts:
 
 
 def partitions_of(overview: Overview, table: str | None) -> list[Partition]:
-    """Of one table, or all of them, in the order of their zones and tokens."""
+    """The partitions of one or all tables, ordered by zone and token."""
     topology = overview.topology
     if table is not None and table not in topology.tables:
-        raise UnknownTable(f"there is no table {table}", "list the tables")
+        raise UnknownTable(f"there is no table {table}", "see `limosa tables`")
     zone = None if table is None else topology.tables[table].zone
     wanted = [each for each in topology.partitions.values() if zone in (None, each.zone)]
     return sorted(wanted, key=lambda each: (each.zone, each.range.start))

@@ -1,11 +1,11 @@
-"""What is a caller told when it goes wrong? A problem (RFC 9457), and what to do about it.
+"""What does a caller get when a call fails? A problem (RFC 9457), with advice.
 
-    401  no token, or nobody's           409  it contradicts the agreed state, or another operation
-    403  the role is too low             413, 415, 422  the body, its type, or what it says is wrong
-    404  no such path or thing           500  a bug: a number here, the reason in the service's log
-    405  not this method                 503  not now        504  no answer: it may have happened
+    401  no token, or not a valid one    409  conflict with the cluster's state or an operation
+    403  the role is too low             413, 415, 422  the body, its type or its content is wrong
+    404  no such path or object          500  a bug: an incident number; the log has the reason
+    405  method not allowed              503  not available now    504  no answer in time
 
-What went wrong inside stays inside: an answer holds no traceback, path or text of a library.
+Internals are not disclosed: an answer contains no traceback, file path or text of a library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,14 @@ AGAIN_SECONDS = 1
 
 
 class Fault(Struct, frozen=True):
-    """One thing that is wrong with what was sent."""
+    """One error in a request."""
 
     where: str
     what: str
 
 
 class ProblemBody(Struct, frozen=True, omit_defaults=True):
-    """What an answer that is no success says."""
+    """The body of an error."""
 
     type: str
     title: str
@@ -48,17 +48,17 @@ class ProblemBody(Struct, frozen=True, omit_defaults=True):
     detail: str
     advice: str
     instance: str
-    """The path that was asked for."""
+    """The path of the request."""
     errors: tuple[Fault, ...] = ()
-    """What is wrong with the parameters and the body, one by one."""
+    """The errors in the parameters and the body."""
     operation: str = ""
-    """The operation that may have been asked for."""
+    """The operation that may have been requested."""
     incident: str = ""
-    """Under which the service's log has the reason."""
+    """The number under which the service's log has the reason."""
 
 
 class Problem(HTTPException):
-    """An answer that is no success."""
+    """An error answer."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Problem(HTTPException):
 
 
 def _plain(text: str) -> str:
-    """JSON has no half of a surrogate pair, and a path may hold one."""
+    """Replace lone surrogates, which a path may contain and JSON can't."""
     return text.encode("utf-8", "replace").decode()
 
 
-# --- which there are
+# --- kinds of problems
 
 
 def not_found(what: str, name: str, where: str) -> Problem:
@@ -117,11 +117,11 @@ def unavailable(detail: str, advice: str) -> Problem:
 
 
 def too_late(operation: str = "") -> Problem:
-    advice = "try again"
+    advice = "retry"
     if operation:
         advice = (
-            f"it may have been asked for: look at /v1/operations/{operation}; "
-            "with the same Idempotency-Key it is safe to ask again"
+            f"the change may have been requested: see /v1/operations/{operation}; "
+            "with the same Idempotency-Key it is safe to retry"
         )
     return Problem(504, "no-answer", "the cluster did not answer in time", advice)
 
@@ -130,15 +130,15 @@ def internal(incident: str) -> Problem:
     return Problem(
         500,
         "internal",
-        "an error of the service's own",
-        "its log has the reason under the incident's number",
+        "internal error",
+        "the service's log has the reason under the incident number",
         incident=incident,
     )
 
 
 def of_error(error: LimosaError) -> Problem:
-    """What the cluster says. Who is refused there is this service, and not its caller."""
-    advice = error.advice or "look at the detail"
+    """Errors of the cluster; if it refuses a token, that is the service's, not the caller's."""
+    advice = error.advice or "see the detail"
     match error:
         case UnknownTable():
             return Problem(404, "not-found", error.message, advice)
@@ -146,7 +146,7 @@ def of_error(error: LimosaError) -> Problem:
             return Problem(409, "conflict", error.message, advice)
         case UnusableFile():
             return unavailable(
-                "a file that this service needs can't be used", "the service's log says which"
+                "a file of the service can't be used", "the service's log names the file"
             )
         case BadInput():
             return Problem(422, "bad-input", error.message, advice)
@@ -154,28 +154,28 @@ def of_error(error: LimosaError) -> Problem:
             return too_late()
         case _:
             return unavailable(
-                "the cluster does not serve this now", "try again; the service's log says why"
+                "the cluster is not available now", "retry; the service's log has the reason"
             )
 
 
 def of_validation(errors: Sequence[Any]) -> Problem:
-    """Without repeating what was sent."""
+    """Does not repeat the values that were sent."""
     faults = [
         Fault(".".join(str(part) for part in each["loc"])[:200], str(each["msg"])[:300])
         for each in list(errors)[:20]
     ]
-    first = faults[0] if faults else Fault("body", "it can't be read")
+    first = faults[0] if faults else Fault("body", "can't be parsed")
     return Problem(
         422,
         "bad-input",
         f"{first.where}: {first.what}",
-        "see /openapi.json for what is taken here",
+        "see /openapi.json for the valid parameters",
         errors=faults,
     )
 
 
 def of_http(status: int, headers: Mapping[str, str] | None) -> Problem:
-    """What the routing says."""
+    """Errors of routing."""
     match status:
         case 404:
             return Problem(404, "not-found", "there is no such path", "see /openapi.json")
@@ -183,7 +183,7 @@ def of_http(status: int, headers: Mapping[str, str] | None) -> Problem:
             return Problem(
                 405,
                 "method-not-allowed",
-                "this path does not take this method",
+                "this path does not support this method",
                 "see the header Allow",
                 headers=headers,
             )

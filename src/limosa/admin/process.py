@@ -28,12 +28,12 @@ CONNECTIONS_MAX = 256
 
 
 class AdminConfig(Struct, frozen=True, kw_only=True):
-    """What the process is told."""
+    """The settings of the process."""
 
     bind: str
     """HOST:PORT; port 0: any free one."""
     directory: str
-    """Where the tokens and the audit log are."""
+    """The directory of the tokens and the audit log."""
     connect: Callable[[], Operator]
     certificate: str | None = None
     key: str | None = None
@@ -42,14 +42,14 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
 
 
 class AdminProcess:
-    """From its socket to its last answer."""
+    """Listens and serves from its construction until `stop`."""
 
     def __init__(self, config: AdminConfig, log: Logger) -> None:
         host, port = address_of(config.bind)
         security = Security(
             certificate=config.certificate,
             key=config.key,
-            secret=tokens.FILE,  # nobody gets in without a token
+            secret=tokens.FILE,  # every client needs a token
             insecure=config.insecure,
         )
         check_bind(host, security)
@@ -57,7 +57,7 @@ class AdminProcess:
             read_pair(config.certificate, config.key)
         directory = Path(config.directory)
         if not directory.is_dir():
-            raise BadInput(f"there is no directory {directory}", "make it, or name another one")
+            raise BadInput(f"there is no directory {directory}", "create it, or name another one")
         self._socket = listen(host, port)
         self.cluster = ReconnectingCluster(config.connect)
         self.service = AdminService(
@@ -87,11 +87,11 @@ class AdminProcess:
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 self.stop()
-                raise Refused("the web server did not start", "look at its log")
+                raise Refused("the web server did not start", "see its log")
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """What is under way may end, for a moment."""
+        """Requests in flight get a moment to finish."""
         self._server.should_exit = True
         self._thread.join(STOP_SECONDS)
         self.follower.stop()
@@ -101,7 +101,7 @@ class AdminProcess:
 
 
 def _settings_of(application: object, config: AdminConfig) -> uvicorn.Config:
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # strangers must not fill it
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # bad requests must not fill the log
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
         http="h11",
@@ -124,7 +124,7 @@ def address_of(bind: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise BadInput(
-            f"{bind!r} is no address to listen on", "give HOST:PORT, like 127.0.0.1:8080"
+            f"{bind!r} is not an address to listen on", "give HOST:PORT, like 127.0.0.1:8080"
         )
     return host, int(port)
 
@@ -136,7 +136,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Refused(
-                f"{host}:{port} is taken by another process", "choose another port, or 0 for any"
+                f"{host}:{port} is used by another process", "choose another port, or 0 for any"
             ) from None
         why = error.strerror or str(error)
-        raise BadInput(f"{host}:{port} can't be listened on: {why}", "choose another") from None
+        raise BadInput(f"can't listen on {host}:{port}: {why}", "choose another address") from None

@@ -1,4 +1,4 @@
-"""Is the service of use now? It reaches the cluster, and somebody coordinates there."""
+"""Is the service ready? It needs to reach the cluster, and an active coordinator."""
 
 import threading
 import time
@@ -8,13 +8,13 @@ from limosa.admin.cluster import ClusterAccess
 from limosa.errors import LimosaError
 
 KEPT_SECONDS = 1.0
-"""Strangers may ask: the cluster is not asked more often for them."""
+"""The cluster is asked at most this often: the route needs no token."""
 
-UNKNOWN = ("it is not known yet whether the cluster can be reached", "ask again")
+UNKNOWN = ("the cluster has not been checked yet", "retry")
 
 
 class Readiness:
-    """What is in the way, as it was found a moment ago; nobody waits while another one looks."""
+    """Why the service is not ready, as of a moment ago; callers do not wait for a check."""
 
     def __init__(self, cluster: ClusterAccess, log: Callable[..., None]) -> None:
         self._cluster = cluster
@@ -24,7 +24,7 @@ class Readiness:
         self._trouble: tuple[str, str] | None = UNKNOWN
 
     def trouble(self) -> tuple[str, str] | None:
-        """What is wrong, and what to do; None: nothing."""
+        """The problem and the advice; None if the service is ready."""
         if self._looking.acquire(blocking=False):
             try:
                 now = time.monotonic()
@@ -40,7 +40,7 @@ class Readiness:
             coordinator = self._cluster.agreed()["coordinator"]
         except LimosaError as error:
             self._log("not ready", error=str(error))
-            return "the cluster can't be reached", "start it; the service's log says more"
+            return "the cluster can't be reached", "start it; see the service's log"
         if coordinator is None:
-            return "no coordinator is in office", "start one: `limosa serve coordinator`"
+            return "no coordinator is active", "start one: `limosa serve coordinator`"
         return None

@@ -1,6 +1,6 @@
 """How is a rebalance driven? The five routes of old for administrators, and routes by role.
 
-These are there only if the service is given `Runs`.
+The routes exist only if the service has `Runs`.
 """
 
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ routes = Routes("rebalance")
 
 
 def _one_of(schema: dict[str, Any]) -> None:
-    """As it is checked: one of the fields, and no nulls."""
+    """Describe what the validator checks: exactly one of the fields, and no nulls."""
     for name, field in schema["properties"].items():
         kept = next(each for each in field.pop("anyOf") if each.get("type") != "null")
         field.pop("default", None)
@@ -31,7 +31,7 @@ def _one_of(schema: dict[str, Any]) -> None:
 
 
 class MoveOfRun(ChangeBody):
-    """One replica goes from one node to another."""
+    """The move of one replica to another node."""
 
     partition: PartitionName
     source: Annotated[Name, Field(alias="from")]
@@ -39,14 +39,14 @@ class MoveOfRun(ChangeBody):
 
 
 class RunBody(ChangeBody):
-    """What a run is for: one of the three."""
+    """The purpose of a run: exactly one of the three."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_one_of)
 
     add_node: Name | None = None
-    """Give a node its share."""
+    """Fill this node with its share of the load."""
     remove_node: Name | None = None
-    """Take everything off a node, and let it leave. Needs the role admin."""
+    """Move everything off this node, then remove it. Needs the role admin."""
     moves: Annotated[list[MoveOfRun], Field(min_length=1, max_length=MOVES_MAX)] | None = None
 
     @model_validator(mode="after")
@@ -78,37 +78,37 @@ def runs_of(caller: Caller) -> Runs:
 
 @routes.get("/admin/rebalance/status", role="admin", answers=RunStatus)
 def rebalance_status(caller: Calling) -> RunStatus:
-    """What the rebalance does: total, completed, failed, and what moves now."""
+    """The state of the current run: total, completed and failed moves, and what moves now."""
     return runs_of(caller).status()
 
 
 @routes.get("/admin/rebalance/history", role="admin", answers=RunHistory)
 def rebalance_history(caller: Calling, limit: Limit = LIMIT) -> RunHistory:
-    """Runs of the past."""
+    """All runs, the latest first."""
     return RunHistory(runs_of(caller).history()[:limit])
 
 
 @routes.post("/admin/rebalance/start", role="admin")
 def rebalance_start(caller: Calling, change: Changing, body: RunBody) -> Accepted:
-    """Start a run: add a node, remove one, or move what is listed."""
+    """Start a run that fills a node, removes a node, or makes the listed moves."""
     return _start(caller, change, body)
 
 
 @routes.post("/admin/rebalance/pause", role="admin")
 def rebalance_pause(caller: Calling, change: Changing) -> Accepted:
-    """Begin no further move; what is under way ends."""
+    """Pause the run: moves in flight finish, no others start."""
     return change.ask(runs_of(caller).pause, before=runs_of(caller).status())
 
 
 @routes.post("/admin/rebalance/resume", role="admin")
 def rebalance_resume(caller: Calling, change: Changing) -> Accepted:
-    """Go on."""
+    """Resume the paused run."""
     return change.ask(runs_of(caller).resume, before=runs_of(caller).status())
 
 
 @routes.post("/admin/rebalance/cancel", role="admin")
 def rebalance_cancel(caller: Calling, change: Changing) -> Accepted:
-    """End the run: what is committed stays, the rest is rolled back."""
+    """Cancel the run: committed moves stay, the others are rolled back."""
     return change.ask(runs_of(caller).cancel, before=runs_of(caller).status())
 
 
@@ -117,13 +117,13 @@ def rebalance_cancel(caller: Calling, change: Changing) -> Accepted:
 
 @routes.get("/v1/runs", role="viewer", answers=RunHistory)
 def runs(caller: Calling, limit: Limit = LIMIT) -> RunHistory:
-    """Runs of the past."""
+    """All runs, the latest first."""
     return RunHistory(runs_of(caller).history()[:limit])
 
 
 @routes.get("/v1/runs/current", role="viewer", answers=RunStatus)
 def current_run(caller: Calling) -> RunStatus:
-    """What the rebalance does: total, completed, failed, and what moves now."""
+    """The state of the current run: total, completed and failed moves, and what moves now."""
     return runs_of(caller).status()
 
 
@@ -135,25 +135,25 @@ def start_run(caller: Calling, change: Changing, body: RunBody) -> Accepted:
 
 @routes.post("/v1/runs/plan", role="operator", answers=RunPreview)
 def plan_run(caller: Calling, body: RunBody) -> RunPreview:
-    """What a run would do; nothing changes."""
+    """Preview a run; this changes nothing."""
     return runs_of(caller).plan(body.wanted)
 
 
 @routes.post("/v1/runs/current/pause", role="operator")
 def pause_run(caller: Calling, change: Changing) -> Accepted:
-    """Begin no further move; what is under way ends."""
+    """Pause the run: moves in flight finish, no others start."""
     return change.ask(runs_of(caller).pause, before=runs_of(caller).status())
 
 
 @routes.post("/v1/runs/current/resume", role="operator")
 def resume_run(caller: Calling, change: Changing) -> Accepted:
-    """Go on."""
+    """Resume the paused run."""
     return change.ask(runs_of(caller).resume, before=runs_of(caller).status())
 
 
 @routes.post("/v1/runs/current/cancel", role="operator")
 def cancel_run(caller: Calling, change: Changing) -> Accepted:
-    """End the run: what is committed stays, the rest is rolled back."""
+    """Cancel the run: committed moves stay, the others are rolled back."""
     return change.ask(runs_of(caller).cancel, before=runs_of(caller).status())
 
 

@@ -1,4 +1,4 @@
-"""How does a service that outlives its cluster reach it? It connects when it has to, and again."""
+"""How does the service reach a cluster that restarts? It connects on demand, and reconnects."""
 
 import threading
 import time
@@ -9,13 +9,13 @@ from limosa.client.connection import Description
 from limosa.client.operator import Operator
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 from limosa.errors import OutcomeUnknown
 
 Result = TypeVar("Result")
 
 FRESH_SECONDS = 5.0
-"""A connection that is younger is not replaced: it would not be any better."""
+"""A younger connection is not replaced: a new one would not be better."""
 
 
 class ReconnectingCluster:
@@ -43,7 +43,7 @@ class ReconnectingCluster:
             return self._connection
 
     def _leave(self, connection: Operator) -> None:
-        """Nodes that came back elsewhere are found by whoever looks for them anew."""
+        """Drop the connection: a new one finds nodes that restarted at other addresses."""
         with self._lock:
             is_old = time.monotonic() - self._connected_at > FRESH_SECONDS
             if self._connection is not connection or not is_old:
@@ -57,7 +57,7 @@ class ReconnectingCluster:
         if connection is not None:
             connection.close()
 
-    # --- what a `Cluster` can do
+    # --- `ClusterAccess`
 
     @property
     def topology(self) -> Topology:

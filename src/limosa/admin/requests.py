@@ -1,7 +1,7 @@
-"""How is a change asked for? As a request row, whose id is the operation's.
+"""How does the service ask for a change? By a request row, whose id is the operation's.
 
-An `Idempotency-Key` decides the id, together with who asks and for which path. So the same call
-again finds the row of the first, whoever serves it; with another body it is refused.
+An `Idempotency-Key` determines the id, together with the caller and the path. So a retry finds the
+row of the first call, whichever service handles it; with another body it is refused.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from limosa.admin.operations import leads_to_transition
 from limosa.admin.problems import Problem
 from limosa.admin.routing import Accepted, Calling
 from limosa.admin.service import Caller
-from limosa.core.coordinator.requests import SERVICES
+from limosa.core.coordinator.requests import act
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 from limosa.core.model.topology import NodeLease
 from limosa.errors import LimosaError
 
@@ -28,7 +28,7 @@ Key: TypeAlias = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        description="The same key with the same body again is the same operation.",
+        description="A retry with the same key and body returns the same operation.",
         min_length=1,
         max_length=200,
         pattern=r"^[!-~]+$",
@@ -37,7 +37,7 @@ Key: TypeAlias = Annotated[
 
 
 class ChangeRequest:
-    """What one caller asks for."""
+    """A change that a caller requests."""
 
     def __init__(self, caller: Caller, key: str | None) -> None:
         self._caller = caller
@@ -46,14 +46,14 @@ class ChangeRequest:
     def ask(
         self, build: Callable[[str], Request], body: Any = None, before: Any = None
     ) -> Accepted:
-        """Build and check the request, write it down, put it. What is refused is never put."""
+        """Build and check the request, audit it, and store it unless it is refused."""
         caller = self._caller
         id, fingerprint = self._id(), _hash(msgspec.json.encode(body, order="sorted").decode())
         known = caller.cluster.request_state(id) if self._key is not None else None
         if known is not None:
             _check_same(known, fingerprint)
             caller.operation = id
-            caller.note("answered", body=body, status=202, answer="asked for before")
+            caller.note("answered", body=body, status=202, answer="requested before")
             return accepted(known)
         request = replace(build(id), fingerprint=fingerprint)
         caller.operation = id
@@ -75,7 +75,7 @@ class ChangeRequest:
         return f"op-{_hash(self._key, caller.who.subject, caller.method, caller.path)}"
 
     def _note_answer(self, row: Request) -> None:
-        """It is asked for, whether this can be written down or not."""
+        """The change is already requested, so a failure is only logged."""
         try:
             self._caller.note("answered", status=202, answer=row.answer)
         except LimosaError as error:
@@ -91,7 +91,7 @@ def _check_same(row: Request, fingerprint: str) -> None:
         raise Problem(
             409,
             "key-used",
-            f"the Idempotency-Key belongs to another body, that of the operation {row.id}",
+            f"the Idempotency-Key was used with another body, for the operation {row.id}",
             "use a new key for a new operation",
         )
 
@@ -108,18 +108,18 @@ async def change_of(caller: Calling, key: Key = None) -> ChangeRequest:
 Changing: TypeAlias = Annotated[ChangeRequest, Depends(change_of)]
 
 
-# --- may it be?
+# --- checks
 
 
 def checked(agreed: Agreed, request: Request) -> Request:
-    """Refuse up front what the coordinator would refuse, by its own rules; it has the last word."""
+    """Refuse early what the coordinator would refuse, by the same rules."""
     view = ClusterView(agreed, {}, 0, 0.0)
-    SERVICES[request.kind].act(view, request, agreed.revision + 1)
+    act(view, request, agreed.revision + 1)
     return request
 
 
 def all_agreed(caller: Caller) -> Agreed:
-    """The whole topology, and who lives: enough for requests about tables and nodes."""
+    """The topology and the live nodes: enough to check requests about tables and nodes."""
     topology = caller.cluster.refresh()
     live = caller.cluster.agreed()["live"]
     leases = {node: NodeLease(node, 0) for node in live}

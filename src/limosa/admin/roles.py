@@ -1,4 +1,4 @@
-"""Who may do what? Three roles, each of which may do what the one before it may."""
+"""Who may do what? Three roles; each includes the rights of the one before it."""
 
 from typing import Literal, TypeAlias, get_args
 

@@ -1,10 +1,10 @@
-"""How is a route declared? With its role and what it answers; one without can't be added.
+"""How is a route declared? With its role and its answers; a route without a role is refused.
 
     @routes.get("/v1/nodes", role="viewer", answers=Nodes)
     def nodes(caller: Calling) -> Nodes: ...
 
-A handler is a plain function: it runs in a thread, may wait, and returns a value that is encoded
-there. What it raises becomes a problem.
+A handler is a plain function: it runs in a thread, may block, and returns a value that is encoded
+in that thread. Its exceptions become problems.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from limosa.errors import BadInput
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Access: TypeAlias = Role | Literal["open"]
-"""`open`: for everybody, also without a token."""
+"""`open`: no token is needed."""
 
 ROLE = "x-role"
 ANSWERS = "x-answers"
 
 
 class Accepted(Struct, frozen=True):
-    """It is asked for; what comes of it is told by its operation."""
+    """The change is requested; its operation reports the progress."""
 
     operation: str
     state: str
     next: str
-    """Where to look."""
+    """The path of the operation."""
 
 
 class Declared(Struct, frozen=True):
@@ -54,7 +54,7 @@ class Declared(Struct, frozen=True):
 
 
 class Routes:
-    """Routes that belong together."""
+    """A group of routes."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -82,7 +82,7 @@ class Routes:
 
 
 class RoleRoute(APIRoute):
-    """Checks the role before anything else is looked at, and turns what is raised into problems."""
+    """Checks the role before anything else, and turns exceptions into problems."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         extra = options.get("openapi_extra") or {}
@@ -95,7 +95,7 @@ class RoleRoute(APIRoute):
         super().__init__(path, _in_thread(endpoint, self.changes), **options)
 
     def _check_query(self, request: Request) -> None:
-        """A parameter that is spelled wrong must not mean all of them."""
+        """Refuse unknown parameters: a misspelled filter must not select everything."""
         known = _query_names(self.dependant)
         unknown = sorted(set(request.query_params) - known)
         if unknown:
@@ -134,7 +134,7 @@ class RoleRoute(APIRoute):
 
 
 def _query_names(dependant: Dependant) -> set[str]:
-    """Of a handler, and of what it depends on."""
+    """The query parameters of a handler and its dependencies."""
     names = {each.alias for each in dependant.query_params}
     return names.union(*(_query_names(each) for each in dependant.dependencies))
 
@@ -145,13 +145,13 @@ def _check_media_type(request: Request) -> None:
         raise Problem(
             415,
             "unsupported-media-type",
-            f"a body of type {given[:100] or 'none'}",
+            f"the type of the body is {given[:100] or 'missing'}",
             "send JSON, with the header `Content-Type: application/json`",
         )
 
 
 def _in_thread(handler: Callable[..., Any], changes: bool) -> Callable[..., Any]:
-    """The handler as the framework calls it, with the same parameters and one more."""
+    """Wrap a handler for the framework, with the same parameters and one more."""
     own = inspect.signature(handler)
     calling = inspect.Parameter("limosa_caller", inspect.Parameter.KEYWORD_ONLY, annotation=Calling)
 

@@ -1,18 +1,18 @@
-"""How are rebalance runs planned, started and steered? What the routes about runs need.
+"""How are rebalance runs planned, started and controlled? What the routes about runs need.
 
-`start`, `pause`, `resume` and `cancel` build a request of that id, or refuse with `IllegalRequest`;
-it is put, written down and followed as every other change.
+`start`, `pause`, `resume` and `cancel` build a request with the given id, or raise
+`IllegalRequest`; the request is stored, audited and followed like every other change.
 """
 
 from typing import Protocol
 
 from msgspec import Struct
 
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request
 
 
 class MoveWanted(Struct, frozen=True):
-    """One replica goes from one node to another."""
+    """The move of one replica to another node."""
 
     partition: str
     source: str
@@ -20,12 +20,12 @@ class MoveWanted(Struct, frozen=True):
 
 
 class RunWanted(Struct, frozen=True):
-    """What a run is for: exactly one of these."""
+    """The purpose of a run: exactly one of these."""
 
     add_node: str = ""
-    """Give it its share."""
+    """Fill this node with its share of the load."""
     remove_node: str = ""
-    """Take everything off it, then let it leave."""
+    """Move everything off this node, then remove it."""
     moves: tuple[MoveWanted, ...] = ()
 
 
@@ -46,11 +46,11 @@ class RunPreview(Struct, frozen=True):
 
     moves: tuple[MoveFacts, ...]
     bytes: int = 0
-    """About, of all moves together."""
+    """Approximate bytes of all moves."""
 
 
 class RunFacts(Struct, frozen=True):
-    """One run, of now or of the past."""
+    """A current or earlier run."""
 
     id: str
     state: str
@@ -61,13 +61,13 @@ class RunFacts(Struct, frozen=True):
     current: tuple[str, ...] = ()
     """Partitions that move now."""
     started: float = 0.0
-    """In seconds of the wall clock; 0: nobody knows, or not yet."""
+    """Unix time; 0: unknown, or not yet."""
     ended: float = 0.0
     moves: tuple[MoveFacts, ...] = ()
 
 
 class RunStatus(Struct, frozen=True):
-    """What the rebalance is doing."""
+    """The state of rebalancing."""
 
     state: str
     """IDLE, RUNNING, PAUSED or CANCELLING."""
@@ -79,7 +79,7 @@ class RunStatus(Struct, frozen=True):
 
 
 class Runs(Protocol):
-    """The rebalance of a cluster; several threads may use it at once."""
+    """Plans, starts and controls runs; several threads may use it."""
 
     def plan(self, wanted: RunWanted) -> RunPreview: ...
 

@@ -34,14 +34,14 @@ class Logger(Protocol):
 
 class AdminSettings(Struct, frozen=True):
     deadline_seconds: float = 15.0
-    """How long a caller waits at most; what is under way then goes on."""
+    """The longest time that a caller waits; a change in flight continues."""
     body_bytes_max: int = 1 << 20
     follow_seconds: float = 1.0
-    """How often an operation is looked at, until its end is in the audit log."""
+    """How often an operation is polled, until its end is in the audit log."""
 
 
 class AdminService:
-    """Handlers run in threads of its own: nothing waits on the event loop."""
+    """Runs handlers in its own threads, so that the event loop never blocks."""
 
     def __init__(
         self,
@@ -60,27 +60,26 @@ class AdminService:
         self.settings = settings or AdminSettings()
         self.readiness = Readiness(cluster, log)
         self.asked: Callable[[Caller, str], None] = lambda caller, operation: None
-        """Told of each operation that was asked for."""
+        """Called with each operation that was requested."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="limosa-admin")
         self._refusals = 0
         self._refusals_told_at = 0.0
 
     async def in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Whoever gives up waiting leaves the thread alone; calls to the cluster end by
-        themselves."""
+        """A caller that stops waiting leaves the thread running: calls to the cluster time out."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work, *arguments)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # --- who is it?
+    # --- authentication
 
     def identify(self, authorization: list[str]) -> AdminIdentity:
-        """By its token; raises a problem."""
+        """The caller, by its token; raises a problem if the token is not valid."""
         if not self.tokens.entries():
             raise problems.unauthenticated(
-                "no token is known here", "make one: `limosa admin-token add NAME --role admin`"
+                "no token exists yet", "make one: `limosa admin-token add NAME --role admin`"
             )
         if not authorization:
             raise problems.unauthenticated(
@@ -93,19 +92,19 @@ class AdminService:
         if identity is None:
             self._note_refusal()
             raise problems.unauthenticated(
-                "the token is nobody's", "make one: `limosa admin-token add NAME --role ROLE`"
+                "the token is not valid", "make one: `limosa admin-token add NAME --role ROLE`"
             )
         return identity
 
     def _note_refusal(self) -> None:
-        """A line a second at most: whoever guesses must not fill the disk."""
+        """Log at most one line a second: guessed tokens must not fill the disk."""
         self._refusals += 1
         now = time.monotonic()
         if now - self._refusals_told_at >= 1.0:
             self.log("refused tokens", count=self._refusals)
             self._refusals, self._refusals_told_at = 0, now
 
-    # --- what went wrong?
+    # --- errors
 
     def problem_of(self, error: Exception, caller: "Caller | None" = None) -> Problem:
         problem = self._problem_of(error, caller)
@@ -137,19 +136,19 @@ class AdminService:
 
 
 class Caller:
-    """One request of somebody."""
+    """One HTTP request and its caller."""
 
     def __init__(self, service: AdminService, method: str, path: str) -> None:
         self.service = service
         self.method = method
         self.path = path
         self.route = path
-        """As it was declared, with the names of its parameters."""
+        """The declared path, with the names of its parameters."""
         self.identity: AdminIdentity | None = None
         self.body = bytearray()
-        """As far as it was read."""
+        """The part of the body that was read."""
         self.operation = ""
-        """The one that it asks for, once that has an id."""
+        """The id of the requested operation, once there is one."""
 
     @property
     def cluster(self) -> ClusterAccess:
@@ -165,12 +164,12 @@ class Caller:
             raise Problem(
                 403,
                 "forbidden",
-                f"{self.who.subject} has the role {self.who.role}, and this needs {role}",
-                f"use a token of role {role}",
+                f"{self.who.subject} has the role {self.who.role}, but this needs {role}",
+                f"use a token of the role {role}",
             )
 
     def note(self, event: str, **facts: Any) -> None:
-        """Into the audit log; raises if that can't be."""
+        """Write to the audit log; raises if that fails."""
         self.service.audit.write(
             event,
             subject=self.who.subject,
@@ -182,7 +181,7 @@ class Caller:
         )
 
     def note_refusal(self, problem: Problem) -> None:
-        """What did not happen is written down if possible."""
+        """Write a refusal to the audit log, if possible."""
         event = "answered" if self.operation else "refused"
         try:
             self.note(
@@ -196,7 +195,7 @@ class Caller:
 
     @property
     def sent(self) -> Any:
-        """The body, as what it is, or as text."""
+        """The body as JSON, or as text if it is not JSON."""
         if not self.body:
             return None
         try:

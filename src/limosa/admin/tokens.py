@@ -1,9 +1,9 @@
-"""Who asks over HTTP? Tokens of the admin service: made, listed and taken back in one file.
+"""Who is calling over HTTP? One file holds the tokens: created, listed and revoked.
 
-A token is 256 random bits, and only their SHA-256 is kept. A slow or salted hash would add nothing:
-those are against guessing words that people choose, and nobody guesses 256 bits.
+A token is 256 random bits, and only its SHA-256 is stored. A slow or salted hash would add nothing:
+it protects passwords that can be guessed, and 256 random bits can't.
 
-(The cluster's own tokens, `transport.tokens`, are signed by its secret and can't be taken back one
+(The cluster's own tokens, `transport.tokens`, are signed with its secret and can't be revoked one
 by one; these can.)
 """
 
@@ -33,17 +33,17 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
 class TokenEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """A token, without the token."""
+    """What is stored about a token."""
 
     name: str
     role: Role
     sha256: str
     created: float
-    """In seconds of the wall clock."""
+    """Unix time."""
 
 
 class AdminIdentity(Struct, frozen=True):
-    """Who asks, and as what."""
+    """The caller's name and role."""
 
     subject: str
     role: Role
@@ -57,7 +57,7 @@ def digest(token: str) -> str:
 
 
 def read_entries(path: Path) -> list[TokenEntry]:
-    """None if there is no file; raises if others could have written it, or it is damaged."""
+    """Empty if there is no file; raises if other users can access it, or it is damaged."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -65,23 +65,25 @@ def read_entries(path: Path) -> list[TokenEntry]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UnusableFile(f"{path} can't be read: {error.strerror}", "mend its rights") from None
+        raise UnusableFile(
+            f"{path} can't be read: {error.strerror}", "correct its permissions"
+        ) from None
     if mode & 0o077:
-        raise UnusableFile(f"others than its owner have rights on {path}", f"chmod 600 {path}")
+        raise UnusableFile(f"other users can access {path}", f"chmod 600 {path}")
     try:
         return msgspec.json.decode(data, type=list[TokenEntry])
     except (msgspec.DecodeError, ValueError) as error:
         raise UnusableFile(
-            f"{path} is damaged: {error}", "remove it, and make the tokens anew"
+            f"{path} is damaged: {error}", "remove it, and make new tokens"
         ) from None
 
 
 def add(path: Path, name: str, role: str) -> str:
-    """The new token, which is told once and kept nowhere."""
+    """Returns the new token, which is not stored."""
     if not NAME.fullmatch(name):
         raise BadInput(
-            f"{name!r} is no name for a token",
-            "use letters, digits, _, ., @ or -, up to 64, and begin with a letter or a digit",
+            f"{name!r} is not a valid name for a token",
+            "use up to 64 letters, digits, _, ., @ or -; begin with a letter or a digit",
         )
     known = next((each for each in ROLES if each == role), None)
     if known is None:
@@ -107,7 +109,7 @@ def remove(path: Path, name: str) -> None:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[TokenEntry]]:
-    """One at a time; the file is replaced whole, or not at all."""
+    """Under a lock; the file is replaced atomically."""
     try:
         lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -135,11 +137,11 @@ def _replace(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-# --- who is it?
+# --- identifying callers
 
 
 class Tokens:
-    """The file's tokens, read anew when the file is another one; several threads may ask."""
+    """The file's tokens, read again when the file has changed; several threads may use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,7 +150,7 @@ class Tokens:
         self._entries: list[TokenEntry] = []
 
     def identify(self, token: str) -> AdminIdentity | None:
-        """None: it is nobody's. All entries are looked at, each in the same time."""
+        """None if the token is unknown. Compares all entries in constant time."""
         given = digest(token)
         found: AdminIdentity | None = None
         for entry in self.entries():

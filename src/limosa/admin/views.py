@@ -1,4 +1,4 @@
-"""What is there? Routes that look at the cluster, its nodes, tables and partitions."""
+"""What does the cluster contain? Routes that show the cluster, its nodes, tables and partitions."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
@@ -48,18 +48,18 @@ class TableList(Struct, frozen=True):
 class Partitions(Struct, frozen=True):
     partitions: list[PartitionFacts]
     next: str | None
-    """Give it as `after` for those that follow; null: there are no more."""
+    """Pass it as `after` to get the next page; null: this is the last page."""
 
 
 @routes.get("/v1/topology", role="viewer", answers=ClusterStatus)
 def topology(caller: Calling) -> ClusterStatus:
-    """The cluster in a few lines: who coordinates, who lives, what changes."""
+    """A summary of the cluster: its coordinator, live nodes, tables and partitions."""
     return status_of(look(caller.cluster, ask_nodes=False))
 
 
 @routes.get("/v1/nodes", role="viewer", answers=NodeList)
 def nodes(caller: Calling) -> NodeList:
-    """All nodes, and what each of them holds; those that have left, too."""
+    """All nodes and what each holds, including removed nodes."""
     overview = look(caller.cluster)
     return NodeList([node_facts(overview, name) for name in sorted(overview.topology.nodes)])
 
@@ -87,7 +87,7 @@ def tables(caller: Calling) -> TableList:
 
 @routes.get("/v1/tables/{table}", role="viewer", answers=Description)
 def table(caller: Calling, table: TableInPath) -> Description:
-    """One table: its columns, and how it is spread."""
+    """One table: its columns, partitions and replicas."""
     try:
         return caller.cluster.describe(table)
     except UnknownTable:
@@ -97,11 +97,13 @@ def table(caller: Calling, table: TableInPath) -> Description:
 @routes.get("/v1/partitions", role="viewer", answers=Partitions)
 def partitions(
     caller: Calling,
-    table: Annotated[str | None, Query(pattern=NAME, description="Of this table only.")] = None,
+    table: Annotated[
+        str | None, Query(pattern=NAME, description="Only partitions of this table.")
+    ] = None,
     limit: Limit = LIMIT,
     after: After = "",
 ) -> Partitions:
-    """Partitions by their names, a page at a time: who owns each, who holds it, what changes."""
+    """Partitions with their owners and replicas, in pages ordered by name."""
     overview = look(caller.cluster)
     try:
         found = partitions_of(overview, table)
@@ -114,7 +116,7 @@ def partitions(
 def page(
     items: Sequence[Item], name: Callable[[Item], str], limit: int, after: str
 ) -> tuple[list[Item], str | None]:
-    """Those after a name, in the order of names, and where the next page begins."""
+    """The items after a name, in order, and the name to continue after."""
     left = [each for each in items if name(each) > after]
     some = left[:limit]
     return some, name(some[-1]) if len(left) > limit else None
@@ -132,7 +134,7 @@ def partition(caller: Calling, partition: PartitionInPath) -> PartitionFacts:
 
 @routes.get("/v1/partitions/{partition}/explain", role="viewer", answers=Explanation)
 def explain(caller: Calling, partition: PartitionInPath) -> Explanation:
-    """Where a partition is, what it waits for, what comes next, and what one may do."""
+    """A partition's stage, what it waits for, what comes next, and what you can do."""
     try:
         return look_at(caller.cluster, partition)
     except IllegalRequest:

@@ -11,17 +11,17 @@ from limosa.cli.shared.admin_service import directory_of
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.terminal import print_json, print_table
 
-admin_token = typer.Typer(help="Say who may use the admin service over HTTP.", no_args_is_help=True)
+admin_token = typer.Typer(help="Manage the tokens of the admin service.", no_args_is_help=True)
 
 Directory = Annotated[
     str | None,
     typer.Option(
         "--directory",
-        help="Of the cluster, or of the admin service.",
+        help="The directory of the cluster or the admin service.",
         show_default="./limosa-data, or the last local cluster's",
     ),
 ]
-Name = Annotated[str, typer.Argument(help="Whom the token is for.")]
+Name = Annotated[str, typer.Argument(help="The user or program that has the token.")]
 
 
 @admin_token.command()
@@ -31,9 +31,10 @@ def add(
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token, and print it; it is told once, and good from now on.
+    """Make a token, and print it.
 
-    A viewer looks; an operator also moves partitions and makes tables; an admin may do everything.
+    The token is printed only once, and valid at once. The role viewer can only read; operator can
+    also move partitions and create tables; admin can do everything.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def add(
 
 @admin_token.command("list")
 def list_tokens(directory: Directory = None, as_json: AsJson = False) -> None:
-    """List who has a token, and of which role.
+    """List the tokens' names and roles.
 
     \b
     Examples:
@@ -61,14 +62,14 @@ def list_tokens(directory: Directory = None, as_json: AsJson = False) -> None:
         print_json({"tokens": known})
         return
     print_table(
-        ("name", "role", "made"),
+        ("name", "role", "created"),
         [(each.name, each.role, _day(each.created)) for each in entries],
     )
 
 
 @admin_token.command()
 def remove(name: Name, directory: Directory = None, as_json: AsJson = False) -> None:
-    """Take a token back, from now on.
+    """Revoke a token at once.
 
     \b
     Examples:
@@ -78,7 +79,7 @@ def remove(name: Name, directory: Directory = None, as_json: AsJson = False) -> 
     if as_json:
         print_json({"removed": name})
     else:
-        typer.echo(f"The token of {name} is good for nothing any more.")
+        typer.echo(f"Revoked the token of {name}.")
 
 
 def _day(at: float) -> str:

@@ -1,4 +1,4 @@
-"""Why is a partition, a node or a run where it is, and what may I do? `limosa explain`."""
+"""What does a partition, a node or a run wait for, and what can I do? `limosa explain`."""
 
 import time
 from datetime import datetime
@@ -33,14 +33,14 @@ DIFFERENCES_SHOWN = 5
 def explain(
     target: ClusterOptions,
     name: Annotated[
-        str, typer.Argument(metavar="PARTITION|NODE|RUN", help="Its name, as the lists show it.")
+        str, typer.Argument(metavar="PARTITION|NODE|RUN", help="The name, like items-0003 or n2.")
     ],
 ) -> None:
-    """Say where a partition, a node or a run is, what it waits for, what comes next, and what you
-    may do.
+    """Explain the state of a partition, a node or a run.
 
-    It is worked out from the agreed state and from what the live nodes say, by the rules that the
-    coordinator itself follows; so it also works while there is none.
+    Shows its stage, what it waits for, what comes next, and what you can do. The explanation is
+    derived from the metastore and from the live nodes, by the same rules that the coordinator
+    follows, so it also works while no coordinator runs.
 
     \b
     Examples:
@@ -86,8 +86,8 @@ def shown_node(target: ClusterOptions, found: NodeExplanation) -> None:
         "holds": f"{count(found.replicas, 'replica')}, {size(found.bytes)}; owns {found.owned:,}",
         "free": size(sum(found.free_bytes.values())) if found.free_bytes else "",
         "load": "" if found.load is None else f"{found.load:.2f} times the mean",
-        "coming": ", ".join(found.coming),
-        "going": ", ".join(found.going),
+        "moving in": ", ".join(found.coming),
+        "moving out": ", ".join(found.going),
         "next": found.next,
     }
     for name, value in told.items():
@@ -95,7 +95,7 @@ def shown_node(target: ClusterOptions, found: NodeExplanation) -> None:
             typer.echo(f"{name:<13} {value}")
     for why in found.waits:
         typer.echo(f"{'waits for':<13} {why}")
-    typer.echo("\nYou may")
+    typer.echo("\nYou can")
     for sentence in found.may:
         typer.echo(f"  {sentence}")
 
@@ -111,15 +111,15 @@ def lines_of(explanation: Explanation, now: float) -> list[str]:
         "partition": explanation.partition,
         "stage": f"{kind}{stage_words(explanation)}{since_words(explanation.since, now)}",
         "": explanation.holds,
-        "given up": explanation.giving_up,
+        "rolling back": explanation.giving_up,
         "waits for": explanation.waits_for,
         "next": explanation.next,
         "copy": copy_line(explanation, now),
         "Spark": spark_line(explanation),
         "pause": pause_line(explanation),
-        "owner": f"{explanation.owner or 'nobody'}, epoch {explanation.epoch}",
-        "coordinator": explanation.coordinator or "none lives",
-        "not heard of": ", ".join(explanation.unheard),
+        "owner": f"{explanation.owner or 'none'}, epoch {explanation.epoch}",
+        "coordinator": explanation.coordinator or "none",
+        "no answer": ", ".join(explanation.unheard),
     }
     return [f"{name:<13} {value}" for name, value in told.items() if value]
 
@@ -181,12 +181,12 @@ def _yes(is_so: bool) -> str:
 
 
 def _position(at: Position | None) -> str | None:
-    """Epoch and counter; as one number they say nothing to a person."""
+    """Epoch and counter, which are easier to read than the position's one number."""
     return None if at is None else f"{epoch_of(at)}/{at & (1 << COUNTER_BITS) - 1}"
 
 
 def print_may(explanation: Explanation) -> None:
-    typer.echo("\nYou may")
+    typer.echo("\nYou can")
     for sentence in explanation.may:
         typer.echo(f"  {sentence}")
 
@@ -231,7 +231,7 @@ def shown_run(target: ClusterOptions, connection: Operator, run: str) -> None:
     if found.current:
         typer.echo("")
         print_table(COLUMNS, [move_row(each) for each in found.current])
-    typer.echo("\nYou may")
+    typer.echo("\nYou can")
     for sentence in may(found):
         typer.echo(f"  {sentence}")
 
@@ -242,11 +242,11 @@ def may(found: Progress) -> list[str]:
         return [f"list its moves: limosa rebalance status {run} --moves"]
     turns = {
         "running": [f"pause it: limosa rebalance pause {run}"],
-        "paused": [f"go on with it: limosa rebalance resume {run}"],
+        "paused": [f"resume it: limosa rebalance resume {run}"],
     }
     out = turns.get(found.state, [])
     if found.state != "cancelling":
-        out.append(f"give it up: limosa rebalance cancel {run}")
-    if any(move.detail == "held" for move in found.current):
+        out.append(f"cancel it: limosa rebalance cancel {run}")
+    if found.held:
         out.append("end the holds: limosa rebalance complete, or reverse")
     return [*out, f"watch it: limosa rebalance status {run} --wait"]

@@ -1,4 +1,4 @@
-"""Where do rows to try things out with come from? `limosa generate` makes a file of them."""
+"""Where do sample rows come from? `limosa generate` makes a file of them."""
 
 import time
 from pathlib import Path
@@ -26,11 +26,15 @@ SCHEMA = pa.schema(FIELDS)
 
 
 def generate(
-    rows: Annotated[int, typer.Argument(min=0, help="How many.")],
-    file: Annotated[str, typer.Argument(help="Parquet, CSV or NDJSON, by its suffix.")],
+    rows: Annotated[int, typer.Argument(min=0, help="Number of rows.")],
+    file: Annotated[
+        str, typer.Argument(help="The file to write: .parquet, .csv, .ndjson or .arrow.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Make a file of sample rows: id (the key), name, price, at. The same rows each time.
+    """Make a file of sample rows.
+
+    The columns are id (the key), name, price and at. The rows are the same each time.
 
     \b
     Examples:
@@ -50,11 +54,11 @@ def generate(
     if as_json:
         print_json(answer)
     else:
-        typer.echo(f"{count(rows, 'row')} in {file}.")
+        typer.echo(f"{count(rows, 'row')} written to {file}.")
 
 
 def sample(start: int, end: int) -> pa.Table:
-    """These rows, whoever asks: the dice are thrown anew for each block."""
+    """Rows that depend only on their numbers: each block has its own random seed."""
     dice = np.random.default_rng(start)
     id = np.arange(start, end)
     price = dice.integers(100, 10_000, end - start) / 100

@@ -1,4 +1,4 @@
-"""What can an operator type? `limosa`, and one command after it."""
+"""Which commands are there? Each has a module or a package of its name."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from limosa.cli.shared.terminal import print_json, tell_error
 from limosa.errors import LimosaError, OutcomeUnknown
 
 TRACEBACK = "LIMOSA_TRACEBACK"
-ADVICE = f"set {TRACEBACK}=1 to see where, and report it"
+ADVICE = f"set {TRACEBACK}=1 to see the traceback, and report it"
 
 # fmt: off
 COMMANDS = {
@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 all is well, 1 something is wrong, 2 bad input, 130 interrupted."""
+    """Returns the exit code: 0 success, 1 failure, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     try:
@@ -55,25 +55,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _tell_usage()
         return code
     except KeyboardInterrupt:
-        return 130  # while a command was loaded
+        return 130  # while a command was being loaded
     except LimosaError as error:
         return tell_error(error, as_json)
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return tell_error(OutcomeUnknown(f"a bug of Limosa's: {what}", ADVICE), as_json)
+        return tell_error(OutcomeUnknown(f"a bug in Limosa: {what}", ADVICE), as_json)
     return 0
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
-    """The command that is asked for; all of them take longer to load than most take to run."""
+    """Load only the command that was typed: loading all takes longer than most commands run."""
     app = typer.Typer(
         name="limosa",
-        help="Tables and streams whose partitions move while they are used.",
+        help="Tables whose partitions move to other nodes while they are read and written.",
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode=None,  # An error is one sentence, not a box that wraps it.
+        rich_markup_mode=None,  # An error is printed as one sentence, not in a box.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -107,13 +107,13 @@ def limosa(
 
 
 def _tell_usage() -> None:
-    """The sentence itself is on standard error."""
+    """The details are on standard error."""
     print_json(
         {
             "error": {
                 "code": "BadInput",
-                "message": "this can't be run as it was typed",
-                "advice": "read the line on standard error, or add --help",
+                "message": "the command line is not valid",
+                "advice": "see the message on standard error, or add --help",
                 "definite": True,
             }
         }

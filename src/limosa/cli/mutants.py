@@ -1,7 +1,7 @@
-"""`limosa mutants`: has the simulator teeth? Rules are removed, one at a time; each must be missed.
+"""Does the simulator find bugs? `limosa mutants` plants them, one at a time.
 
-A mutant is found if a seed is clean without it and violated with it. An exception counts only if it
-comes from a violated assertion: any other, and a run that does not end, may be a bug badly planted.
+A mutant is found if a seed is clean without it and has a violation with it. Of exceptions only
+failed assertions count: others, and runs that do not end, may be mistakes in the mutant itself.
 """
 
 import json
@@ -22,11 +22,11 @@ from limosa.simulation.run import run_seed
 from limosa.simulation.swarm import TookTooLong, in_processes, named, run_guarded, within
 
 CATALOGUE = "limosa.simulation.mutants"
-"""Where MUTANTS, REDUNDANT and `planted` are. It is imported late: a worker plants by name."""
+"""The module with MUTANTS, REDUNDANT and `planted`; workers import it by name."""
 
 SEED_SECONDS_MAX = 10.0
 COUNTED = 200
-"""A search says how many of so many first seeds find the mutant."""
+"""A search reports how many of the first COUNTED seeds find the mutant."""
 LIMIT = 2000
 SLICE = 20
 CLEAN = "nothing was violated"
@@ -42,7 +42,7 @@ class Attempt(Struct, frozen=True):
 
 
 class Finds(Struct, frozen=True):
-    """The seeds that found the mutant, with what was violated; and why others did not."""
+    """The seeds that found the mutant, each with its violation; and why others did not."""
 
     mutant: str
     seeds: tuple[tuple[int, str], ...] = ()
@@ -50,7 +50,7 @@ class Finds(Struct, frozen=True):
 
 
 def attempt(what: Attempt) -> Finds:
-    """What a worker does."""
+    """Runs in a worker process."""
     found: list[tuple[int, str]] = []
     instead = CLEAN if what.seeds else "no seed is recorded: find one with --search"
     for seed in what.seeds:
@@ -61,13 +61,13 @@ def attempt(what: Attempt) -> Finds:
             found.append((seed, violation))
             if what.first_only:
                 break
-        # Something odd says more than something that just went well.
+        # An unusual reason is more informative than a clean run.
         instead = why_not if why_not and why_not != CLEAN else instead
     return Finds(what.mutant, tuple(found), instead)
 
 
 def _violation(catalogue: str, mutant: str, seed: int) -> tuple[str, str]:
-    """What the seed violates with the mutant planted, and else why not."""
+    """The violation with the mutant planted; if there is none, the reason."""
     planted = import_module(catalogue).planted
     try:
         with within(SEED_SECONDS_MAX), planted(mutant):
@@ -91,13 +91,13 @@ def _lost(what: Attempt, why: str) -> Finds:
 
 
 class MutantVerdict(Struct):
-    """What is known of a mutant so far."""
+    """What is known about a mutant so far."""
 
     name: str
     rule: str
     seed: int | None = None
     violation: str = ""
-    """What was violated; if it was not found, why not."""
+    """The violation; if the mutant was not found, the reason."""
     counted: int = 0
     searched: int = 0
 
@@ -115,7 +115,7 @@ class MutantVerdict(Struct):
 
 
 def replay(chosen: Mapping[str, Any], jobs: int) -> Generator[MutantVerdict, None, None]:
-    """Each mutant's recorded seed; one without is not found."""
+    """Run each mutant's recorded seed; a mutant without one counts as not found."""
     attempts = (
         Attempt(CATALOGUE, name, range(mutant.seed, mutant.seed + 1) if mutant.seed >= 0 else ())
         for name, mutant in chosen.items()
@@ -132,12 +132,12 @@ def search(
 ) -> Generator[MutantVerdict, None, None]:
     """The first seed below the limit that finds each mutant, and how many of the first do.
 
-    The mutants take turns, so the easy ones are known soon; a verdict comes when it is final.
+    The mutants take turns, so the easy ones are found early; a verdict is yielded once it is final.
     """
     counted = min(COUNTED, limit)
     verdicts = {name: MutantVerdict(name, mutant.breaks) for name, mutant in chosen.items()}
     waiting = dict.fromkeys(chosen, 0)
-    """How many slices of each are under way."""
+    """The number of slices in flight, by mutant."""
     ended: set[str] = set()
 
     def slices() -> Iterator[Attempt]:
@@ -162,25 +162,26 @@ def search(
 
 def mutants(
     searching: Annotated[
-        bool, typer.Option("--search", help="Search for seeds anew instead of replaying them.")
+        bool,
+        typer.Option("--search", help="Search for seeds instead of replaying the recorded ones."),
     ] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Plant this one only.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Plant only this mutant.", show_default=False)
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="With --search: how many seeds.", show_default=str(LIMIT)
+            min=1, metavar="N", help="With --search: number of seeds.", show_default=str(LIMIT)
         ),
     ] = None,
     jobs: JobsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the last line only.")] = False,
 ) -> None:
-    """Plant bugs, one at a time, and check that the simulator finds each.
+    """Plant bugs, and check that the simulator finds each.
 
-    Replays the seed that is recorded with each mutant. The last line is JSON: how many were
-    planted, how many found, and which were missed. Exit code: 0 all were found, 1 some were
-    missed, 2 bad input, 130 interrupted.
+    The command replays the seed that is recorded for each mutant. The last line is JSON: how many
+    mutants were planted and found, and which were missed. Exit code: 0 all found, 1 some missed,
+    2 bad input, 130 interrupted.
 
     \b
     Examples:
@@ -191,7 +192,7 @@ def mutants(
     catalogue = import_module(CATALOGUE)
     chosen, redundant = _chosen(catalogue.MUTANTS, catalogue.REDUNDANT, only, searching)
     if limit is not None and not searching:
-        raise typer.BadParameter("--limit says how far to search: add --search, or leave it out.")
+        raise typer.BadParameter("--limit is for searches: add --search, or omit it.")
     wanted = {**chosen, **redundant} if searching else chosen
     running = (
         search(wanted, limit or LIMIT, jobs or cores())
@@ -218,7 +219,7 @@ def mutants(
 def _chosen(
     counted: Mapping[str, Any], redundant: Mapping[str, Any], only: str | None, searching: bool
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The mutants that count, and those that do not; a search looks at the latter only if asked."""
+    """The mutants that count, and the redundant ones, which a search includes only by name."""
     if only is None:
         return counted, {} if searching else redundant
     if only not in counted and only not in redundant:

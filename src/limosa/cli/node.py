@@ -21,11 +21,12 @@ from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
 from limosa.core.insight.proposing import filling, planned
+from limosa.core.model.requests import RemoveNode, UndrainNodes
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import IllegalRequest, Refused
 
-node = typer.Typer(help="Change who belongs to the cluster.", no_args_is_help=True)
+node = typer.Typer(help="Fill, empty or remove nodes.", no_args_is_help=True)
 
 
 @node.command()
@@ -33,22 +34,24 @@ node = typer.Typer(help="Change who belongs to the cluster.", no_args_is_help=Tr
 def remove(
     target: ClusterOptions, name: Annotated[str, typer.Argument(help="The node's name.")]
 ) -> None:
-    """Take out a node that is gone for good; it must be stopped, and hold no replicas.
+    """Remove a stopped node that holds no replicas.
+
+    The name of a removed node can't be used again.
 
     \b
     Examples:
       limosa node remove n4
     """
     with target.operate() as connection:
-        connection.remove_node(name)
+        connection.submit(RemoveNode(name))
     if target.as_json:
         print_json({"removed": name})
     else:
-        typer.echo(f"{name} has left the cluster. Its name is not given again.")
+        typer.echo(f"Removed {name} from the cluster. Its name can't be used again.")
 
 
 Names = Annotated[list[str], typer.Argument(metavar="NODE…", help="The nodes' names.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
 
 
@@ -66,10 +69,10 @@ def add(
     dry_run: DryRun = False,
     wait: Wait = None,
 ) -> None:
-    """Give new nodes their share of the load; several at once if you like.
+    """Move a share of the load to new nodes.
 
-    A node joins by itself when it is started (`limosa serve node`), and holds nothing at first.
-    This prints which replicas would go to it, asks, and starts the run.
+    A node joins the cluster when it is started (`limosa serve node`), and holds nothing at first.
+    This command prints which replicas would move to it, asks for confirmation, and starts the run.
 
     \b
     Examples:
@@ -83,7 +86,7 @@ def add(
         found, run = filling(look(connection), names, like)
         if not found.moves:
             raise IllegalRequest(
-                f"nothing would be moved to {', '.join(names)}", "see `limosa rebalance plan`"
+                f"there is nothing to move to {', '.join(names)}", "see `limosa rebalance plan`"
             )
         _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
 
@@ -102,9 +105,10 @@ def drain(
     dry_run: DryRun = False,
     wait: Wait = None,
 ) -> None:
-    """Empty nodes, which stay members: nothing new is placed there. Several at once if you like.
+    """Move all replicas away from nodes.
 
-    They take part again after `limosa node undrain`; cancelling the run has the same effect.
+    The nodes stay members of the cluster, but get no new replicas until `limosa node undrain`.
+    Cancelling the run also undrains them.
 
     \b
     Examples:
@@ -130,9 +134,9 @@ def decommission(
     dry_run: DryRun = False,
     wait: Wait = None,
 ) -> None:
-    """Empty nodes, and let them leave for good once nothing is left on them.
+    """Move all replicas away from nodes, then remove the nodes.
 
-    A node that has left can be stopped; its name is not given again.
+    A removed node can be stopped; its name can't be used again.
 
     \b
     Examples:
@@ -148,18 +152,18 @@ def decommission(
 @node.command()
 @of_cluster
 def undrain(target: ClusterOptions, names: Names) -> None:
-    """Let nodes that were drained, and did not leave, take part again.
+    """Let drained nodes hold replicas again.
 
     \b
     Examples:
       limosa node undrain n2
     """
     with target.operate() as connection:
-        request = connection.undrain_nodes(names)
+        request = connection.submit(UndrainNodes(tuple(names)))
     if target.as_json:
         print_json({"operation": request.id, "answer": request.answer})
     else:
-        typer.echo(f"{request.answer}. Give them their share: limosa node add {' '.join(names)}")
+        typer.echo(f"{request.answer}. To fill them again: limosa node add {' '.join(names)}")
 
 
 def _drain(
@@ -179,7 +183,7 @@ def _ask_and_begin(
     dry_run: bool,
     wait: bool | None,
 ) -> None:
-    """A person sees the plan before anything happens."""
+    """Print the plan, and ask for confirmation before anything changes."""
     if dry_run and target.as_json:
         print_json(facts(found, run))
         return
@@ -190,7 +194,7 @@ def _ask_and_begin(
     if not yes:
         if target.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise Refused(
-                f"nobody is here to say yes: {run.action}", "look at --dry-run, then add --yes"
+                f"{run.action} needs confirmation", "see the plan with --dry-run, then add --yes"
             )
         if not typer.confirm(f"{run.action.capitalize()}?"):
             tell("Nothing was changed.")

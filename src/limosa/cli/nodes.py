@@ -7,9 +7,9 @@ from limosa.cli.shared.terminal import place_of, print_json, print_table, size
 
 @of_cluster
 def nodes(target: ClusterOptions) -> None:
-    """List the nodes, and what each of them holds.
+    """List the nodes and what each of them holds.
 
-    Rows are counted as they are stored, with older versions that are not merged yet.
+    The number of rows includes older versions that have not been merged yet.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What was asked of the cluster, and what came of it? `limosa operations`."""
+"""Which changes were requested, and what is their state? `limosa operations …`."""
 
 import time
 from typing import Annotated, Any
@@ -10,18 +10,19 @@ from limosa.cli.shared.move_progress import LOOK_SECONDS
 from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import NOTHING, print_json, print_table
 from limosa.client.requests import request_id
-from limosa.core.coordinator.aborting import RUNS, aborting, run_of
-from limosa.core.coordinator.requests import about
+from limosa.core.coordinator.aborting import aborting
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import LockCluster, Request, UnlockCluster
 from limosa.errors import IllegalRequest
 
 SHOWN = 50
 operations = typer.Typer(
-    help="See what was asked of the cluster; take it back.", no_args_is_help=True
+    help="List, await or abort requested changes; lock the cluster.", no_args_is_help=True
 )
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations list` shows it.")]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The id, as `limosa operations list` shows it.")
+]
 
 
 @operations.command("list")
@@ -29,10 +30,10 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="As `limosa operations lis
 def list_(
     target: ClusterOptions,
     every: Annotated[
-        bool, typer.Option("--all", help="Not only the last ones that are kept.")
+        bool, typer.Option("--all", help=f"List all that are kept, not only {SHOWN}.")
     ] = False,
 ) -> None:
-    """List what was asked for: what waits first, then the last that was answered.
+    """List requested changes, waiting ones first, then the latest.
 
     \b
     Examples:
@@ -48,10 +49,10 @@ def list_(
         print_json({"operations": [facts(each) for each in shown]})
         return
     if not shown:
-        typer.echo("Nothing was asked for.")
+        typer.echo("There are no operations.")
         return
     print_table(
-        ("id", "kind", "about", "state", "asked", "answered", "answer"),
+        ("id", "kind", "about", "state", "requested", "answered", "answer"),
         [row_of(each) for each in shown],
     )
 
@@ -59,7 +60,7 @@ def list_(
 @operations.command()
 @of_cluster
 def show(target: ClusterOptions, id: Id) -> None:
-    """Show one: what was asked for, what was answered, and what comes of it.
+    """Show one operation: its request, its answer, and what to do next.
 
     \b
     Examples:
@@ -80,9 +81,10 @@ def show(target: ClusterOptions, id: Id) -> None:
 @operations.command()
 @of_cluster
 def wait(target: ClusterOptions, id: Id) -> None:
-    """Wait until one is answered. The exit code is 0 if it was done, 1 if it was refused.
+    """Wait until an operation is answered.
 
-    A move or a run goes on after that: see `limosa rebalance status --wait`.
+    The exit code is 0 if it was accepted, and 1 if it was refused. A move or a run continues after
+    the answer: see `limosa rebalance status --wait`.
 
     \b
     Examples:
@@ -101,9 +103,9 @@ def wait(target: ClusterOptions, id: Id) -> None:
 @operations.command()
 @of_cluster
 def abort(target: ClusterOptions, id: Id) -> None:
-    """Take one back: withdraw it while it waits, or give up the move or the run that came of it.
+    """Withdraw a waiting operation, or cancel its move or run.
 
-    What has switched already, or was committed, stays.
+    Moves that are committed or whose reads have switched stay.
 
     \b
     Examples:
@@ -122,29 +124,32 @@ def abort(target: ClusterOptions, id: Id) -> None:
 @operations.command()
 @of_cluster
 def lock(
-    target: ClusterOptions, why: Annotated[str, typer.Argument(help="Why, for others who come by.")]
+    target: ClusterOptions,
+    why: Annotated[str, typer.Argument(help="The reason, for other operators.")],
 ) -> None:
-    """Let nothing begin that changes the topology, until `unlock`; what runs goes on.
+    """Let no change of the topology start, until `unlock`.
+
+    Changes that have started continue.
 
     \b
     Examples:
       limosa operations lock "backup until noon"
     """
     with target.operate() as connection:
-        _told(target, connection.switch("lock", why=why))
+        _told(target, connection.submit(LockCluster(why)))
 
 
 @operations.command()
 @of_cluster
 def unlock(target: ClusterOptions) -> None:
-    """Let changes of the topology begin again.
+    """Let changes of the topology start again.
 
     \b
     Examples:
       limosa operations unlock
     """
     with target.operate() as connection:
-        _told(target, connection.switch("unlock"))
+        _told(target, connection.submit(UnlockCluster()))
 
 
 def _told(target: ClusterOptions, request: Request) -> None:
@@ -158,7 +163,7 @@ def facts(request: Request) -> dict[str, Any]:
     return {
         "id": request.id,
         "kind": request.kind,
-        "about": about(request),
+        "about": request.about,
         "state": request.state,
         "answer": request.answer,
         "asked": request.asked or None,
@@ -168,11 +173,11 @@ def facts(request: Request) -> dict[str, Any]:
 
 def row_of(request: Request) -> tuple[object, ...]:
     times = (moment(request.asked), moment(request.answered))
-    return (request.id, request.kind, about(request), request.state, *times, request.answer)
+    return (request.id, request.kind, request.about, request.state, *times, request.answer)
 
 
 def asked_words(request: Request) -> str:
-    """Also for how long it has waited so far."""
+    """When it was requested, and how long ago if it still waits."""
     when = moment(request.asked)
     if request.state != "waiting" or not when:
         return when
@@ -183,7 +188,8 @@ def find(agreed: Agreed, id: str) -> Request:
     request = agreed.requests.get(id)
     if request is None:
         raise IllegalRequest(
-            f"there is no operation {id}", "list them; old answers are forgotten after a while"
+            f"there is no operation {id}",
+            "see `limosa operations list`; old operations are deleted after a while",
         )
     return request
 
@@ -191,8 +197,8 @@ def find(agreed: Agreed, id: str) -> Request:
 def next_of(request: Request) -> str:
     if request.state == "waiting":
         return f"limosa operations wait {request.id}"
-    if request.state == "done" and request.kind in RUNS:
-        return f"limosa rebalance status {run_of(request)}"
+    if request.run:
+        return f"limosa rebalance status {request.run}"
     if request.state == "done" and request.partition:
         return f"limosa explain {request.partition}"
-    return "nothing: it has ended"
+    return "nothing: the operation has ended"

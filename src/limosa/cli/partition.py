@@ -1,26 +1,34 @@
-"""How is a partition moved while it is used? `limosa partition move`, and how to end a move."""
+"""How is a replica of a partition moved to another node? `limosa partition …`."""
 
 from typing import Annotated, Any
 
 import typer
 
-from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on, wanted_of
+from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on
 from limosa.cli.shared.durations import lasted, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
 from limosa.cli.shared.options import ClusterOptions, of_cluster
 from limosa.cli.shared.terminal import print_json, tell
 from limosa.client.operator import Operator
-from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.intent import Placement
+from limosa.core.model.keys import transition_id
+from limosa.core.model.requests import (
+    CancelChange,
+    CompleteMove,
+    MovePartition,
+    MoveToVolume,
+    Request,
+    ReverseMove,
+)
 from limosa.errors import BadInput, IllegalRequest
 
 INTERRUPTED = 130
-ACCEPTED = "accepted"
 
-partition = typer.Typer(help="Move a partition, or end its move.", no_args_is_help=True)
+partition = typer.Typer(help="Move a partition, or end a move.", no_args_is_help=True)
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="PARTITION", help="Its name, as `limosa partitions` lists it."),
+    typer.Argument(metavar="PARTITION", help="The partition, as `limosa partitions` lists it."),
 ]
 
 
@@ -29,40 +37,44 @@ Name = Annotated[
 def move(
     target: ClusterOptions,
     name: Name,
-    to: Annotated[str, typer.Option("--to", metavar="NODE", help="Who gets the replica.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="NODE", help="The node that gets the replica.")
+    ],
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="NODE", help="Whose replica moves.", show_default="its owner's"
+            "--from", metavar="NODE", help="The node that loses it.", show_default="the owner"
         ),
     ] = None,
     volume: Annotated[
         str | None,
-        typer.Option(help="On which volume.", show_default="the one with the fewest replicas"),
+        typer.Option(
+            help="The volume on that node.", show_default="the one with the fewest replicas"
+        ),
     ] = None,
     hold: Annotated[
         str,
-        typer.Option(
-            metavar="DURATION", help="How long both sides are kept once the new one is read."
-        ),
+        typer.Option(metavar="DURATION", help="How long to keep the old replica after the switch."),
     ] = "0s",
     max_pause: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Hand over only while it would pause writes for no longer.",
+            help="Hand over only when the expected pause of writes is at most this long.",
             show_default="no limit",
         ),
     ] = None,
     wait: Annotated[
         bool | None,
-        typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+        typer.Option(
+            "--wait/--no-wait", help="Wait until the move has ended.", show_default="on a terminal"
+        ),
     ] = None,
 ) -> None:
-    """Move one replica of a partition to another node, while it is read and written.
+    """Move one replica of a partition to another node.
 
-    With --wait the exit code is 0 if the move is done, and 1 if it was given up: then all is as it
-    was. Ctrl-C leaves the move running.
+    The partition is read and written meanwhile. With --wait, the exit code is 0 if the move is
+    done, and 1 if it was rolled back. Ctrl-C does not stop the move.
 
     \b
     Examples:
@@ -74,7 +86,9 @@ def move(
     hold_seconds = seconds_of(hold, "--hold")
     pause_seconds = 0.0 if max_pause is None else seconds_of(max_pause, "--max-pause")
     if max_pause is not None and not pause_seconds:
-        raise BadInput("--max-pause of 0: no hand-over is that quick", "allow some, like 50ms")
+        raise BadInput(
+            "--max-pause must be more than 0", "every hand-over takes some time; try 50ms"
+        )
     waits = _is_watched(target) if wait is None else wait
     with target.operate() as connection:
         agreed = connection.state(name)
@@ -83,17 +97,17 @@ def move(
         place = Placement(to, volume_on(connection.refresh(), to, volume))
         if place == Placement(leaving.node, leaving.volume):
             raise IllegalRequest(
-                f"{to} holds a replica of {name} already", "choose another node, or --volume"
+                f"{to} holds a replica of {name} already", "choose another node or --volume"
             )
-        request = connection.change_partition(
-            "volume_move" if to == leaving.node else "move",
+        wish = (MoveToVolume if to == leaving.node else MovePartition)(
             name,
             source=leaving.node,
             target=place,
             hold_seconds=hold_seconds,
             max_pause_seconds=pause_seconds,
         )
-        wanted = wanted_of(connection.state(name), name, leaving.node, to)
+        request = connection.submit(wish)
+        wanted = Wanted(request.transition, leaving.node, to)
         answer = {
             **described(request),
             "from": leaving.node,
@@ -113,7 +127,9 @@ def move(
 @partition.command()
 @of_cluster
 def cancel(target: ClusterOptions, name: Name) -> None:
-    """Give a move up, as long as the old replicas are read; nothing is lost.
+    """Cancel a move before reads have switched.
+
+    The move is rolled back, and no data is lost.
 
     \b
     Examples:
@@ -125,43 +141,45 @@ def cancel(target: ClusterOptions, name: Name) -> None:
         intent = agreed.intents.get(name)
         if intent is None or intent.pending is None:
             raise IllegalRequest(
-                f"{name} has no change that could be cancelled", f"see `limosa explain {name}`"
+                f"{name} has no move that can be cancelled", f"see `limosa explain {name}`"
             )
-        request = connection.change_partition("cancel", name, cancels=intent.pending.trigger)
+        request = connection.submit(CancelChange(name, intent.pending.trigger))
     _tell_answer(target, described(request), f"{name}: {request.answer}.")
 
 
 @partition.command()
 @of_cluster
 def complete(target: ClusterOptions, name: Name) -> None:
-    """End the hold of a move: its old replica goes.
+    """End the hold of a move: remove its old replica.
 
     \b
     Examples:
       limosa partition complete items-0003
     """
-    _end_hold(target, "complete", name)
+    _end_hold(target, CompleteMove(name))
 
 
 @partition.command()
 @of_cluster
 def reverse(target: ClusterOptions, name: Name) -> None:
-    """Take a move that is held back to its old replicas; nothing is lost.
+    """Reverse a move during its hold.
+
+    The partition returns to its old replicas, and no data is lost.
 
     \b
     Examples:
       limosa partition reverse items-0003
     """
-    _end_hold(target, "reverse", name)
+    _end_hold(target, ReverseMove(name))
 
 
-def _end_hold(target: ClusterOptions, kind: RequestKind, name: str) -> None:
+def _end_hold(target: ClusterOptions, wish: CompleteMove | ReverseMove) -> None:
     with target.operate() as connection:
-        request = connection.change_partition(kind, name)
-    _tell_answer(target, described(request), f"{name}: {request.answer}.")
+        request = connection.submit(wish)
+    _tell_answer(target, described(request), f"{wish.partition}: {request.answer}.")
 
 
-# --- what is said
+# --- output
 
 
 def described(request: Request) -> dict[str, Any]:
@@ -169,14 +187,15 @@ def described(request: Request) -> dict[str, Any]:
         "partition": request.partition,
         "request": request.id,
         "kind": request.kind,
-        "state": ACCEPTED,
+        "state": "accepted",
         "answer": request.answer,
         "next": f"limosa explain {request.partition}",
     }
 
 
 def _answered(what: str, request: Request) -> str:
-    return f"{what}." if request.answer == ACCEPTED else f"{what}: {request.answer}."
+    begins = request.transition == transition_id(request.trigger)
+    return f"{what}." if begins else f"{what}: {request.answer}."
 
 
 def _is_watched(target: ClusterOptions) -> bool:
@@ -188,7 +207,7 @@ def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> 
         print_json(answer)
         return
     typer.echo(words)
-    typer.echo(f"How far it is: {answer['next']}")
+    typer.echo(f"See its progress: {answer['next']}")
 
 
 def _follow(
@@ -201,7 +220,10 @@ def _follow(
     except KeyboardInterrupt:
         pass
     name = answer["partition"]
-    tell(f"The move goes on. See `limosa explain {name}`; end it: `limosa partition cancel {name}`")
+    tell(
+        f"The move continues. See its progress: `limosa explain {name}`; "
+        f"cancel it: `limosa partition cancel {name}`"
+    )
     if target.as_json:
         print_json({**answer, "state": "running"})
     raise typer.Exit(INTERRUPTED)

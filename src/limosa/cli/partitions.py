@@ -1,4 +1,4 @@
-"""Which partitions are there, and who owns and holds each? `limosa partitions`."""
+"""Which partitions are there, and which nodes hold each? `limosa partitions`."""
 
 from typing import Annotated
 
@@ -13,11 +13,11 @@ from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
 @of_cluster
 def partitions(
     target: ClusterOptions,
-    table: Annotated[str | None, typer.Argument(help="Of this table only.")] = None,
+    table: Annotated[str | None, typer.Argument(help="List only this table's partitions.")] = None,
 ) -> None:
-    """List the partitions: who owns each, who holds it, what changes.
+    """List the partitions with their owners and replicas.
 
-    Rows are counted as they are stored, with older versions that are not merged yet.
+    The number of rows includes older versions that have not been merged yet.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def partitions(
 
 
 def _range(start: int, end: int) -> str:
-    """In hundredths of the token space: tokens themselves have nineteen digits."""
+    """In percent of the token space: the tokens themselves have nineteen digits."""
     whole = TOKEN_END - TOKEN_MIN
     low, high = ((token - TOKEN_MIN) * 100 / whole for token in (start, end))
     return f"{low:.2f} to {high:.2f} %"

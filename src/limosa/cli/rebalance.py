@@ -1,4 +1,4 @@
-"""How are many moves driven? `limosa rebalance`: plan, start, watch, pause, resume, cancel."""
+"""How are many partitions moved in one run? `limosa rebalance …`."""
 
 from typing import Annotated, Any
 
@@ -24,30 +24,39 @@ from limosa.cli.shared.run_progress import facts as progress_facts
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
 from limosa.cli.shared.terminal import print_json, print_table, size
 from limosa.client.cluster_view import look
+from limosa.core import routing
 from limosa.core.insight.progress import progress
 from limosa.core.insight.proposing import planned
-from limosa.core.machines.catalogue import READ_NEW
-from limosa.core.model.intent import Request, RequestKind
+from limosa.core.model.requests import (
+    CancelRun,
+    CompleteMove,
+    PauseRun,
+    Request,
+    ResumeRun,
+    ReverseMove,
+    SetBalancing,
+    SetPolicy,
+)
 from limosa.core.model.runs import IN_FLIGHT, Policy, Run
 from limosa.errors import IllegalRequest
 
 BALANCE, NAMED = "spread the load", "named moves"
 
-rebalance = typer.Typer(help="Plan and drive runs of many moves.", no_args_is_help=True)
+rebalance = typer.Typer(help="Plan, start and control runs of many moves.", no_args_is_help=True)
 
 RunName = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Its name, like r123.", show_default="the one under way"),
+    typer.Argument(metavar="RUN", help="The run, like r123.", show_default="the current run"),
 ]
 
 
 @rebalance.command()
 @of_cluster
 def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
-    """Print what would be moved to spread the load, what it would cost, and what can't be moved.
+    """Show which moves would balance the load, and their cost.
 
-    Nothing is changed. Load is bytes, rows written and rows read; racks, nodes and volumes are
-    spread, and only what is worth its copy moves.
+    This changes nothing. Load is stored bytes, rows written and rows read. The plan keeps replicas
+    on different racks, balances nodes and volumes, and includes only moves that are worth a copy.
 
     \b
     Examples:
@@ -73,7 +82,7 @@ def start(
         typer.Option(
             "--move",
             metavar="PARTITION:FROM:TO[/VOLUME]",
-            help="This move, instead of what spreads the load. Can be given again.",
+            help="A move, instead of a balancing plan; repeat the option for several.",
             show_default=False,
         ),
     ] = None,
@@ -84,11 +93,11 @@ def start(
     max_pause: MaxPause = None,
     wait: Wait = None,
 ) -> None:
-    """Start a run that spreads the load, or of the moves that you name.
+    """Start a run that balances the load, or that moves what you name.
 
-    One run at a time. It goes on if the coordinator dies, can be paused, resumed and cancelled, and
-    tries each move up to 3 times. With --wait the exit code is 0 if every move is committed, else
-    1. Ctrl-C leaves the run going.
+    There is one run at a time. It survives a crash of the coordinator, can be paused, resumed and
+    cancelled, and attempts each move up to 3 times. With --wait, the exit code is 0 if all moves
+    are committed, else 1. Ctrl-C does not stop the run.
 
     \b
     Examples:
@@ -103,7 +112,7 @@ def start(
         else:
             _, run = planned(look(connection), how.plan(BALANCE))
         if not run.moves:
-            raise IllegalRequest("nothing is to be moved", "see `limosa rebalance plan`")
+            raise IllegalRequest("there is nothing to move", "see `limosa rebalance plan`")
         begin(target, connection, run, wait)
 
 
@@ -115,9 +124,9 @@ def status(
     moves: Annotated[
         bool, typer.Option("--moves", help="List every move, not only those in flight.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Show it until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
 ) -> None:
-    """Say how far a run is: rows, bytes, rate, time left, and what it waits for.
+    """Show the progress of a run, and what it waits for.
 
     \b
     Examples:
@@ -132,7 +141,7 @@ def status(
             if target.as_json:
                 print_json({"state": "idle", "run": None})
             else:
-                typer.echo("No run is under way, and there was none so far.")
+                typer.echo("There has been no run yet.")
             return
         if name not in view.agreed.moves:
             view = look(connection, name)
@@ -158,31 +167,33 @@ def last_of(runs: dict[str, Run]) -> str:
 @rebalance.command()
 @of_cluster
 def pause(target: ClusterOptions, run: RunName = None) -> None:
-    """Begin no more moves; those in flight end.
+    """Pause a run: moves in flight finish, no others start.
 
     \b
     Examples:
       limosa rebalance pause
     """
-    _turn(target, "pause_run", run)
+    _turn(target, PauseRun(run or ""))
 
 
 @rebalance.command()
 @of_cluster
 def resume(target: ClusterOptions, run: RunName = None) -> None:
-    """Go on with a run that was paused.
+    """Resume a paused run.
 
     \b
     Examples:
       limosa rebalance resume
     """
-    _turn(target, "resume_run", run)
+    _turn(target, ResumeRun(run or ""))
 
 
 @rebalance.command()
 @of_cluster
 def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> None:
-    """Give a run up: what is committed stays, what is in flight goes back unless it has switched.
+    """Cancel a run.
+
+    Moves that are committed or whose reads have switched stay; the others are rolled back.
 
     \b
     Examples:
@@ -190,8 +201,8 @@ def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> No
       limosa rebalance cancel r123 --wait
     """
     with target.operate() as connection:
-        name = run or connection.runs().rebalance.run
-        request = connection.change_run("cancel_run", run or "")
+        request = connection.submit(CancelRun(run or ""))
+        name = request.run
         if not (is_watched(target) if wait is None else wait):
             _tell(target, request, name)
             return
@@ -203,11 +214,10 @@ def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> No
         typer.echo(line)
 
 
-def _turn(target: ClusterOptions, kind: RequestKind, run: str | None) -> None:
+def _turn(target: ClusterOptions, wish: PauseRun | ResumeRun) -> None:
     with target.operate() as connection:
-        request = connection.change_run(kind, run or "")
-        name = run or connection.runs().rebalance.run
-    _tell(target, request, name)
+        request = connection.submit(wish)
+    _tell(target, request, request.run)
 
 
 def _tell(target: ClusterOptions, request: Request, name: str) -> None:
@@ -216,7 +226,7 @@ def _tell(target: ClusterOptions, request: Request, name: str) -> None:
         print_json({**answer, **next_of(name)})
         return
     typer.echo(f"{request.answer}.")
-    typer.echo(f"How far it is: limosa rebalance status {name}")
+    typer.echo(f"See its progress: limosa rebalance status {name}")
 
 
 @rebalance.command()
@@ -225,31 +235,34 @@ def auto(
     target: ClusterOptions,
     on: Annotated[
         bool | None,
-        typer.Option("--on/--off", help="Whether to.", show_default="only show the policy"),
+        typer.Option(
+            "--on/--off", help="Start runs automatically.", show_default="only show the policy"
+        ),
     ] = None,
     halt: Annotated[
         bool | None,
         typer.Option(
             "--halt/--go-on",
-            help="Let a run that the cluster began go no further either, until --go-on.",
-            show_default="as it is",
+            help="Also stop the current automatic run, until --go-on.",
+            show_default="unchanged",
         ),
     ] = None,
     ratio: Annotated[
-        float | None, typer.Option(help="How many times the least loaded node's load is too much.")
+        float | None,
+        typer.Option(help="Start if a node has this many times the load of another."),
     ] = None,
     every: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How often to look.")
+        str | None, typer.Option(metavar="DURATION", help="How often to check the load.")
     ] = None,
     cooldown: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long to rest after a run.")
+        str | None, typer.Option(metavar="DURATION", help="Minimum time between two runs.")
     ] = None,
 ) -> None:
-    """Let the cluster begin runs by itself, or see when it would.
+    """Show or change the policy of automatic runs.
 
-    It moves from the most loaded node to the least loaded one, and never empties a node. Off unless
-    you switch it on. --off lets it begin no other run; --halt also keeps the one under way, if the
-    cluster began it, from beginning more moves. Your own runs go on.
+    Automatic runs move replicas from the most to the least loaded node, and never empty a node.
+    They are off by default. --off stops automatic runs from starting; --halt also stops the current
+    automatic run from starting further moves. Runs that you start are not affected.
 
     \b
     Examples:
@@ -268,50 +281,52 @@ def auto(
             policy.cooldown_seconds if cooldown is None else seconds_of(cooldown, "--cooldown"),
         )
         if changed != policy:
-            connection.set_policy(changed)
+            connection.submit(SetPolicy(changed))
         if halt is not None and halt != halted:
-            connection.switch("set_balancing", on=not halt)
+            connection.submit(SetBalancing(not halt))
             halted = halt
     if target.as_json:
         print_json({**to_builtins(changed), "halted": halted})
         return
     if halted:
-        typer.echo("halted: what the cluster began goes no further, until --go-on")
+        typer.echo("halted: automatic runs start no moves until --go-on")
     typer.echo(
-        f"{'on' if changed.enabled else 'off'}: looks every {lasted(changed.interval_seconds)}, "
-        f"begins a run if a node has more than {changed.ratio:g} times the load of another, "
-        f"rests {lasted(changed.cooldown_seconds)} after a run"
+        f"{'on' if changed.enabled else 'off'}: checks every {lasted(changed.interval_seconds)}, "
+        f"starts a run if a node has more than {changed.ratio:g} times the load of another, "
+        f"waits {lasted(changed.cooldown_seconds)} after a run"
     )
 
 
-# --- moves that are held
+# --- held moves
 
 
 @rebalance.command()
 @of_cluster
 def complete(target: ClusterOptions) -> None:
-    """End the hold of every move of the run that is held: their old replicas go.
+    """End the holds of the run's moves: remove the old replicas.
 
     \b
     Examples:
       limosa rebalance complete
     """
-    _end_holds(target, "complete")
+    _end_holds(target, CompleteMove)
 
 
 @rebalance.command()
 @of_cluster
 def reverse(target: ClusterOptions) -> None:
-    """Take every move of the run that is held back to its old replicas; nothing is lost.
+    """Reverse the moves of the run that are held.
+
+    Their partitions return to the old replicas, and no data is lost.
 
     \b
     Examples:
       limosa rebalance reverse
     """
-    _end_holds(target, "reverse")
+    _end_holds(target, ReverseMove)
 
 
-def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
+def _end_holds(target: ClusterOptions, wish: type[CompleteMove] | type[ReverseMove]) -> None:
     done: dict[str, str] = {}
     with target.operate() as connection:
         agreed = connection.runs()
@@ -321,8 +336,8 @@ def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
         for move in agreed.moves.get(run, {}).values():
             record = agreed.topology.partitions.get(move.partition)
             change = None if record is None else record.transition
-            if move.state in IN_FLIGHT and change is not None and change.stage == READ_NEW:
-                done[move.partition] = connection.change_partition(kind, move.partition).answer
+            if move.state in IN_FLIGHT and change is not None and routing.may_end_hold(change):
+                done[move.partition] = connection.submit(wish(move.partition)).answer
     if not done:
         raise IllegalRequest(f"no move of {run} is held", "see `limosa rebalance status`")
     if target.as_json:
@@ -332,13 +347,13 @@ def _end_holds(target: ClusterOptions, kind: RequestKind) -> None:
         typer.echo(f"{partition}: {answer}.")
 
 
-# --- what was
+# --- earlier runs
 
 
 @rebalance.command()
 @of_cluster
 def history(target: ClusterOptions) -> None:
-    """List the runs that there were, the last one first.
+    """List all runs, the latest first.
 
     \b
     Examples:
@@ -352,12 +367,12 @@ def history(target: ClusterOptions) -> None:
         print_json({"runs": to_builtins(runs)})
         return
     if not runs:
-        typer.echo("There was no run so far.")
+        typer.echo("There has been no run yet.")
         return
     print_table(
         (
             "run",
-            "began",
+            "started",
             "took",
             "moves",
             "committed",
@@ -365,7 +380,7 @@ def history(target: ClusterOptions) -> None:
             "copied",
             "pause",
             "outcome",
-            "what",
+            "action",
         ),
         [_row(each, agreed.rebalance.state) for each in runs],
     )

@@ -19,56 +19,81 @@ from limosa.runtime.journal import Journal
 from limosa.transport.security import Security
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread that computes may keep Python from others: a merge must not hold up a get."""
+"""How long a thread may keep Python's lock: a merge must not delay reads."""
 
 serve = typer.Typer(
-    help="Run one process of a cluster, until it is told to stop (Ctrl-C or SIGTERM).",
+    help="Run one process of a cluster, until Ctrl-C or SIGTERM.",
     no_args_is_help=True,
 )
 
 Cluster = Annotated[str, typer.Option("--cluster", help="The cluster's name.")]
 Metastore = Annotated[
-    str, typer.Option("--metastore", help="The file with the agreed state, on this machine.")
+    str, typer.Option("--metastore", help="The metastore: a file on this machine.")
 ]
 Secret = Annotated[
-    str | None, typer.Option("--secret", help="File with the secret of the cluster's tokens.")
+    str | None, typer.Option("--secret", help="File with the cluster's secret, for tokens.")
 ]
-Certificate = Annotated[str | None, typer.Option("--certificate", help="Our certificate (PEM).")]
-Key = Annotated[str | None, typer.Option("--key", "--private-key", help="Its private key (PEM).")]
+Certificate = Annotated[
+    str | None, typer.Option("--certificate", help="This process's certificate (PEM).")
+]
+Key = Annotated[
+    str | None, typer.Option("--key", "--private-key", help="The certificate's private key (PEM).")
+]
 Authority = Annotated[
     str | None,
-    typer.Option("--authority", help="Who signs the others' certificates (PEM): mTLS."),
+    typer.Option("--authority", help="CA certificate of the other processes (PEM), for mTLS."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Serve other machines without TLS and tokens.")
+    bool,
+    typer.Option("--insecure", help="Accept clients on other machines without TLS and tokens."),
 ]
 WithParent = Annotated[
     bool, typer.Option("--with-parent", help="Stop when standard input ends.", hidden=True)
 ]
-JsonLog = Annotated[bool, typer.Option("--json", help="Log in JSON.")]
+JsonLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON.")]
 
 
 @serve.command()
 def node(
-    name: Annotated[str, typer.Option("--name", help="The node's name, for ever.")],
+    name: Annotated[
+        str, typer.Option("--name", help="The node's name; it can't be changed later.")
+    ],
     data: Annotated[str, typer.Option("--data", help="The node's directory.")],
     metastore: Metastore,
     cluster: Cluster = "local",
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", help="The port to listen on; 0: any free port.")
+    ] = 0,
     advertise: Annotated[
         str,
-        typer.Option("--advertise", help="HOST:PORT that others dial, if it is another one."),
+        typer.Option("--advertise", help="HOST:PORT that others connect to, if it differs."),
     ] = "",
     volume: Annotated[
         list[str] | None,
-        typer.Option("--volume", help="NAME=DIRECTORY, one for each disk; default: under --data."),
+        typer.Option(
+            "--volume",
+            metavar="NAME=DIRECTORY",
+            help="A disk for replicas; repeat the option for several.",
+            show_default="one, under --data",
+        ),
     ] = None,
-    rack: Annotated[str, typer.Option("--rack")] = "",
-    datacenter: Annotated[str, typer.Option("--datacenter")] = "",
-    no_data: Annotated[bool, typer.Option("--no-data", help="Hold no replicas.")] = False,
+    rack: Annotated[
+        str,
+        typer.Option("--rack", help="The node's rack: replicas are spread over racks."),
+    ] = "",
+    datacenter: Annotated[
+        str,
+        typer.Option(
+            "--datacenter",
+            help="The node's datacenter: the replicas of new tables are spread over datacenters.",
+        ),
+    ] = "",
+    no_data: Annotated[
+        bool, typer.Option("--no-data", help="Hold no replicas: only serve topology and requests.")
+    ] = False,
     lease_seconds: Annotated[
-        float, typer.Option("--lease-seconds", help="How long a silent node counts as alive.")
+        float, typer.Option("--lease-seconds", help="After how long a silent node counts as dead.")
     ] = 3.0,
     secret: Secret = None,
     certificate: Certificate = None,
@@ -78,7 +103,7 @@ def node(
     with_parent: WithParent = False,
     json_log: JsonLog = False,
 ) -> None:
-    """Run a node: it joins the cluster if it is new, and holds replicas.
+    """Run a node, which holds replicas; a new node joins the cluster.
 
     \b
     Examples:
@@ -124,7 +149,7 @@ def node(
 @serve.command()
 def coordinator(
     metastore: Metastore,
-    name: Annotated[str, typer.Option("--name", help="Its name.")] = "coordinator",
+    name: Annotated[str, typer.Option("--name", help="The coordinator's name.")] = "coordinator",
     cluster: Cluster = "local",
     secret: Secret = None,
     certificate: Certificate = None,
@@ -134,30 +159,39 @@ def coordinator(
         PipelineChoice,
         typer.Option(
             "--pipeline",
-            help="What carries rows to new replicas. Without Spark partitions are not moved, "
-            "only lost replicas rebuilt, unless you ask for threads.",
+            help="What copies rows to new replicas. auto uses Spark; if Spark is missing, lost "
+            "replicas are rebuilt, but partitions do not move. threads needs no Spark.",
         ),
     ] = PipelineChoice.AUTO,
     spark_master: Annotated[
         str,
-        typer.Option("--spark-master", help="Spark's master.", show_default="this machine's cores"),
+        typer.Option(
+            "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
+        ),
     ] = "",
     spark_conf: Annotated[
         list[str] | None,
-        typer.Option("--spark-conf", help="NAME=VALUE, a setting of Spark's; again for more."),
+        typer.Option(
+            "--spark-conf",
+            metavar="NAME=VALUE",
+            help="A Spark setting; repeat the option for several.",
+        ),
     ] = None,
     bandwidth: Annotated[
         str,
         typer.Option(
-            "--bandwidth", help="Bytes a second of all copies together; 0: as fast as it goes."
+            "--bandwidth",
+            metavar="BYTES",
+            help="Limit for all copies together, in bytes a second; 0: no limit.",
         ),
     ] = "64MiB",
     with_parent: WithParent = False,
     json_log: JsonLog = False,
 ) -> None:
-    """Run a coordinator: one of several is in office, the others stand by.
+    """Run a coordinator; of several, one is active.
 
-    It founds the cluster if the metastore is empty.
+    The others stand by, and one of them takes over when the active one fails. If the metastore is
+    empty, the coordinator creates the cluster.
 
     \b
     Examples:
@@ -200,46 +234,52 @@ def coordinator(
 @serve.command()
 def admin(
     bind: Annotated[
-        str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen; port 0: any.")
+        str,
+        typer.Option(
+            "--bind", metavar="HOST:PORT", help="The address to listen on; port 0: any free port."
+        ),
     ] = "127.0.0.1:8080",
     connect: Annotated[
         list[str] | None,
         typer.Option(
             "--connect",
             metavar="ADDRESS",
-            help="HOST:PORT of a node; again for more.",
-            show_default="the cluster of the directory",
+            help="HOST:PORT of a node; repeat the option for several.",
+            show_default="the cluster of --directory",
         ),
     ] = None,
     directory: Annotated[
         str | None,
         typer.Option(
             "--directory",
-            help="Of `limosa up`; or with --connect, of the tokens and the audit log.",
+            help="The directory of `limosa up`; with --connect, that of tokens and audit log.",
             show_default="./limosa-data, or the last local cluster's",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Its name, in the log.")] = "admin",
+    name: Annotated[str, typer.Option("--name", help="The service's name, in the log.")] = "admin",
     cluster: Cluster = "local",
     secret: Secret = None,
     token: Annotated[
         str | None,
-        typer.Option("--token", envvar="LIMOSA_TOKEN", help="Of role admin, instead of --secret."),
+        typer.Option(
+            "--token", envvar="LIMOSA_TOKEN", help="A token of the role admin, instead of --secret."
+        ),
     ] = None,
     certificate: Certificate = None,
     key: Key = None,
     authority: Annotated[
-        str | None, typer.Option("--authority", help="Who signs the nodes' certificates (PEM).")
+        str | None, typer.Option("--authority", help="CA certificate of the nodes (PEM).")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without TLS.")
+        bool, typer.Option("--insecure", help="Accept clients on other machines without TLS.")
     ] = False,
     with_parent: WithParent = False,
     json_log: JsonLog = False,
 ) -> None:
-    """Run an admin service: HTTP with roles, for people and programs; several may run.
+    """Run an admin service: an HTTP API with roles.
 
-    It keeps nothing but an audit log. `limosa admin-token` says who may use it.
+    Several may run: the service stores nothing but an audit log. Clients need a token, which
+    `limosa admin-token` makes.
 
     \b
     Examples:
@@ -256,8 +296,8 @@ def admin(
     where = directory_of(directory) if not connect or directory else ""
     if not where:
         raise BadInput(
-            "--connect says nothing of where the tokens and the audit log are",
-            "name their directory with --directory",
+            "--connect needs a directory for the tokens and the audit log",
+            "name it with --directory",
         )
 
     def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
@@ -280,7 +320,7 @@ def admin(
 def _pair(given: str) -> tuple[str, str]:
     name, equals, value = given.partition("=")
     if not equals or not name:
-        raise BadInput(f"{given!r} is no setting", "write NAME=VALUE")
+        raise BadInput(f"{given!r} is not a setting", "write NAME=VALUE")
     return name, value
 
 
@@ -289,7 +329,7 @@ def _volumes(given: list[str]) -> dict[str, str]:
     for each in given:
         name, equals, directory = each.partition("=")
         if not equals or not name or not directory:
-            raise BadInput(f"{each!r} is no volume", "write NAME=DIRECTORY")
+            raise BadInput(f"{each!r} is not a volume", "write NAME=DIRECTORY")
         volumes[name] = str(Path(directory).absolute())
     return volumes
 
@@ -311,7 +351,7 @@ def _run(
         journal("did not start", error=str(error))
         raise
     gc.collect()
-    gc.freeze()  # what is there now stays; looking at all of it again and again would take long
+    gc.freeze()  # objects made so far live as long as the process: do not scan them again
     gc.set_threshold(50_000, 20, 20)
     print("ready", json.dumps(said), flush=True)
     if with_parent:
@@ -324,7 +364,7 @@ def _run(
     process.stop()
     journal("stopped")
     sys.stdout.flush()
-    # Streams of peers that have not heard our goodbye must not hold the process up.
+    # Streams of peers that missed the goodbye must not delay the end of the process.
     os._exit(1 if failure is not None else 0)
 
 

@@ -22,7 +22,7 @@ NUMBERS = (
 
 
 class StorageChoice(StrEnum):
-    """What the simulated nodes store in."""
+    """The storage of the simulated nodes."""
 
     fake = "fake"
     real = "real"
@@ -31,38 +31,39 @@ class StorageChoice(StrEnum):
 def simulate(
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many seeds to run.", show_default=str(SEEDS)),
+        typer.Option(min=1, metavar="N", help="Number of seeds to run.", show_default=str(SEEDS)),
     ] = None,
     first: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="The first of them.", show_default="0")
+        int | None, typer.Option(min=0, metavar="N", help="The first seed.", show_default="0")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Run this one seed only.")
+        int | None, typer.Option(min=0, metavar="N", help="Run only this seed.")
     ] = None,
     story: Annotated[
-        bool, typer.Option("--story", help="With --seed: tell it, even if nothing is wrong.")
+        bool,
+        typer.Option("--story", help="With --seed: print what happened, also without a violation."),
     ] = False,
     jobs: JobsOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with one line of JSON instead of words.")
+        bool, typer.Option("--json", help="Print the result as one line of JSON.")
     ] = False,
     require_all_cells: Annotated[
         bool,
         typer.Option(
             "--require-all-cells",
-            help="Fail unless each fault met each stage, and runs took each edge.",
+            help="Fail unless every fault hit every stage, and runs took every edge.",
         ),
     ] = False,
     storage: Annotated[
         StorageChoice,
-        typer.Option(help="What nodes store in: tuples, or the real log and segments (slower)."),
+        typer.Option(help="fake: rows in memory; real: the real log and segments (slower)."),
     ] = StorageChoice.fake,
 ) -> None:
-    """Run simulated clusters, break them, and check that every promise holds.
+    """Simulate clusters with faults, and check all guarantees.
 
-    A seed draws a cluster, its applications, its operators and its faults; the same seed does
-    the same again. Exit code: 0 all is well, 1 something was violated (its story is printed) or
-    a required cell was not hit, 2 bad input, 130 interrupted.
+    A seed determines a cluster, its workload and its faults; the same seed always gives the same
+    run. Exit code: 0 no violation, 1 a violation (what happened is printed) or a required cell was
+    not hit, 2 bad input, 130 interrupted.
 
     \b
     Examples:
@@ -80,7 +81,7 @@ def simulate(
         typer.echo(told(story_of(number, real_storage=is_real)) + "\n")
     untold = len(summary.failed) - len(stories)
     if untold:
-        typer.echo(f"{untold} more seeds failed; `limosa simulate --seed N` tells one of them.\n")
+        typer.echo(f"{untold} more seeds failed; see one with `limosa simulate --seed N`.\n")
     typer.echo(json.dumps(as_object(summary)) if as_json else in_words(summary))
     if summary.violations or (require_all_cells and summary.missing_cells):
         raise typer.Exit(1)
@@ -89,7 +90,7 @@ def simulate(
 def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool) -> range:
     if seed is None:
         if story:
-            raise typer.BadParameter("--story tells one seed: name it with --seed.")
+            raise typer.BadParameter("--story is for one seed: name it with --seed.")
         start = first or 0
         return range(start, start + (seeds or SEEDS))
     if seeds is not None or first is not None:

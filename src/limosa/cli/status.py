@@ -11,7 +11,7 @@ NAMED_AT_MOST = 5
 
 @of_cluster
 def status(target: ClusterOptions) -> None:
-    """Is everything well? The cluster in a few lines.
+    """Show the state of the cluster in a few lines.
 
     \b
     Examples:
@@ -28,7 +28,7 @@ def status(target: ClusterOptions) -> None:
     silent = [node for node in answer.nodes.members if node not in answer.nodes.live]
     lines = {
         "cluster": f"{answer.cluster} ({answer.id})",
-        "coordinator": answer.coordinator or "none in office",
+        "coordinator": answer.coordinator or "none",
         "nodes": f"{len(overview.live)} of {len(overview.members)} live"
         + (f"; silent: {', '.join(silent)}" if silent else ""),
         "tables": ", ".join(answer.tables) or "none",

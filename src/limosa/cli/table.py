@@ -1,4 +1,4 @@
-"""How is a table made, described or dropped? `limosa table …`."""
+"""How is a table created, described or dropped? `limosa table …`."""
 
 import sys
 from typing import Annotated
@@ -7,13 +7,13 @@ import pyarrow as pa
 import typer
 
 from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
-from limosa.cli.shared.terminal import count, print_json, print_table
+from limosa.cli.shared.terminal import count, print_json, print_table, tell
 from limosa.client.connection import Description
 from limosa.client.requests import PARTITIONS
 from limosa.client.schema import schema_of
 from limosa.errors import BadInput
 
-table = typer.Typer(help="Make, describe or drop one table.", no_args_is_help=True)
+table = typer.Typer(help="Create, describe or drop a table.", no_args_is_help=True)
 
 
 @table.command()
@@ -21,27 +21,31 @@ table = typer.Typer(help="Make, describe or drop one table.", no_args_is_help=Tr
 def create(
     target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
-    key: Annotated[list[str], typer.Option("--key", help="A key column; repeat for several.")],
+    key: Annotated[
+        list[str], typer.Option("--key", help="A key column; repeat the option for several.")
+    ],
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="NAME:TYPE", help="A column; repeat for each."),
+        typer.Option("--column", metavar="NAME:TYPE", help="A column; repeat the option for each."),
     ] = None,
     like: Annotated[
-        str | None, typer.Option("--like", metavar="FILE", help="Columns as this file has them.")
+        str | None, typer.Option("--like", metavar="FILE", help="Take the columns of this file.")
     ] = None,
     partitions: Partitions = None,
     replicas: Replicas = None,
     min_in_sync: Annotated[
-        int, typer.Option(min=0, help="Copies that must take a write; 0: a majority.")
+        int,
+        typer.Option(min=0, help="Replicas that must be in sync for writes; 0: a majority."),
     ] = 0,
     zone: Annotated[
-        str | None, typer.Option(help="Share the partitions of a zone.", show_default="its own")
+        str | None,
+        typer.Option(help="Share the partitions of this zone.", show_default="its own zone"),
     ] = None,
 ) -> None:
-    """Make a table; it can be written to when this returns.
+    """Create a table, and wait until it can be written.
 
     Types: bool, int8 to int64, float32, float64, string, binary, date32, timestamp (microseconds,
-    UTC), timestamp[us] (without a zone).
+    UTC), timestamp[us] (without a time zone).
 
     \b
     Examples:
@@ -65,13 +69,14 @@ def create(
     else:
         copies = count(description.replicas, "replica")
         of = count(description.partitions, "partition")
-        typer.echo(f"The table {name} is made: {of} of {copies} each.")
+        typer.echo(f"Created the table {name}: {of} of {copies} each.")
 
 
 def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
     if bool(given) == (like is not None):
         raise BadInput(
-            "a table's columns are given in one way", "use --column NAME:TYPE, or --like FILE"
+            "the columns come either from --column or from --like",
+            "use --column NAME:TYPE for each, or --like FILE",
         )
     if like is not None:
         from limosa.cli.shared.row_files import open_source, plain_schema
@@ -82,9 +87,9 @@ def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
     for each in given:
         name, colon, wanted = each.partition(":")
         if not colon or not name or not wanted:
-            raise BadInput(f"{each!r} is no column", "write NAME:TYPE, like id:int64")
+            raise BadInput(f"{each!r} is not a column", "write NAME:TYPE, like id:int64")
         if name in types:
-            raise BadInput(f"the column {name} is given twice", "give each its own name")
+            raise BadInput(f"the column {name} is given twice", "give each column another name")
         types[name] = wanted
     return schema_of(types)
 
@@ -94,7 +99,7 @@ def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
 def describe(
     target: ClusterOptions, name: Annotated[str, typer.Argument(help="The table's name.")]
 ) -> None:
-    """Show a table's columns and how it is spread.
+    """Show a table's columns, partitions and replicas.
 
     \b
     Examples:
@@ -131,7 +136,7 @@ def _print(description: Description) -> None:
 def drop(
     target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Drop a table and all of its rows.
 
@@ -143,19 +148,19 @@ def drop(
     with target.connect() as connection:
         connection.describe(name)
         if not yes and not _confirmed(name):
-            typer.echo("Nothing was dropped.")
+            tell("Nothing was changed.")
             raise typer.Exit(1)
         connection.drop_table(name)
     if target.as_json:
         print_json({"dropped": name})
     else:
-        typer.echo(f"The table {name} and its rows are gone.")
+        typer.echo(f"Dropped the table {name} and all of its rows.")
 
 
 def _confirmed(name: str) -> bool:
     if not is_terminal():
         raise BadInput(
-            f"dropping {name} deletes its rows, and nobody can be asked", "say --yes if you mean it"
+            f"dropping {name} deletes all of its rows, and needs confirmation", "add --yes"
         )
     return typer.confirm(f"Drop the table {name} and all of its rows?", err=True)
 

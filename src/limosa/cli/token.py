@@ -1,4 +1,4 @@
-"""How does an application prove who it is? By a token, which `limosa token` makes."""
+"""How does a client authenticate? With a token, which `limosa token` makes."""
 
 import os
 import time
@@ -19,14 +19,14 @@ DAY_SECONDS = 86_400.0
 @of_cluster
 def token(
     target: ClusterOptions,
-    subject: Annotated[str, typer.Option(help="Whom the token is for.")],
+    subject: Annotated[str, typer.Option(help="The user or program that will use the token.")],
     role: Annotated[str, typer.Option(help="client, admin, node or coordinator.")] = "client",
-    days: Annotated[float, typer.Option(help="How long it is good for.")] = 30.0,
+    days: Annotated[float, typer.Option(help="Days until the token expires.")] = 30.0,
 ) -> None:
-    """Print a token, made from the cluster's secret.
+    """Make a token from the cluster's secret, and print it.
 
-    A client reads and writes rows; an admin also makes and drops tables. The cluster need not
-    run: its secret is enough.
+    The role client can read and write rows; admin can also create and drop tables, and manage the
+    cluster. The cluster need not be running: its secret is enough.
 
     \b
     Examples:
@@ -45,11 +45,11 @@ def token(
 
 
 def _secret(target: ClusterOptions) -> tuple[str, str]:
-    """The cluster's name, and where its secret is."""
+    """The cluster's name, and the path of its secret."""
     if target.secret is not None:
         return target.cluster_name or LOCAL, target.secret
     if target.cluster is not None and not os.path.isdir(target.cluster):
-        raise BadInput("a token is made from the cluster's secret", "name its file with --secret")
+        raise BadInput("a token needs the cluster's secret", "name its file with --secret")
     local = find_local(target.cluster)
     if local.secret is None or not Path(local.secret).exists():
         raise Refused("this cluster has no secret", "name its file with --secret")

@@ -1,4 +1,4 @@
-"""Do all replicas hold the same rows? `limosa verify` compares every one of them, on Spark."""
+"""Do all replicas hold the same rows? `limosa verify` compares them on Spark."""
 
 import queue
 import tempfile
@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.pipelines import PipelineChoice
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core import routing
@@ -43,19 +43,13 @@ ATTEMPTS = 6
 AGAIN_SECONDS = 1.0
 """A failover takes a few seconds."""
 TASKS_UNDER_WAY = 2
-"""For each worker, so that none waits for the next one."""
+"""Per worker, so that no worker waits for its next task."""
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 1.0
-"""There is nothing in Spark that anybody needs afterwards."""
+"""Spark holds nothing that is needed afterwards."""
 TOLD_MAX = 100
 
 REMARKS_MAX = 20
-
-
-class VerifyPipeline(StrEnum):
-    AUTO = "auto"
-    SPARK = "spark"
-    THREADS = "threads"
 
 
 @of_cluster
@@ -63,23 +57,25 @@ def verify(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     pipeline: Annotated[
-        VerifyPipeline,
+        PipelineChoice,
         typer.Option(
             "--pipeline",
-            help="Who compares: Spark, or threads of this command if you ask for them.",
+            help="What compares the rows: auto is Spark; threads run within this command.",
         ),
-    ] = VerifyPipeline.AUTO,
+    ] = PipelineChoice.AUTO,
     spark_master: Annotated[
         str,
-        typer.Option("--spark-master", help="Spark's master.", show_default="this machine's cores"),
+        typer.Option(
+            "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
+        ),
     ] = "",
 ) -> None:
-    """Compare all replicas of a table, row by row, and name the rows that differ.
+    """Compare all replicas of a table, row by row.
 
-    At any time, also while it is written to and its partitions move: a replica that is a little
-    behind is waited for, a row that is being written is read again. Replicas that are out of sync
-    or still being copied to are left out, and named. The exit code is 1 if rows differ, or if not
-    all could be compared.
+    This is safe while the table is written and its partitions move: the command waits for replicas
+    that are a little behind, and reads rows again that are being written. It skips replicas that
+    are out of sync or still being copied, and lists them. The exit code is 1 if rows differ, or if
+    some could not be compared.
 
     \b
     Examples:
@@ -88,10 +84,10 @@ def verify(
       limosa verify items --spark-master spark://10.0.0.7:7077
       limosa verify items --pipeline threads
     """
-    missing = "" if pipeline is VerifyPipeline.THREADS else java.missing()
+    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
     if missing:
         raise BadInput(
-            f"replicas are compared on Spark, and {missing}",
+            f"this command needs Spark, and {missing}",
             f"run {java.INSTALL} from the checkout, or use --pipeline threads",
         )
     began = time.monotonic()
@@ -112,29 +108,29 @@ def verify(
 
 
 class VerifySummary(Struct, frozen=True):
-    """What came of it."""
+    """The result, as `--json` prints it."""
 
     table: str
     equal: bool
     rows: int
     partitions: int
     replicas: int
-    """That were compared, of all partitions together."""
+    """The number of replicas that were compared, of all partitions together."""
     seconds: float
     rows_per_second: int
-    """Without the time that Spark took to start."""
+    """Excludes the time that Spark took to start."""
     differences: list[str]
     more: int
-    """So many differences besides."""
+    """The number of further differences, which are not listed."""
     unsettled: int
-    """Rows that were written whenever they were read."""
+    """Rows that were being written each time they were read."""
     lagging: list[str]
     errors: list[str]
     left_out: list[str]
 
 
 class Verification:
-    """Plans portions, has them compared, and plans again what failed since a partition moved."""
+    """Splits the table into portions, has them compared, and retries portions that failed."""
 
     def __init__(
         self,
@@ -186,7 +182,7 @@ class Verification:
         return planned
 
     def _plan_again(self) -> list[tuple[Portion, int]]:
-        """The same slices of whoever holds them now."""
+        """The same slices, on the nodes that hold them now."""
         topology = self._connection.refresh()
         failed, self._failed = self._failed, []
         planned = []
@@ -201,7 +197,7 @@ class Verification:
         return planned
 
     def _sizes(self, records: Sequence[Partition]) -> dict[tuple[str, str], int]:
-        """About how many rows replicas have; of a node that does not answer nobody knows."""
+        """Approximate numbers of rows; replicas of nodes that do not answer are missing."""
         sizes: dict[tuple[str, str], int] = {}
         for node in sorted({portion_of(record).lead.node for record in records} - {""}):
             with suppress(LimosaError, KeyError):
@@ -214,10 +210,10 @@ class Verification:
         for replica in routing.everywhere(record):
             if replica not in compared:
                 is_new = replica in routing.new_only(record)
-                why = "still being copied to" if is_new else "out of sync"
+                why = "still being copied" if is_new else "out of sync"
                 self._left_out.add((replica.node, why, record.id))
         if len(compared) == 1:
-            self._left_out.add((compared[0].node, "the only one", record.id))
+            self._left_out.add((compared[0].node, "the partition's only replica", record.id))
 
     # --- carrying out
 
@@ -263,7 +259,7 @@ class Verification:
                 self._findings.append(finding)
         self._bar.advance(rows)
 
-    # --- what came of it
+    # --- the result
 
     def summary(self, table: str, seconds: float, comparing_seconds: float) -> VerifySummary:
         findings = [*self._findings, *(finding for _, finding in self._failed)]
@@ -295,11 +291,11 @@ class Verification:
         )
 
 
-# --- around it
+# --- progress and Spark
 
 
 class Bar:
-    """What a person who waits sees, on a terminal."""
+    """The progress bar, on a terminal."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -314,7 +310,7 @@ class Bar:
         )
         self._shown = self._bar.add_task("comparing", total=None)
         self.since = time.monotonic()
-        """When it began to do what it does now."""
+        """When the current phase began."""
 
     def say(self, what: str) -> None:
         self.since = time.monotonic()
@@ -340,8 +336,8 @@ class Bar:
 
 
 @contextmanager
-def _carrier(pipeline: VerifyPipeline, master: str, bar: Bar) -> Iterator[Carrier]:
-    if pipeline is VerifyPipeline.THREADS:
+def _carrier(pipeline: PipelineChoice, master: str, bar: Bar) -> Iterator[Carrier]:
+    if pipeline is PipelineChoice.THREADS:
         yield ThreadCarrier()
         return
     words = {"starting": "starting Spark", "ready": "comparing"}
@@ -367,9 +363,9 @@ def _print(summary: VerifySummary) -> None:
     for remark in remarks[:REMARKS_MAX]:
         tell(f"Not compared: {remark}.")
     if len(remarks) > REMARKS_MAX:
-        tell(f"… and {len(remarks) - REMARKS_MAX} more, which --json tells.")
+        tell(f"… and {len(remarks) - REMARKS_MAX} more; --json lists all.")
     if summary.unsettled:
-        tell(f"Not compared: {count(summary.unsettled, 'row')} written whenever they were read.")
+        tell(f"Not compared: {count(summary.unsettled, 'row')} that were being written.")
     typer.echo(
         f"{summary.table}: {count(summary.rows, 'row')} of "
         f"{count(summary.partitions, 'partition')} compared in {summary.seconds:.1f} s "
@@ -384,4 +380,4 @@ def _verdict(summary: VerifySummary) -> str:
         return f"{count(differing, 'row')} {'differs' if differing == 1 else 'differ'}"
     if not summary.replicas:
         return "there was nothing to compare"
-    return "all are equal" if summary.equal else "those are equal"
+    return "all are equal" if summary.equal else "the compared rows are equal"

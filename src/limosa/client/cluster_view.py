@@ -1,4 +1,4 @@
-"""How does a person's program see the cluster and its runs? By what is agreed, and nodes say."""
+"""What is the state of the cluster and its runs? Read from the metastore and the live nodes."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NODES_AT_ONCE = 8
 
 
 class Seen(Protocol):
-    """What is needed of a connection."""
+    """The methods of an operator's client that are needed here."""
 
     @property
     def topology(self) -> Topology: ...
@@ -38,7 +38,7 @@ def look(connection: Seen, run: str = "") -> "ClusterView":
 
 
 def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict[str, Status]:
-    """Who is not in the answer did not answer."""
+    """The statuses of the nodes that answered."""
     statuses: dict[str, Status] = {}
     if any(node not in connection.topology.nodes for node in nodes):
         connection.refresh()
@@ -58,7 +58,7 @@ def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict
 
 
 def progress_of(connection: Seen, run: str = "") -> Progress | None:
-    """Of the named run, or of the one that is under way; None: there is none."""
+    """The progress of the named run, or of the current one; None if there is none."""
     view = look(connection, run)
     name = run or view.agreed.rebalance.run
     return progress(view, name) if name else None

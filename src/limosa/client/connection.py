@@ -1,4 +1,4 @@
-"""How does an application begin? `limosa.connect()`, then tables by their names."""
+"""How does an application use a cluster? `limosa.connect()`, then tables by name."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from limosa.client.session import Session
 from limosa.client.table import TableHandle
 from limosa.core.client import ClientSettings
 from limosa.core.model.changes import Topology
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DropTable, Request
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.protocol.peers import Dialer
 from limosa.transport.security import Security, scheme
@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class Description(Struct, frozen=True):
-    """What a table is."""
+    """A table's columns, key and replication."""
 
     name: str
     id: str
@@ -42,7 +42,7 @@ class Description(Struct, frozen=True):
 
 
 class Connection:
-    """A cluster; may be used by several threads. Close it, or use it in a `with`."""
+    """An application's client; may be used by several threads. Close it, or use a `with` block."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -111,7 +111,7 @@ class Connection:
     # --- tables
 
     def table(self, name: str) -> TableHandle:
-        """A table by its name; raises `UnknownTable` if there is none."""
+        """Open a table by its name; raises `UnknownTable` if there is none."""
         try:
             return TableHandle(self._session, name)
         except UnknownTable:
@@ -133,10 +133,10 @@ class Connection:
         min_in_sync: int = 0,
         zone: str | None = None,
     ) -> TableHandle:
-        """Make a table; returns when it can be written to.
+        """Create a table; returns when it can be written.
 
-        `schema` is an Arrow schema, or types by the columns' names. Without a count there are
-        three replicas, or as many as there are nodes.
+        `schema` is an Arrow schema, or a mapping from column names to types. The default number of
+        replicas is three, or the number of nodes if that is less.
         """
         columns = schema if isinstance(schema, pa.Schema) else schema_of(schema)
         keys = (key,) if isinstance(key, str) else tuple(key)
@@ -159,7 +159,7 @@ class Connection:
         """Drop a table and all of its rows."""
         self._session.refresh()
         named, _ = self._session.tables.named(name)
-        self._request(Request(request_id("drop"), "drop_table", name=name, table_id=named.id))
+        self._request(Request(request_id("drop"), DropTable(name, named.id)))
 
         def is_gone() -> bool:
             now = self._session.topology.tables.get(name)
@@ -199,7 +199,8 @@ class Connection:
         while not done():
             if time.monotonic() > deadline:
                 raise OutcomeUnknown(
-                    "it was agreed upon, but the nodes have not followed yet", "look at the status"
+                    "the request was accepted, but the nodes have not carried it out yet",
+                    "see `limosa status`",
                 )
             time.sleep(0.02)
             self._session.refresh()
@@ -211,7 +212,7 @@ class Connection:
 
     @property
     def topology(self) -> Topology:
-        """As this client knows it now."""
+        """The topology that this client knows; `refresh` asks for the newest."""
         return self._session.topology
 
     def refresh(self) -> Topology:
@@ -242,7 +243,9 @@ def _address(text: str, encrypted: bool) -> str:
         return text
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
-        raise BadInput(f"{text!r} is no address", "give HOST:PORT, or the directory of `limosa up`")
+        raise BadInput(
+            f"{text!r} is not an address", "give HOST:PORT, or the directory of `limosa up`"
+        )
     return f"{scheme(encrypted)}://{text}"
 
 

@@ -1,4 +1,4 @@
-"""Where is the cluster? At an address, in a directory that `limosa up` uses, or the last one up."""
+"""Where is the local cluster? `limosa up` records its addresses in a file."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ FILE = "cluster.json"
 DEFAULT_DIRECTORY = "limosa-data"
 VARIABLE = "LIMOSA_CLUSTER"
 LOCAL = "local"
-"""What a cluster is called if nobody names it."""
+"""The default name of a cluster."""
 
 
 class Local(Struct, frozen=True):
-    """What `limosa up` writes down for those who look for it."""
+    """What `limosa up` records for clients on the same machine."""
 
     cluster: str
     nodes: dict[str, str]
@@ -26,11 +26,11 @@ class Local(Struct, frozen=True):
     metastore: str = ""
     directory: str = ""
     admin: str = ""
-    """Where its admin service listens, if there is one."""
+    """The URL of the admin service; empty if there is none."""
 
 
 def find_local(directory: str | None = None) -> Local:
-    """The cluster of a directory; without one, of ./limosa-data, or the last that was started."""
+    """The cluster of a directory; by default of ./limosa-data, else the last that was started."""
     places = [Path(directory)] if directory else [Path(DEFAULT_DIRECTORY)]
     for place in places:
         found = read_local(place)
@@ -41,33 +41,33 @@ def find_local(directory: str | None = None) -> Local:
         return last
     where = directory or f"./{DEFAULT_DIRECTORY}"
     raise Refused(
-        f"no cluster runs from {where}",
+        f"no cluster is running in {where}",
         "start one with `limosa up`, or name a node's address with --cluster HOST:PORT",
     )
 
 
 def read_local(directory: Path) -> Local | None:
-    """None: there is none, or its process is gone."""
+    """None if there is no cluster, or if its process has ended."""
     try:
         local = msgspec.json.decode((directory / FILE).read_bytes(), type=Local)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, OSError) as error:
         raise BadInput(
-            f"{directory / FILE} can't be read: {error}", "start the cluster anew"
+            f"{directory / FILE} can't be read: {error}", "restart the cluster"
         ) from None
     return local if _runs(local.pid) else None
 
 
 def write_local(directory: Path, local: Local) -> None:
-    """For others to find; replaced whole, readable by its owner only."""
+    """Replaces the file atomically; only its owner can read it."""
     _replace(directory / FILE, msgspec.json.encode(local))
     pointer = _pointer()
     try:
         pointer.parent.mkdir(parents=True, exist_ok=True)
         _replace(pointer, str(directory.absolute()).encode())
     except OSError:
-        pass  # a home that can't be written to: then the directory must be named
+        pass  # the home directory is not writable: users must name the cluster's directory
 
 
 def forget_local(directory: Path) -> None:

@@ -1,7 +1,6 @@
-"""How does an operator's program begin? `limosa.operate()`, then status, requests and runs."""
+"""How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from limosa.client.requests import as_request, asked, request_id
 from limosa.client.session import Session
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Placement, Request, RequestKind
-from limosa.core.model.runs import Policy, RunPlan
+from limosa.core.model.requests import AnyWish, Request
 from limosa.protocol.wire import Decoder
 
 FOLLOW_SECONDS = 2.0
@@ -23,7 +21,7 @@ _states = msgspec.msgpack.Decoder(Agreed)
 
 
 class Operator(Connection):
-    """What an application can do, and also what only operators need: nodes, moves and runs."""
+    """An operator's client: everything that a `Connection` can do, and status, moves and runs."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -41,6 +39,11 @@ class Operator(Connection):
         """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
         return self._request(request)
 
+    def submit(self, wish: AnyWish) -> Request:
+        """Ask for a change and wait for the answer, which names the transition, run, table or nodes
+        that it led to; raises `IllegalRequest` if the change is refused."""
+        return self.request(Request(request_id(wish.kind.replace("_", "-")), wish))
+
     def _request(self, request: Request) -> Request:
         answer = super()._request(request)
         self._asked = answer.id
@@ -54,25 +57,25 @@ class Operator(Connection):
     # --- what the nodes know
 
     def agreed(self) -> dict[str, Any]:
-        """Who lives, who coordinates, which requests there are."""
+        """The live nodes, the active coordinator, and the requests."""
         known: dict[str, Any] = msgspec.json.decode(self._session.call("agreed"))
         return known
 
     def node_status(self, node: str) -> dict[str, Any]:
-        """What a node says of itself."""
+        """A node's description of itself."""
         status: dict[str, Any] = msgspec.json.decode(
             self._session.call_node(node, "status", seconds=5.0)
         )
         return status
 
     def state(self, partition: str) -> Agreed:
-        """All that is agreed about one partition."""
+        """Everything that the metastore has about one partition."""
         state: Agreed = _states.decode(self._session.call("state", partition.encode()))
         return state
 
     def runs(self, run: str = "") -> Agreed:
-        """What is agreed about the whole cluster, with the moves of the named run, or of the one
-        that is under way. What this connection asked for is in it, whichever node answers."""
+        """The agreed state of the whole cluster, with the moves of the named or the current run.
+        It includes the last request of this client, whichever node answers."""
         deadline = time.monotonic() + FOLLOW_SECONDS
         while True:
             state: Agreed = _states.decode(self._session.call("runs", run.encode()))
@@ -82,62 +85,12 @@ class Operator(Connection):
                 return state
             time.sleep(0.01)
 
-    def start_run(self, plan: RunPlan) -> Request:
-        """Begin a run of many moves, or one that empties nodes; raises `IllegalRequest` if it can't
-        be. Its name is in the answer."""
-        kind: RequestKind = "drain_nodes" if plan.drains else "start_run"
-        return self.request(Request(request_id("run"), kind, run=plan))
-
-    def change_run(self, kind: RequestKind, run: str = "") -> Request:
-        """Pause, resume or cancel a run: the named one, or whichever is under way."""
-        return self.request(Request(request_id(kind.replace("_", "-")), kind, name=run))
-
-    def switch(self, kind: RequestKind, *, on: bool = True, why: str = "") -> Request:
-        """Lock or unlock the cluster, or let the balancer begin runs or not."""
-        return self.request(Request(request_id(kind.replace("_", "-")), kind, name=why, on=on))
-
-    def set_policy(self, policy: Policy) -> Request:
-        """When the balancer begins runs by itself."""
-        return self.request(Request(request_id("policy"), "set_policy", policy=policy))
-
-    def undrain_nodes(self, names: Sequence[str]) -> Request:
-        """Let nodes that were drained, and did not leave, take part again."""
-        return self.request(Request(request_id("undrain"), "undrain_nodes", names=tuple(names)))
-
     def node_facts(self, node: str, partition: str = "") -> Status | None:
-        """What a node tells the coordinator about one partition, or all of them; None: it is not a
-        member yet."""
+        """The status that a node reports to the coordinator, of one partition or of all; None if
+        the node is not a member yet."""
         body = self._session.call_node(node, "facts", partition.encode(), seconds=5.0)
         said = Decoder(lambda _: None, trusted=True)(pa.py_buffer(body)) if body else []
         return next((each for each in said if isinstance(each, Status)), None)
-
-    def change_partition(
-        self,
-        kind: RequestKind,
-        partition: str,
-        *,
-        source: str = "",
-        target: Placement | None = None,
-        hold_seconds: float = 0.0,
-        max_pause_seconds: float = 0.0,
-        cancels: int = 0,
-    ) -> Request:
-        """Ask for a move from `source` to `target`, or for the end of one.
-
-        Returns when it is agreed upon; raises `IllegalRequest` if it can't be.
-        """
-        return self.request(
-            Request(
-                request_id(kind),
-                kind,
-                partition,
-                source=source,
-                target=target,
-                hold_seconds=hold_seconds,
-                max_pause_seconds=max_pause_seconds,
-                cancels=cancels,
-            )
-        )
 
     def node_digests(self, node: str) -> list[dict[str, Any]]:
         """Position, rows and digest of every replica on a node; reads all of its rows."""
@@ -147,12 +100,8 @@ class Operator(Connection):
         return digests
 
     def token(self) -> str | None:
-        """A fresh proof of who we are, for whoever calls the nodes in our name."""
+        """A fresh token, for processes that call the nodes on behalf of this client."""
         return self._session.token()
-
-    def remove_node(self, node: str) -> None:
-        """A node that is gone for good, and holds nothing, leaves the cluster."""
-        self.request(Request(request_id("remove"), "remove_node", name=node))
 
 
 operate = Operator.open

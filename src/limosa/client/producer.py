@@ -1,27 +1,27 @@
-"""How are single rows written quickly? Gathered into batches, and sent in the background.
+"""How are single rows written quickly? In batches, which are sent in the background.
 
-A batch goes when it is full, when its first row has lingered long enough, or at a `flush`. Rows of
-one producer are applied in the order in which they were sent, per key.
+A batch is sent when it is full, when its first row has waited for `linger_seconds`, or at a
+`flush`. Rows of one producer with the same key are applied in the order of sending.
 
-What is wrong with a row is told at once where that can be seen cheaply: `send` raises if it names
-an unknown column, has no key, or has a value of a type that the column can't take, and then nothing
-else is affected. A value of the right type that does not fit after all (2**70 as an int64) is
-found when its batch is made. The other rows of the batch are written.
+`send` raises at once for errors that are cheap to detect: an unknown column, no key, or a value
+whose type the column does not accept. Other rows are not affected. A value of the right type that
+does not fit (2**70 as an int64) is found when its batch is built; the other rows of the batch are
+written.
 
-What goes wrong later is kept, and `send` never raises because of another row. Everything that is
-sent ends, well or badly, in the order of sending, and then:
+Later failures are recorded; `send` never raises because of another row. Batches end, successfully
+or not, in the order of sending, and then:
 
-    flush   waits for the end of all that any thread had sent before the call, and raises the first
-            failure among it that no flush has told of which was over before this one began
-    close   takes no more rows, sends the rest, and is the last flush
+    flush   waits for the end of everything that any thread sent before the call, and raises the
+            first failure among it, unless an earlier flush that had ended by then reported it
+    close   accepts no more rows, sends the rest, and flushes
 
-So if two threads flush at the same time, both are told of a failure that both cover; a thread that
-flushes after another one's flush is over is not told again. `failures` lists all of them.
+So if two threads flush at the same time, both report a failure that both cover; a thread that
+flushes after another thread's flush has ended does not report it again. `failures` lists all.
 
-Three locks are taken in this order only: `_sending` (whoever sends a batch, so that batches keep
-their order; held while the session has no room, which is how senders are slowed down), the
-session's own, and `_lock` (short; futures end under the session's lock and take it). The
-application's `on_ack` is called by the producer's thread, which holds none of them then.
+There are three locks, always taken in this order: `_sending` (keeps batches in order; held while
+the session has no room, which slows senders down), the session's lock, and `_lock` (held briefly;
+futures end under the session's lock and take it). The producer's thread calls the application's
+`on_ack` while it holds none of them.
 """
 
 import threading
@@ -46,7 +46,7 @@ from limosa.tabular.rows import Batch
 from limosa.tabular.schema import Table
 
 Values: TypeAlias = tuple[Any, ...]
-"""Of one row, in the order of the table's columns."""
+"""The values of one row, in the order of the table's columns."""
 
 FAILURES_MAX = 100
 KINDS_MAX = 1_000
@@ -62,30 +62,31 @@ class WritableTable(Protocol):
 
 
 class WriteFailure(Struct, frozen=True):
-    """Rows that were not written, or perhaps not (see `error.definite`)."""
+    """Rows that were not written, or whose outcome is unknown (see `error.definite`)."""
 
     first: int
-    """Of the batches that failed so, counted from 1 in the order of sending."""
+    """The first of the batches that failed in this way, counted from 1 in the order of sending."""
     last: int
     rows: int
-    """0: all of them are written, but `on_ack` raised."""
+    """0: all rows were written, but `on_ack` raised."""
     error: BaseException
 
 
 class BadRows(InvalidSchema):
-    """Values that did not fit their columns; the rows around them were sent."""
+    """Values that do not fit their columns; the other rows were sent."""
 
     def __init__(self, places: list[tuple[int, str]], what: list[str]) -> None:
         self.places = places
-        """The position of each bad row among all that were sent, from 0, and its first bad column.
-        """
+        """The position of each bad row among all sent rows, from 0, and its first bad column."""
         more = len(places) - NAMED_MAX
         named = "; ".join(what[:NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
-        super().__init__(f"rows that can't be written: {named}", "mend them, and send them again")
+        super().__init__(
+            f"some rows can't be written: {named}", "correct them, and send them again"
+        )
 
 
 class Producer:
-    """For one table; may be used by several threads."""
+    """Writes single rows to a table; may be used by several threads."""
 
     def __init__(
         self,
@@ -94,10 +95,10 @@ class Producer:
         batch_rows: int = 1_000,
         on_ack: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_ack` is told how many rows are durable, once per batch and in the order of sending.
+        """`on_ack` is called with the number of durable rows, once per batch, in order of sending.
 
-        It may send. It can't flush or close, which would wait for itself. What it raises is
-        raised by the next flush.
+        `on_ack` may send, but not flush or close: it would wait for itself. The next flush raises
+        what `on_ack` raised.
         """
         self._table = table
         self._form = _Form(table.definition)
@@ -107,33 +108,33 @@ class Producer:
         self._sending = threading.Lock()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        """Something for the thread to do."""
+        """Notified when the thread has something to do."""
         self._progress = threading.Condition(self._lock)
-        """Something has ended."""
+        """Notified when a batch has ended."""
         self._rows: list[Values] = []
         self._first_at = 0.0
         self._taken = 0
-        """Rows that were ever handed over; those in `_rows` are the last of them."""
+        """Number of rows accepted so far; those in `_rows` are the last of them."""
         self._pending: deque[tuple[int, Future[Finished]]] = deque()
         self._sent = 0
-        """Batches that ever became pending."""
+        """Number of batches sent so far."""
         self._ended = 0
-        """The first so many of them are over, and `on_ack` knows."""
+        """How many of them, from the first, have ended and were passed to `on_ack`."""
         self._told = 0
-        """The first so many were covered by flushes that are over."""
+        """How many of them, from the first, were covered by flushes that have ended."""
         self._covering: list[int] = []
-        """For each flush that is not over: how many were told when it began."""
+        """For each running flush: the value of `_told` when it began."""
         self._failures: list[WriteFailure] = []
         self._closed = False
         self.acked = 0
-        """Rows that are durable."""
+        """Number of durable rows."""
         self._thread = threading.Thread(target=self._run, name="limosa-producer", daemon=True)
         self._thread.start()
 
     # --- for the application
 
     def send(self, row: Mapping[str, Any]) -> None:
-        """Add one row; it is sent soon. Raises if this row is wrong."""
+        """Add one row, which is sent soon. Raises if this row is invalid."""
         values = self._form.values(row)
         with self._lock:
             self._check_open()
@@ -147,9 +148,9 @@ class Producer:
             self._send_gathered(self._batch_rows)
 
     def send_many(self, rows: Any) -> None:
-        """Add rows in whatever form; they are sent at once, behind what was sent before.
+        """Add rows in any form that `write` accepts; they are sent at once, after earlier rows.
 
-        Raises if any of these rows is wrong; then none of them is sent.
+        Raises if any of these rows is invalid; then none of them is sent.
         """
         table = self._table.definition
         batches = [Batch.of(table, piece) for piece in in_pieces(to_arrow(table, rows))]
@@ -163,13 +164,13 @@ class Producer:
             self._send(count, batches)
 
     def flush(self) -> None:
-        """Wait until everything that was sent before is durable, or raise why it is not."""
+        """Wait until all rows sent before are durable; raises the first failure."""
         failure = self._cover()
         if failure is not None:
             raise failure.error.with_traceback(None)
 
     def close(self) -> None:
-        """Take no more rows, flush, and stop. Again: nothing happens."""
+        """Accept no more rows, flush, and stop. A second call does nothing."""
         self._check_thread()
         with self._lock:
             if self._closed:
@@ -183,7 +184,7 @@ class Producer:
 
     @property
     def failures(self) -> tuple[WriteFailure, ...]:
-        """What failed, in the order of sending: what the last flush covered, and what came since.
+        """The failures that the last flush covered, and later ones, in the order of sending.
 
         If there are very many, the last one stands for all that are not listed.
         """
@@ -211,15 +212,15 @@ class Producer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Refused("the producer is closed", "make another")
+            raise Refused("the producer is closed", "open another one")
 
     def _take(self) -> tuple[list[Values], int]:
-        """Under both locks: the rows that are gathered, and the position of the first of them."""
+        """Under both locks: the collected rows, and the position of the first of them."""
         rows, self._rows = self._rows, []
         return rows, self._taken - len(rows)
 
     def _send_gathered(self, least: int = 1) -> None:
-        """Afterwards, what was gathered before is pending."""
+        """Send the rows that were collected so far."""
         with self._sending:
             with self._lock:
                 if len(self._rows) < least:  # somebody else was quicker
@@ -228,7 +229,7 @@ class Producer:
             self._send(len(rows), self._form.batches(rows, position))
 
     def _send(self, count: int, batches: Iterable[Batch | BadRows]) -> None:
-        """While sending: each of so many rows becomes pending, whatever happens."""
+        """Under `_sending`: make all of these rows pending, whatever happens."""
         left = count
         try:
             for batch in batches:
@@ -254,7 +255,7 @@ class Producer:
         future.add_done_callback(self._wake)
 
     def _wake(self, future: "Future[Finished]") -> None:
-        """Under the session's lock: no place for anything else."""
+        """Called under the session's lock, so it must do nothing else."""
         with self._lock:
             self._work.notify()
 
@@ -262,10 +263,10 @@ class Producer:
 
     def _check_thread(self) -> None:
         if threading.current_thread() is self._thread:
-            raise Refused("on_ack would wait for itself", "flush or close in another thread")
+            raise Refused("on_ack must not flush or close", "flush or close in another thread")
 
     def _cover(self) -> WriteFailure | None:
-        """Wait for the end of what was sent until now; the first failure that is not told yet."""
+        """Wait for the end of everything sent so far; returns the first unreported failure."""
         self._check_thread()
         with self._lock:
             told = self._told
@@ -297,7 +298,7 @@ class Producer:
                 return
 
     def _wait_for_work(self) -> bool:
-        """Are there rows that have lingered long enough? If not, there is something else to do."""
+        """Wait for work; True if rows have waited long enough to be sent."""
         with self._lock:
             while True:
                 left = None
@@ -310,7 +311,7 @@ class Producer:
                 self._work.wait(left)
 
     def _end_first(self) -> None:
-        """If the first batch that is pending has an outcome, it is over."""
+        """Finish the first pending batch if it has an outcome."""
         with self._lock:
             if not self._pending or not self._pending[0][1].done():
                 return
@@ -323,7 +324,7 @@ class Producer:
             self._progress.notify_all()
 
     def _outcome(self, rows: int, future: "Future[Finished]") -> tuple[int, BaseException | None]:
-        """How many rows failed, and why; those that did not are acknowledged."""
+        """The number of rows that failed, and why; the others are acknowledged."""
         try:
             settle(future)
         except Exception as error:
@@ -344,7 +345,7 @@ class Producer:
         self._failures.append(failure)
 
     def _is_over(self) -> bool:
-        """Nothing is left, and nothing can come."""
+        """Whether the producer is closed and nothing is left to send."""
         with self._lock:
             if not self._closed or self._pending:
                 return False
@@ -359,7 +360,7 @@ def _failed(error: Exception) -> "Future[Finished]":
 
 
 class _Form:
-    """What do the rows of a table look like, as Python's values?"""
+    """Checks the Python values of rows against the table's columns."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -369,16 +370,16 @@ class _Form:
         self._keys = frozenset(table.key_places)
         self._float_keys = [at for at in table.key_places if pa.types.is_floating(self._types[at])]
         self._sound: set[tuple[type, ...]] = set()
-        """The types of rows that were looked at closely: most rows are like one before."""
+        """Types of rows that were checked before: most rows are like an earlier one."""
 
     def values(self, row: Mapping[str, Any]) -> Values:
-        """The values of a row, unless something is plainly wrong with it."""
+        """The values of a row; raises if it is obviously invalid."""
         if type(row) is not dict and not isinstance(row, Mapping):
-            raise BadInput(f"a row that is a {type(row).__name__}", "make each row a dict")
+            raise BadInput(f"a row is a {type(row).__name__}", "make each row a dict")
         if not row.keys() <= self._known:
             unknown = ", ".join(sorted(str(name) for name in row.keys() - self._known))
             raise InvalidSchema(
-                f"table {self._table.id} has no columns {unknown}", "leave them out of the row"
+                f"table {self._table.id} has no columns {unknown}", "remove them from the row"
             )
         values = tuple(map(row.get, self._table.names))
         kinds = tuple(map(type, values))
@@ -387,7 +388,7 @@ class _Form:
         for place in self._float_keys:
             if values[place] != values[place]:
                 raise InvalidKey(
-                    f"NaN as key column {self._table.names[place]}",
+                    f"key column {self._table.names[place]} is NaN",
                     "NaN equals nothing, so no get would find it: drop the row",
                 )
         return values
@@ -407,20 +408,23 @@ class _Form:
             self._sound.add(kinds)
 
     def _wrong(self, place: int, value: Any) -> BadInput | None:
-        """What is wrong with one value."""
+        """Why a value is invalid, or None."""
         name, of = self._table.names[place], self._types[place]
         try:
             array = exact_array([value], of)
         except Exception as error:  # an object of the application may raise anything
             return InvalidSchema(
-                f"column {name} can't be made {of}: {error}", "mend the value, or convert it first"
+                f"column {name} can't be converted to {of}: {error}",
+                "correct the value, or convert it first",
             )
         if place in self._keys and array.null_count:
-            return InvalidKey(f"no key column {name}, or a null", "a key column has no nulls")
+            return InvalidKey(
+                f"key column {name} is missing or null", "key columns must not be null"
+            )
         return None
 
     def batches(self, rows: list[Values], position: int) -> Iterator[Batch | BadRows]:
-        """The rows as batches, but for those that can't be; the first one has that position."""
+        """Build batches of the valid rows; `position` is that of the first row."""
         bad: dict[int, tuple[int, BadInput]] = {}
         try:
             arrow = self._arrow(rows)
@@ -442,7 +446,7 @@ class _Form:
         return pa.Table.from_arrays(arrays, schema=self._table.physical)
 
     def _bad(self, rows: list[Values]) -> dict[int, tuple[int, BadInput]]:
-        """By their place, rows that are wrong: the first bad column, and why."""
+        """The invalid rows by their place: the first bad column, and why."""
         bad = {}
         for at, row in enumerate(rows):
             for place, value in enumerate(row):
@@ -466,7 +470,7 @@ class _Form:
 
 
 def _expected(of: pa.DataType) -> frozenset[type]:
-    """Types of values that most probably fit; what has another one is tried out at once."""
+    """Types of values that are expected to fit; values of other types are converted at once."""
     return next((kinds for is_a, kinds in _EXPECTED if is_a(of)), frozenset())
 
 

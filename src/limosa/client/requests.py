@@ -1,4 +1,4 @@
-"""How is a change asked for? As a request, which the coordinator answers."""
+"""How is a change requested? A node stores the request, and the coordinator answers it."""
 
 import time
 import uuid
@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from limosa.client.session import Session
 from limosa.core.model.changes import Topology
 from limosa.core.model.codec import decode, encode
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import CreateTable, Request
 from limosa.core.model.topology import NamedTable
+from limosa.errors import OutcomeUnknown
 from limosa.tabular.schema import Table
 
 REQUEST_SECONDS = 30.0
@@ -30,11 +31,17 @@ def asked(session: Session, request: Request) -> Request:
 
 def answered(session: Session, request: Request) -> Request:
     """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
-    return as_request(session.call("request", encode(dated(request)), REQUEST_SECONDS))
+    try:
+        return as_request(session.call("request", encode(dated(request)), REQUEST_SECONDS))
+    except OutcomeUnknown:
+        raise OutcomeUnknown(
+            f"the request {request.id} was not answered in time",
+            f"see `limosa operations show {request.id}`; is the cluster locked?",
+        ) from None
 
 
 def dated(request: Request) -> Request:
-    """People see since when it waits."""
+    """With the current time, so that people see how long it has waited."""
     return replace(request, asked=time.time())
 
 
@@ -55,17 +62,12 @@ def creation(
     min_in_sync: int = 0,
     zone: str | None = None,
 ) -> Request:
-    """The request for a new table; a zone that is there decides about its numbers."""
+    """The request for a new table; an existing zone determines partitions and replicas."""
     definition = Table(f"t{uuid.uuid4().hex[:16]}", columns, key)
     if replicas is None:
         holders = [n for n in topology.nodes.values() if n.tokens and n.state == "normal"]
         replicas = min(3, len(holders))
     joins = zone is not None and zone in topology.zones
-    return Request(
-        id,
-        "create_table",
-        table=NamedTable(name, zone or name, definition.id, definition.encode()),
-        partitions=0 if joins else partitions,
-        count=0 if joins else replicas,
-        min_in_sync=0 if joins else min_in_sync,
-    )
+    table = NamedTable(name, zone or name, definition.id, definition.encode())
+    numbers = () if joins else (partitions, replicas, min_in_sync)
+    return Request(id, CreateTable(table, *numbers))

@@ -1,4 +1,4 @@
-"""What may an application hand over as rows? Arrow, pandas, Polars, or a list of dicts."""
+"""In which forms may an application pass rows? Arrow, pandas, Polars, or a list of dicts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -16,12 +16,12 @@ BYTES_AT_ONCE = 8 << 20
 
 
 def to_arrow(table: Table, rows: Any, only_keys: bool = False) -> pa.Table:
-    """The rows as Arrow, with the table's types where that loses nothing."""
+    """Convert the rows to Arrow, with the table's types where that is possible without loss."""
     return _fitted(table, _as_arrow(table, rows, only_keys))
 
 
 def _fitted(table: Table, rows: pa.Table) -> pa.Table:
-    """Writers differ in how they label the same values: how wide a number, which kind of text."""
+    """Cast columns whose type differs only in representation, like the width of a number."""
     wanted = {field.name: field.type for field in table.physical}
     for place, field in enumerate(rows.schema):
         of = wanted.get(field.name, field.type)
@@ -30,15 +30,15 @@ def _fitted(table: Table, rows: pa.Table) -> pa.Table:
                 column = rows.column(place).cast(of)
             except pa.ArrowException as error:
                 raise InvalidSchema(
-                    f"column {field.name} has values that are no {of}: {brief(error)}",
-                    "mend the values, or convert them first",
+                    f"column {field.name} has values that are not {of}: {brief(error)}",
+                    "correct the values, or convert them first",
                 ) from None
             rows = rows.set_column(place, field.name, column)
     return rows
 
 
 def _is_relabelling(sent: pa.DataType, wanted: pa.DataType) -> bool:
-    """The same kind of value; a checked cast then loses nothing, or fails."""
+    """Whether both types hold the same kind of value, so that a checked cast loses nothing."""
     if pa.types.is_dictionary(sent):
         return _is_relabelling(sent.value_type, wanted) or sent.value_type == wanted
     if pa.types.is_float32(sent) or pa.types.is_float16(sent):
@@ -75,12 +75,12 @@ def _as_arrow(table: Table, rows: Any, only_keys: bool) -> pa.Table:
         return _from_dicts(table, [rows], only_keys)
     if hasattr(rows, "__arrow_c_stream__") and not hasattr(rows, "iloc"):
         return pa.table(rows)
-    if hasattr(rows, "iloc"):  # a pandas DataFrame: its index is no column
+    if hasattr(rows, "iloc"):  # a pandas DataFrame: its index is not a column
         return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, Iterable) and not isinstance(rows, str | bytes):
         return _from_dicts(table, list(rows), only_keys)
     raise BadInput(
-        f"{type(rows).__name__} is no way to hand rows over",
+        f"rows can't be passed as {type(rows).__name__}",
         "use Arrow, pandas, Polars or a list of dicts",
     )
 
@@ -90,11 +90,11 @@ def _from_dicts(table: Table, rows: Sequence[Any], only_keys: bool) -> pa.Table:
     known = set(table.names)
     for row in rows:
         if not isinstance(row, Mapping):
-            raise BadInput(f"a row that is a {type(row).__name__}", "make each row a dict")
+            raise BadInput(f"a row is a {type(row).__name__}", "make each row a dict")
         if not row.keys() <= known:
             unknown = ", ".join(sorted(str(name) for name in row.keys() - known))
             raise InvalidSchema(
-                f"table {table.id} has no columns {unknown}", "leave them out of the rows"
+                f"table {table.id} has no columns {unknown}", "remove them from the rows"
             )
     arrays = []
     for name in wanted:
@@ -102,15 +102,16 @@ def _from_dicts(table: Table, rows: Sequence[Any], only_keys: bool) -> pa.Table:
             column = exact_array([row.get(name) for row in rows], table.physical.field(name).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
-                f"column {name} can't be made {table.physical.field(name).type}: {brief(error)}",
-                "mend the values, or convert them first",
+                f"column {name} can't be converted to {table.physical.field(name).type}: "
+                f"{brief(error)}",
+                "correct the values, or convert them first",
             ) from None
         arrays.append(column)
     return pa.Table.from_arrays(arrays, names=list(wanted))
 
 
 def plain_row(table: Table, rows: Any) -> pa.RecordBatch | None:
-    """One dict of plain values, quickly; None: it is anything else, or something is wrong."""
+    """A fast path for one dict of plain values; None for anything else, or if a value is wrong."""
     if isinstance(rows, list) and len(rows) == 1:
         rows = rows[0]
     if type(rows) is not dict or not table.is_plain:
@@ -132,7 +133,7 @@ def plain_row(table: Table, rows: Any) -> pa.RecordBatch | None:
 
 @lru_cache(maxsize=1024)
 def plain_types(table: Table) -> dict[str, tuple[pa.DataType, type]]:
-    """For each column its type, and which of Python's fits it as it is."""
+    """The type of each column, and the Python type that needs no conversion."""
     types: dict[str, tuple[pa.DataType, type]] = {}
     for field in table.physical:
         kind: type = bytes
@@ -149,7 +150,7 @@ def plain_types(table: Table) -> dict[str, tuple[pa.DataType, type]]:
 
 
 def exact_array(values: Sequence[Any], wanted: pa.DataType) -> Any:
-    """Like `pa.array`, which makes 1.5 a 1 without a word; here that is an error."""
+    """Like `pa.array`, but raises where `pa.array` would silently truncate 1.5 to 1."""
     if _may_cut(wanted):
         for value in values:
             if value is not None and _is_cut(value, wanted):
@@ -175,7 +176,7 @@ def _is_cut(value: Any, wanted: Any) -> bool:
 
 
 def in_pieces(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Batches that are neither too long nor too large to be sent at once."""
+    """Batches that are small enough for one message."""
     if rows.num_rows == 1:
         yield from rows.to_batches()
         return
@@ -191,7 +192,7 @@ def key_values(table: Table, key: Any) -> tuple[Any, ...]:
     if isinstance(key, Mapping):
         missing = [name for name in table.key if name not in key]
         if missing:
-            raise InvalidKey(f"a key without {', '.join(missing)}", "name every key column")
+            raise InvalidKey(f"the key has no {', '.join(missing)}", "name every key column")
         values = tuple(key[name] for name in table.key)
     elif isinstance(key, tuple):
         values = key
@@ -200,10 +201,10 @@ def key_values(table: Table, key: Any) -> tuple[Any, ...]:
     if len(values) != len(table.key):
         raise InvalidKey(
             f"{len(values)} values for a key of {len(table.key)} columns",
-            f"give one for each of {', '.join(table.key)}",
+            f"give one value for each of {', '.join(table.key)}",
         )
     if any(value is None for value in values):
-        raise InvalidKey("a key that is null", "a key column has no nulls")
+        raise InvalidKey("a key is null", "key columns must not be null")
     return values
 
 
@@ -219,17 +220,17 @@ def keys_to_arrow(table: Table, keys: Any) -> pa.RecordBatch:
     rows = to_arrow(table, keys, only_keys=True)
     missing = [name for name in table.key if name not in rows.column_names]
     if missing:
-        raise InvalidKey(f"keys without {', '.join(missing)}", "name every key column")
+        raise InvalidKey(f"the keys have no {', '.join(missing)}", "name every key column")
     arrays = []
     for name, wanted in zip(table.key, table.key_types, strict=True):
         column = rows.column(name)
         if column.null_count:
-            raise InvalidKey(f"null keys in column {name}", "a key column has no nulls")
+            raise InvalidKey(f"key column {name} has nulls", "key columns must not be null")
         try:
             arrays.append(column.combine_chunks().cast(wanted))
         except pa.ArrowException as error:
             raise InvalidKey(
-                f"keys of another type: {brief(error)}", f"make {name} {wanted}"
+                f"the keys have another type: {brief(error)}", f"convert {name} to {wanted}"
             ) from None
     fields = [
         pa.field(n, t, nullable=False) for n, t in zip(table.key, table.key_types, strict=True)

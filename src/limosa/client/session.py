@@ -1,7 +1,7 @@
-"""How does a client reach the cluster? One brain, one stream to each node, any number of threads.
+"""How does a client talk to the cluster? One state machine, one stream to each node, any threads.
 
-What the application asks goes to the brain under a lock; what the brain wants sent is put into
-outboxes in that order, and written to the network after the lock is let go of.
+Operations are handed to the state machine (`core.client`) under a lock. The messages that it emits
+are put into the links' outboxes in that order, and sent after the lock is released.
 """
 
 import secrets
@@ -24,11 +24,12 @@ from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import Message, Refuse
 from limosa.core.model.changes import Topology
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
-from limosa.protocol.peers import Dialer
-from limosa.protocol.wire import Decoder, Goodbye
+from limosa.protocol.peers import Dialer, NodeLinks
+from limosa.protocol.wire import Goodbye
 from limosa.tabular.tables import KnownTables
 from limosa.transport.failures import error_named, from_flight_error
 from limosa.transport.links import Outbound
+from limosa.transport.lone import AnswerFuture, PendingAnswers
 
 TICK_SECONDS = 0.01
 OPERATIONS_MAX = 256
@@ -38,13 +39,12 @@ TOPOLOGY_SECONDS = 0.7
 SILENT_SECONDS = 3.0
 SCAN_SILENT_SECONDS = 5.0
 SCAN_SECONDS_MAX = 3_600.0
-SMALL_BYTES = 16 << 10
 
 _topologies = msgspec.msgpack.Decoder(Topology)
 
 
 class Session:
-    """Everything that an application's operations share."""
+    """What all operations of a client share: links, topology, and operations in flight."""
 
     def __init__(
         self, addresses: Mapping[str, str], dialer: Dialer, settings: ClientSettings, name: str = ""
@@ -55,19 +55,24 @@ class Session:
         self.producer = f"{name or 'client'}-{secrets.token_hex(8)}"
         self._brain = Client(self.producer, settings)
         self._numbers = count(1)
-        self._futures: dict[str, OperationFuture] = {}
+        self._futures = PendingAnswers()
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        self._ended: deque[tuple[OperationFuture, Finished]] = deque()
+        self._ended: deque[tuple[AnswerFuture[Finished], Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._links: dict[str, tuple[str, Outbound]] = {}
+        self._links = NodeLinks(
+            dialer,
+            self._hear,
+            lambda node: self._deliver(Disconnected(node)),
+            self.tables.by_fingerprint,
+            self._futures,
+        )
         self._calls: dict[str, flight.FlightClient] = {}
         self._closed = threading.Event()
         self._busy = threading.Event()
         self._wanted = threading.Event()
         self._good: str | None = None
-        dialer.alone = lambda: len(self._futures) <= 1
         self._refreshing = threading.Lock()
         self.refresh()
         self._threads = [
@@ -84,8 +89,8 @@ class Session:
         return self._brain.topology
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
-        """Hand an operation to the brain; waits while too much is under way."""
-        future = OperationFuture()
+        """Start an operation; blocks while too many operations are in flight."""
+        future: AnswerFuture[Finished] = AnswerFuture()
         with self._lock:
             while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
                 self._room.wait(1.0)
@@ -95,18 +100,13 @@ class Session:
             self._futures[id] = future
             self._sizes[id] = size
             self._bytes += size
-            # Alone and small it fits into the connection's window, and this thread can't block.
-            at_once = len(self._futures) == 1 and size <= SMALL_BYTES
+            send_here = self._futures.may_send_here(size)
             links = self._handle(Asked(id, zone, **what))
             if not self._busy.is_set():
                 self._busy.set()
-            future.link = next(iter(links)) if at_once and len(links) == 1 else None
-        self._settle(links, at_once)
+            future.turns = next(iter(links)).turns if send_here and len(links) == 1 else None
+        self._settle(links, send_here)
         return future
-
-    def _is_idle(self) -> bool:
-        """No link has anything to bring, but to a caller who reads it."""
-        return all(answer.reader is not None for answer in list(self._futures.values()))
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -117,10 +117,10 @@ class Session:
             links = self._handle(event)
         self._settle(links)
 
-    def _settle(self, links: set[Outbound], at_once: bool = False) -> None:
-        """Without the lock: send what is to be sent, and tell who waits for an operation."""
+    def _settle(self, links: set[Outbound], send_here: bool = False) -> None:
+        """Without the lock: flush the links, and complete the futures of ended operations."""
         for link in links:
-            if at_once:
+            if send_here:
                 link.pump()
             else:
                 link.wake()
@@ -129,7 +129,7 @@ class Session:
             future.end(finished)
 
     def _handle(self, event: ClientEvent) -> set[Outbound]:
-        """Under the lock. Which links have something to send now."""
+        """Under the lock; returns the links that have something to send."""
         links: set[Outbound] = set()
         for effect in self._brain.handle(time.monotonic(), event):
             self._carry_out(effect, links)
@@ -138,7 +138,8 @@ class Session:
     def _carry_out(self, effect: Effect, links: set[Outbound]) -> None:
         match effect:
             case Send(to=to, message=message):
-                link = self._link_to(to)
+                record = self._brain.topology.nodes.get(to)
+                link = self._links.to(to, None if record is None else record.address)
                 if link is not None:
                     link.send(message, quiet=True)
                     links.add(link)
@@ -151,48 +152,18 @@ class Session:
                 if future is not None:
                     self._ended.append((future, effect))
 
-    # --- links
-
-    def _link_to(self, node: str) -> Outbound | None:
-        record = self._brain.topology.nodes.get(node)
-        address = None if record is None else record.address
-        known = self._links.get(node)
-        if known is not None and known[0] == address:
-            return known[1]
-        if known is not None:
-            del self._links[node]
-            threading.Thread(target=known[1].close, daemon=True).start()
-        if not address:
-            return None
-        decoder = Decoder(self.tables.by_fingerprint, trusted=True)
-        link = Outbound(
-            node,
-            lambda: self._dialer.open(node, address),
-            lambda frame: self._hear(node, decoder, frame),
-            lambda error: self._deliver(Disconnected(node)),
-            self._is_idle,
-        )
-        self._links[node] = (address, link)
-        return link
-
-    def _hear(self, node: str, decoder: Decoder, frame: pa.Buffer) -> None:
-        goodbye = False
-        said = decoder(frame)
+    def _hear(self, node: str, messages: list[Message]) -> None:
         links: set[Outbound] = set()
         with self._lock:
-            for message in said:
-                if isinstance(message, Goodbye):
-                    goodbye = True
-                elif isinstance(message, Message):
+            for message in messages:
+                if not isinstance(message, Goodbye):
                     links |= self._handle(Received(node, message))
         self._settle(links)
-        if goodbye:
-            raise ConnectionError(f"{node} stops")
 
     # --- the topology
 
     def refresh(self) -> Topology:
-        """Ask somebody for the newest topology; raises if nobody answers."""
+        """Ask the nodes, one after another, for the newest topology; raises if none answers."""
         with self._refreshing:
             known = self._brain.topology.generation
             failure: LimosaError | None = None
@@ -210,7 +181,7 @@ class Session:
                     self.tables.follow(topology)
                     self._deliver(TopologyRead(topology, topology.generation))
                 return self._brain.topology
-            raise failure or Refused("there is no node to ask", "name a node's address")
+            raise failure or Refused("no node is known", "connect with a node's address")
 
     def _known_nodes(self) -> list[tuple[str, str]]:
         members = [each for each in self._brain.topology.nodes.values() if each.state != "left"]
@@ -227,7 +198,7 @@ class Session:
             self._wanted.clear()
             try:
                 self.refresh()
-            except Exception:  # whatever it is, the next one is asked
+            except Exception:  # retried with another node
                 self._good = None
             self._closed.wait(0.005)
 
@@ -236,11 +207,9 @@ class Session:
             if self._busy.wait(0.5):
                 self._deliver(Ticked())
                 with self._lock:
-                    links = [link for _, link in self._links.values()]
                     if not self._futures:
                         self._busy.clear()
-                for link in links:
-                    link.cut_if_silent(SILENT_SECONDS)
+                self._links.cut_silent(SILENT_SECONDS)
                 self._closed.wait(TICK_SECONDS)
 
     # --- calls
@@ -257,7 +226,7 @@ class Session:
                 return self._call(node, address, name, body, left)
             except OutcomeUnknown as error:
                 failure = error
-        raise failure or Refused("there is no node to ask", "name a node's address")
+        raise failure or Refused("no node is known", "connect with a node's address")
 
     def call_node(self, node: str, name: str, body: bytes = b"", seconds: float = 60.0) -> bytes:
         address = self._brain.topology.nodes[node].address
@@ -280,10 +249,10 @@ class Session:
         return client
 
     def scan(self, node: str, ticket: bytes) -> pa.Table:
-        """All of one scan, or an error."""
+        """Read a whole scan."""
         record = self._brain.topology.nodes.get(node)
         if record is None or not record.address:
-            raise Refused(f"{node} is not known", "refresh the topology")
+            raise Refused(f"the address of {node} is not known", "refresh the topology")
         self._check_open()
         try:
             client = self._caller(node, record.address)
@@ -304,65 +273,25 @@ class Session:
         self._closed.set()
         self._busy.set()
         self._wanted.set()
-        with self._lock:
-            links = [link for _, link in self._links.values()]
-        for link in links:
-            link.close()
+        self._links.close()
         for thread in self._threads:
             thread.join(2.0)
         with self._room:
-            waiting, self._futures = self._futures, {}
+            waiting = list(self._futures.values())
+            self._futures.clear()
             self._room.notify_all()
-        for future in waiting.values():
-            future.set_exception(OutcomeUnknown("the connection was closed", "look what is there"))
+        for future in waiting:
+            future.set_exception(
+                OutcomeUnknown("the connection was closed", "read to find out what was written")
+            )
         self._calls.clear()
 
 
-class OperationFuture(Future[Finished]):
-    """What an operation comes to."""
-
-    link: Outbound | None = None
-    """What brings it, if it is the only one: whoever waits for it reads there."""
-    reader: int | None = None
-    """The thread that does."""
-
-    def cancel(self) -> bool:
-        """What is under way can't be taken back."""
-        return False
-
-    def result(self, timeout: float | None = None) -> Finished:
-        link = self.link
-        if link is not None and timeout is None and not self.done():
-            self.reader = threading.get_ident()
-            try:
-                link.read_here(self.done)
-            finally:
-                self.reader = None
-                if not self.done():
-                    link.resume()
-        return super().result(timeout)
-
-    def end(self, finished: Finished) -> None:
-        self.set_result(finished)
-        reader = self.reader
-        if reader is not None and reader != threading.get_ident() and self.link is not None:
-            self.link.release(reader)  # it came another way, or will not come
-
-    def add_done_callback(self, fn: Callable[[Future[Finished]], object]) -> None:
-        """On a thread of its own: it may wait for another answer, and the thread which brings
-        those must not wait for it."""
-
-        def observe(future: Future[Finished]) -> None:
-            threading.Thread(target=fn, args=(future,), name="limosa-callback", daemon=True).start()
-
-        super().add_done_callback(observe)
-
-
 class TimedScan:
-    """A scan that ends: when nothing came for too long, or when the connection is closed.
+    """A scan with a timeout, which also ends when the connection is closed.
 
-    A thread reads, so that whoever waits can leave it alone: a call can't be taken back before it
-    has brought its first answer.
+    A separate thread reads, so that the caller can abandon it: a Flight call can't be cancelled
+    before its first answer.
     """
 
     def __init__(
@@ -386,7 +315,7 @@ class TimedScan:
         self._given_up = True
         if self._reader is not None:
             self._reader.cancel()
-        raise Refused("a scan got no answer", "try again")
+        raise Refused("the scan timed out", "retry")
 
     def _read(self) -> None:
         try:
@@ -408,37 +337,37 @@ class TimedScan:
 
 
 def outcome_error(finished: Finished) -> LimosaError:
-    """What the application is told of an operation that did not succeed."""
+    """The error that the application gets for an operation that did not succeed."""
     answer = finished.value
     if isinstance(answer, Refuse):
         message, code, advice = answer.why, answer.code, answer.advice
     else:
         message, code, advice = str(answer), "Refused", ""
     if finished.outcome == "unknown":
-        return OutcomeUnknown(message, advice or "it may have happened: read to find out")
+        return OutcomeUnknown(message, advice or "the write may have happened: read to find out")
     return error_named(code, message, advice)
 
 
 class Mismatch(Refused):
-    """Another version is there than the one that was expected; nothing was written."""
+    """The row has another version than expected; nothing was written."""
 
     def __init__(self, found: int) -> None:
         self.found = found
         what = f"version {found}" if found else "no such row"
-        super().__init__(f"found {what}", "read the row again, and decide anew")
+        super().__init__(f"found {what}", "read the row again, and retry")
 
 
 def settle_read(future: "Future[Finished]") -> object:
-    """What was read; a read that is not answered has changed nothing."""
+    """The result of a read; a read without an answer is `Refused`, as it changed nothing."""
     finished = future.result()
     if finished.outcome == "done":
         return finished.value
     error = outcome_error(finished)
-    raise Refused(error.message, "try again") if isinstance(error, OutcomeUnknown) else error
+    raise Refused(error.message, "retry") if isinstance(error, OutcomeUnknown) else error
 
 
 def settle(future: "Future[Finished]") -> Finished:
-    """Wait for the end of an operation; raises unless it was done."""
+    """Wait for the end of an operation; raises if it did not succeed."""
     finished = future.result()
     if finished.outcome == "done":
         return finished
@@ -452,5 +381,5 @@ def _bytes(number: int) -> bytes:
 
 
 def _node_id(node: str) -> str:
-    """Seeds are known by their address only."""
+    """Empty for a seed, of which only the address is known."""
     return "" if "://" in node else node

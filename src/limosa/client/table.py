@@ -36,7 +36,7 @@ SCAN_SECONDS = 30.0
 
 
 class Row(Struct, frozen=True):
-    """A row and its version: what `put_if` compares with."""
+    """A row and its version, which `put_if` compares."""
 
     values: dict[str, Any]
     version: int
@@ -63,11 +63,11 @@ class TableHandle:
     # --- writing
 
     def write(self, rows: Any) -> int:
-        """Insert rows, or replace those with the same key; returns how many were written.
+        """Insert rows, or replace those with the same key; returns the number of rows.
 
-        When it returns, all rows are durable on every in-sync replica. Each partition's share of
-        a batch becomes visible at once; the whole does not. If it raises, some of the rows may be
-        written: writing all of them again is safe.
+        When it returns, all rows are durable on every in-sync replica. The rows of a batch become
+        visible atomically in each partition, but not across partitions. If it raises, some rows
+        may have been written; it is safe to write all of them again.
         """
         single = plain_row(self.definition, rows)
         if single is not None:
@@ -89,14 +89,14 @@ class TableHandle:
         return written
 
     def submit(self, batch: Batch, expected: int | None = None) -> "Future[Finished]":
-        """Send rows that are checked already; the future tells how it ended."""
+        """Send rows that are already checked; the future has the outcome."""
         self._check_known()
         return self._session.ask(
             self._zone, size=batch.bytes, rows=Bundle([batch]), expected=expected
         )
 
     def delete(self, keys: Any) -> int:
-        """Delete rows by their keys; keys that are not there are no error."""
+        """Delete rows by their keys; missing keys are ignored."""
         if isinstance(keys, dict | tuple | str | bytes) or not hasattr(keys, "__iter__"):
             keys = [keys]
         batch = keys_to_arrow(self.definition, keys)
@@ -109,37 +109,39 @@ class TableHandle:
         return batch.num_rows
 
     def put_if(self, row: Any, expected_version: int) -> int:
-        """Write one row if its version is the expected one (0: there is none); the new version.
+        """Write a row if its version is the expected one (0: it must not exist).
 
-        Raises `Mismatch` with what was found instead.
+        Returns the new version, or raises `Mismatch` with the version that was found.
         """
         rows = to_arrow(self.definition, row)
         if rows.num_rows != 1:
-            raise BadInput(f"{rows.num_rows} rows to compare", "compare one row at a time")
+            raise BadInput(f"put_if got {rows.num_rows} rows", "write one row at a time")
         batch = Batch.of(self.definition, rows.combine_chunks().to_batches()[0])
         version: Any = settle(self.submit(batch, expected_version)).value
         return int(version)
 
     def producer(self, **settings: Any) -> Producer:
-        """Gathers single rows into batches, and sends them in the background."""
+        """A producer, which collects single rows into batches and sends them in the background."""
         return Producer(self, **settings)
 
     # --- reading
 
     def get(self, key: Any, eventual: bool = False) -> dict[str, Any] | None:
-        """The row of a key, or None."""
+        """The row with this key, or None."""
         row = self.get_row(key, eventual)
         return None if row is None else row.values
 
     def get_row(self, key: Any, eventual: bool = False) -> Row | None:
-        """The row of a key with its version, or None."""
+        """The row with this key and its version, or None."""
         self._check_known()
         table = self.definition
         values = key_values(table, key)
         try:
             token = table.token_of(values)
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidKey(f"this is no key of {self.name}: {error}", "use its types") from None
+            raise InvalidKey(
+                f"this is not a key of {self.name}: {error}", "use the types of the key columns"
+            ) from None
         if all(type(value) in _PLAIN for value in values):
             keys = Keys(table, values)
         else:
@@ -155,7 +157,7 @@ class TableHandle:
         return Row(found.rows.to_pylist()[0], found.versions[0])
 
     def get_many(self, keys: Any, eventual: bool = False) -> pa.Table:
-        """The rows of those keys that are there, in no particular order."""
+        """The rows with these keys, in no particular order; missing keys are left out."""
         self._check_known()
         table = self.definition
         batch = keys_to_arrow(table, keys)
@@ -188,7 +190,7 @@ class TableHandle:
         where: Where = (),
         eventual: bool = False,
     ) -> pa.Table:
-        """All rows, or those for which every condition (column, operator, value) holds.
+        """All rows, or those that match every condition (column, operator, value).
 
         Each partition is read as it was at one moment; different partitions at different moments.
         """
@@ -204,7 +206,7 @@ class TableHandle:
         where: Where = (),
         eventual: bool = False,
     ) -> Iterator[pa.Table]:
-        """The same, a partition at a time, in no particular order."""
+        """Like `scan`, but one partition at a time, in no particular order."""
         self._check_known()
         self._check_columns(columns)
         layout = self._session.topology.layouts[self._zone]
@@ -231,7 +233,7 @@ class TableHandle:
         where: list[tuple[str, str, Any]],
         eventual: bool,
     ) -> pa.Table:
-        """Ask whoever owns it now, again and again for a while."""
+        """Scan the current owner, and retry for a while."""
         deadline = time.monotonic() + SCAN_SECONDS
         pause = 0.01
         while True:
@@ -257,13 +259,13 @@ class TableHandle:
         topology = self._session.topology
         record = topology.partitions.get(partition)
         if record is None:
-            raise UnknownTable(f"partition {partition} is no more", "was the table dropped?")
+            raise UnknownTable(f"partition {partition} does not exist", "was the table dropped?")
         node = None if record.owner is None else record.owner.replica.node
         if eventual:
             readers = routing.readers(record)
             node = readers[_choice() % len(readers)].node
         if node is None:
-            raise Refused(f"nobody owns {partition} now", "try again")
+            raise Refused(f"{partition} has no owner now", "retry")
         scan = Scan(
             self.definition.fingerprint,
             partition,
@@ -277,7 +279,7 @@ class TableHandle:
         return self._session.scan(node, msgspec.msgpack.encode(scan))
 
     def count(self) -> int:
-        """How many rows there are; reads the keys of all of them."""
+        """The number of rows; reads all keys."""
         return sum(part.num_rows for part in self.scan_partitions([self.key[0]]))
 
     # --- checks
@@ -286,11 +288,11 @@ class TableHandle:
         _, definition = self._session.tables.named(self.name)
         if definition.id != self.definition.id:
             raise UnknownTable(
-                f"table {self.name} was dropped and made again", "open it again by its name"
+                f"table {self.name} was dropped and created again", "open it again by its name"
             )
         if definition.fingerprint != self.definition.fingerprint:
             raise InvalidSchema(
-                f"table {self.name} has other columns by now", "open it again by its name"
+                f"the columns of table {self.name} have changed", "open it again by its name"
             )
 
     def _check_columns(self, columns: Sequence[str] | None) -> None:

@@ -1,1 +1,1 @@
-"""What is decided, nothing else: values in, values out. No clock, dice, thread, socket or file."""
+"""What is decided? Values in, values out; no clock, dice, threads, sockets or files."""

@@ -1,4 +1,4 @@
-"""What does a client do now? It routes by its cached topology, and by a fresh one when told.
+"""What does a client do next? It routes by its cached topology, and refreshes it when told.
 
 A write keeps its (producer, sequence) over every attempt, so that trying again is safe. Its outcome
 is definite only if no attempt is left that may still take effect.
@@ -31,6 +31,8 @@ from limosa.core.model.keys import WHOLE, NodeId, PartitionId, Position, TokenRa
 from limosa.core.model.rows import Rows, Starts
 from limosa.core.model.topology import Layout, Partition
 
+OperationOutcome: TypeAlias = Literal["done", "mismatch", "failed", "unknown"]
+
 
 class ClientSettings(Struct, frozen=True):
     attempt_seconds: float = 1.0
@@ -62,7 +64,7 @@ class Finished(Effect, frozen=True, gc=False):
     """The application's answer."""
 
     id: str
-    outcome: Literal["done", "mismatch", "failed", "unknown"]
+    outcome: OperationOutcome
     """`failed`: it surely did not happen. `unknown`: it may have, or may yet."""
     value: object = None
 
@@ -582,18 +584,22 @@ class Client:
         operation.under_way.pop(part.id, None)
         part.id = ""
 
-    def _end(self, now: float, operation: ClientOperation, outcome: str, value: object) -> None:
+    def _end(
+        self, now: float, operation: ClientOperation, outcome: OperationOutcome, value: object
+    ) -> None:
         self._finish(operation, outcome, value)
         for other, part in operation.blocked:
             waits = part.after == operation.sequence and not (part.id or part.done)
             if waits and self.operations.get(other.asked.id) is other:
                 self._send_parts(now, other, [part])
 
-    def _finish(self, operation: ClientOperation, outcome: str, value: object = None) -> None:
+    def _finish(
+        self, operation: ClientOperation, outcome: OperationOutcome, value: object = None
+    ) -> None:
         del self.operations[operation.asked.id]
         for part in operation.parts:
             part.done, part.rows = True, None
         if operation.sequence:
             self._unlink(operation)
             self._lanes.leave(operation, operation.parts)
-        self.out.append(Finished(operation.asked.id, outcome, value))  # type: ignore[arg-type]
+        self.out.append(Finished(operation.asked.id, outcome, value))

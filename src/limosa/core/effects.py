@@ -1,11 +1,13 @@
-"""What can a brain ask for? Effects are imperative; drivers carry them out, in their order.
+"""What can a brain ask for? Effects are imperative; drivers carry them out in their order.
 
+The order matters (decision 1): an answer must not overtake the effect that makes it true.
 Whatever changes a volume carries a ticket: `Stored` with that ticket, or a later one, means
 durable.
 """
 
 from msgspec import Struct
 
+from limosa.core.machines.machine import Work
 from limosa.core.messages import Message
 from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, SessionId
@@ -197,3 +199,5 @@ class Explain(Effect, frozen=True, gc=False):
     partition: PartitionId
     stage: str
     why: str
+    work: Work | None = None
+    """Of the stage, if that is what is waited for."""

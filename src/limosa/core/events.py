@@ -1,4 +1,4 @@
-"""What can happen to a brain? Events are in the past tense."""
+"""What can happen? Events are in the past tense; drivers report them to the core."""
 
 from typing import TypeAlias
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.machines.catalogue import CLEANUP, NODE, REBALANCE, RUN_MOVE, USE_NEW
+from limosa.core.machines.catalogue import NODE, REBALANCE, RUN_MOVE
 from limosa.core.machines.machine import END, REVERT, Side
 from limosa.core.model.changes import Agreed, report_key
 from limosa.core.model.intent import Assignment
-from limosa.core.model.keys import PartitionId
-from limosa.core.model.reports import BY_HAND
+from limosa.core.model.keys import PartitionId, transition_id
 from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RunMove, Totals
 from limosa.core.model.topology import Partition
 
@@ -120,7 +119,7 @@ def transitions_come_from_intent(before: Agreed, after: Agreed) -> Iterator[str]
     for old, new in _changed(before, after):
         if new.transition is not None and (old is None or old.transition is None):
             pending = _pending(before, new.id)
-            if pending is None or f"t{pending.trigger}" != new.transition.id:
+            if pending is None or transition_id(pending.trigger) != new.transition.id:
                 yield f"{new.id} started a transition that nobody asked for"
 
 
@@ -148,7 +147,7 @@ def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[
         if was is None or now is None or was.reads is now.reads or now.reads is not Side.NEW:
             continue
         assert old is not None and old.transition is not None
-        if old.transition.giving_up:
+        if old.transition.given_up_by:
             yield f"{new.id} switched although it was given up: {old.transition.giving_up}"
 
 
@@ -310,7 +309,7 @@ def committed_means_switched(before: Agreed, after: Agreed) -> Iterator[str]:
     """Nobody reads the old replica any more, and nothing can bring it back."""
     for old, new in _changed_moves(before, after):
         if new.state == "COMMITTED" and old is not None and old.state != new.state:
-            report = after.reports.get(report_key(new.partition, f"t{new.trigger}"))
+            report = after.reports.get(report_key(new.partition, transition_id(new.trigger)))
             done = report is not None and report.outcome == "done"
             if not done and not _switched(after, new):
                 yield f"{new.partition} in {new.run} is committed, and did not switch"
@@ -318,8 +317,9 @@ def committed_means_switched(before: Agreed, after: Agreed) -> Iterator[str]:
 
 def _switched(agreed: Agreed, move: RunMove) -> bool:
     record = agreed.topology.partitions[move.partition]
-    if record.transition is not None and record.transition.id == f"t{move.trigger}":
-        return record.transition.stage in (USE_NEW, CLEANUP)
+    stage, change = routing.stage_of(record), record.transition
+    if change is not None and stage is not None and change.id == transition_id(move.trigger):
+        return stage.writes is Side.NEW
     return move.target in agreed.intents[move.partition].stable
 
 
@@ -332,8 +332,8 @@ def failed_means_ended(before: Agreed, after: Agreed) -> Iterator[str]:
 
 def what_somebody_stopped_is_not_tried_again(before: Agreed, after: Agreed) -> Iterator[str]:
     for old, new in _changed_moves(before, after):
-        report = after.reports.get(report_key(new.partition, f"t{new.trigger}"))
-        by_hand = report is not None and report.why in BY_HAND
+        report = after.reports.get(report_key(new.partition, transition_id(new.trigger)))
+        by_hand = report is not None and report.given_up_by == "operator"
         if by_hand and new.state == "PENDING" and old is not None and old.state == "FAILED":
             yield f"{new.partition} in {new.run} was stopped by hand, and is tried again"
 

@@ -1,4 +1,4 @@
-"""What do processes say to each other?
+"""Which messages do processes send to each other?
 
 Every message of a partition names the incarnation that it is for, the epoch, and the revision of
 the record that its sender acted on, so that a late one can be told from a live one.
@@ -21,6 +21,12 @@ from limosa.core.model.keys import (
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
 from limosa.core.producers import ProducersValue
+
+Appending: TypeAlias = Literal["append", "match", "begin"]
+"""How entries are added to a log: at its end; after it was cut to `previous`; to an empty log that
+starts there."""
+Objection: TypeAlias = Literal["stale epoch", "fenced", "dropped", "lost", "unmatched"]
+"""Why a replica does not take a message of its owner."""
 
 
 class Message(Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -135,8 +141,7 @@ class Replicate(ReplicaMessage, frozen=True, gc=False):
     previous: Position
     entries: tuple[Entry, ...]
     watermark: Position
-    how: str = "append"
-    """`append`; `match`: cut your log to `previous` first; `begin`: forget all, start there."""
+    how: Appending = "append"
     check: tuple[SessionId, Position] | None = None
     """Take a digest at exactly this position, for this session's verification."""
     probed: LeaseId = 0
@@ -173,8 +178,7 @@ class Unheld(Message, frozen=True, gc=False):
     epoch: int
     revision: Revision
     """That the refused message was sent under."""
-    why: str
-    """`stale epoch`, `fenced`, `dropped`, `lost` or `unmatched`."""
+    why: Objection
 
 
 # --- a mover (a task that carries rows from source to target) and replicas

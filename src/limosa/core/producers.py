@@ -1,4 +1,4 @@
-"""What has each producer already achieved here? Kept and moved with the partition, never guessed.
+"""Which sequences of each producer are applied? The list is kept and moved with the partition.
 
 An exact set of (producer, sequence, token range), not a maximum: a maximum would call a lost part a
 duplicate, and would forget which half of a batch arrived before a merge.

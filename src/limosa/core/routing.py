@@ -1,10 +1,10 @@
-"""Who serves a partition now? Readers and writers are a pure function of stage and record.
+"""Who serves a partition now? The stage and the record determine the readers and the writers.
 
 Nothing here looks at a clock, a lease or a cache: two processes that know the same record agree.
 """
 
 from limosa.core.machines.catalogue import MACHINES
-from limosa.core.machines.machine import Machine, Side, Stage
+from limosa.core.machines.machine import Machine, Side, Stage, Work
 from limosa.core.model.topology import Partition, Replica, Transition, Zone
 
 
@@ -15,6 +15,21 @@ def machine_of(transition: Transition) -> Machine:
 def stage_of(partition: Partition) -> Stage | None:
     change = partition.transition
     return None if change is None else MACHINES[change.kind][change.stage]
+
+
+def prepares(change: Transition) -> bool:
+    """May nodes make the new replicas now?"""
+    return Work.PREPARE in machine_of(change)[change.stage].work
+
+
+def may_end_hold(change: Transition) -> bool:
+    """Is the transition where it keeps both sides, now that the new one is read?"""
+    return Work.HOLD in machine_of(change)[change.stage].work
+
+
+def is_held(change: Transition) -> bool:
+    """Does the transition stay there for a while?"""
+    return may_end_hold(change) and bool(change.hold_seconds) and not change.released
 
 
 def side(partition: Partition, wanted: Side) -> tuple[Replica, ...]:

@@ -1,4 +1,4 @@
-"""Which token has a key?
+"""Which token does a key have?
 
 A token is what Spark SQL's `xxhash64` says of the key's columns, bit for bit, as a signed 64-bit
 number: XXH64 with seed 42 over the first column, then over each further column with the last

@@ -1,6 +1,6 @@
-"""What is agreed, as records? Reads and commits of the core's records through any metastore.
+"""How are the core's records read and committed? Through any metastore.
 
-A watch is a hint: the state is re-read whenever the history between two looks is gone.
+The store follows a watch; if the watch's history was trimmed, the store reads everything again.
 """
 
 from limosa.core.model.changes import (
@@ -27,7 +27,7 @@ class AgreedStore:
         self._watch: Watch | None = None
 
     def read(self, wait_seconds: float = 0.0) -> Agreed:
-        """Everything, at the newest revision; waits so long for a change, if there is none yet."""
+        """The newest agreed state; waits up to `wait_seconds` for a change."""
         if self._watch is None:
             return self._read_all()
         try:
@@ -40,12 +40,12 @@ class AgreedStore:
                 dated = [(_as_change(each.key, each.value), each.revision) for each in changes]
                 self._agreed = apply_dated(self._agreed, dated, revision)
             except BaseException:
-                self._watch = None  # it has moved on: what it brought would be missing for ever
+                self._watch = None  # the watch has moved on: its changes would be lost
                 raise
         return self._agreed
 
     def nudge(self) -> None:
-        """From any thread: there is probably something new."""
+        """Tell a waiting `read`, from any thread, that there is probably a change."""
         watch = self._watch
         if watch is not None:
             watch.nudge()
@@ -59,7 +59,7 @@ class AgreedStore:
         return self._agreed
 
     def commit(self, commit: Commit, lease: int | None = None) -> int:
-        """Make it, or raise `StaleGuard` with nothing changed."""
+        """Make the commit, or raise `StaleGuard` with nothing changed."""
         changes = with_mark(commit)
         puts = {key_of(c.record): encode(c.record) for c in changes if isinstance(c, Put)}
         deletes = [c.key for c in changes if isinstance(c, Remove)]

@@ -1,1 +1,1 @@
-"""How do the bytes move? In tasks that pipe Arrow batches from one node to another, on Spark."""
+"""How is bulk data copied? By tasks, on Spark, that pipe Arrow batches from node to node."""

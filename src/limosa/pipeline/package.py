@@ -1,4 +1,4 @@
-"""How does our code come to workers elsewhere? As a zip of this package."""
+"""How does this package reach Spark's workers? As a zip file."""
 
 import zipfile
 from pathlib import Path

@@ -1,8 +1,12 @@
-"""How does a message find its way? To a caller by the stream that it opened, to a node by ours."""
+"""How does a message reach a node, or the caller of this process?
+
+A `Dialer` opens streams under this process's name. `NodeLinks` keeps one link to each node, and is
+the only place that does: nodes, coordinators, clients and movers all send through it. `Peers` adds
+the streams that callers have opened, for a process that is called as well.
+"""
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -11,18 +15,20 @@ import pyarrow.flight as flight
 from limosa.core.messages import Answer, Message
 from limosa.core.model.changes import Topology
 from limosa.protocol.wire import Decoder, Encoder, Goodbye, size_of
+from limosa.tabular.schema import Table
 from limosa.transport.links import CHANNEL, Outbound, Stream
+from limosa.transport.lone import PendingAnswers
 from limosa.transport.security import Security, call_options, client_arguments
 from limosa.transport.server import Hello, Inbound
 
 SILENT_SECONDS = 6.0
 
 Token = Callable[[], str | None]
-"""A fresh bearer token, or None where nobody asks for one."""
+"""A fresh bearer token, or None where the cluster asks for none."""
 
 
 class Dialer:
-    """Opens streams to nodes, as whoever this process is."""
+    """Opens streams to nodes under this process's name."""
 
     def __init__(
         self,
@@ -37,8 +43,6 @@ class Dialer:
         self.name = name
         self._security = security
         self.token = token
-        self.alone: Callable[[], bool] = lambda: False
-        """Does whoever uses it wait for one answer only?"""
 
     def client(self, node: str, address: str) -> flight.FlightClient:
         encrypted = address.startswith("grpc+tls")
@@ -48,56 +52,116 @@ class Dialer:
     def options(self, timeout_seconds: float | None = None) -> flight.FlightCallOptions:
         return call_options(self.token(), timeout_seconds)
 
-    def open(self, node: str, address: str) -> Stream:
+    def open(self, node: str, address: str, pending: PendingAnswers | None = None) -> Stream:
         hello = Hello(self.cluster, self.kind, self.name, node)
         return Stream(
             self.client(node, address),
             msgspec.msgpack.encode(hello),
             self.options(),
             node,
-            Encoder(self.kind != "client", self.alone),
+            Encoder(self.kind != "client", pending),
             size_of,
         )
 
 
-class _Line:
-    """To one node: one stream after the other, each understood by what was said on it."""
+class NodeLinks:
+    """One link to each node that this process sends to.
+
+    A link is opened for its first message, reopened when its stream broke, replaced when the node's
+    address changed, and cut when the node is silent for too long.
+    """
 
     def __init__(
-        self, dialer: Dialer, node: str, address: str, received: Callable[[str, Message], None]
+        self,
+        dialer: Dialer,
+        received: Callable[[str, list[Message]], None],
+        lost: Callable[[str], None] = lambda node: None,
+        tables: Callable[[int], Table | None] = lambda fingerprint: None,
+        pending: PendingAnswers | None = None,
     ) -> None:
         self._dialer = dialer
-        self._node = node
-        self._address = address
         self._received = received
-        self._decoder: Decoder
+        """Told of the messages of each frame that a node sends."""
+        self._lost = lost
+        """Told of each node whose stream broke: what was under way there may be lost."""
+        self._tables = tables
+        self._pending = pending
+        self._links: dict[str, tuple[str, Outbound]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
-    def open(self) -> Stream:
-        self._decoder = Decoder(lambda fingerprint: None, trusted=True)
-        return self._dialer.open(self._node, self._address)
+    def to(self, node: str, address: str | None) -> Outbound | None:
+        """The link to a node; None without an address, or once closed."""
+        known = self._links.get(node)
+        if known is not None and known[0] == address:
+            return known[1]
+        with self._lock:
+            known = self._links.get(node)
+            if known is not None and known[0] == address:
+                return known[1]
+            if known is not None:
+                del self._links[node]
+                threading.Thread(target=known[1].close, daemon=True).start()
+            if not address or self._closed:
+                return None
+            link = self._open(node, address)
+            self._links[node] = (address, link)
+            return link
 
-    def hear(self, frame: pa.Buffer) -> None:
-        for message in self._decoder(frame):
-            if isinstance(message, Message) and not isinstance(message, Goodbye):
-                self._received(self._node, message)
+    def _open(self, node: str, address: str) -> Outbound:
+        decoder: Decoder
+
+        def connect() -> Stream:
+            nonlocal decoder
+            decoder = Decoder(self._tables, trusted=True)  # it knows what its stream has defined
+            return self._dialer.open(node, address, self._pending)
+
+        def hear(frame: pa.Buffer) -> None:
+            said = decoder(frame)
+            self._received(node, [each for each in said if isinstance(each, Message)])
+            if any(isinstance(each, Goodbye) for each in said):
+                raise ConnectionError(f"{node} is stopping")
+
+        return Outbound(node, connect, hear, lambda error: self._lost(node), self._pending)
+
+    def heard(self, node: str) -> None:
+        """The node is alive: it sent something on a stream of its own."""
+        known = self._links.get(node)
+        if known is not None:
+            known[1].heard()
+
+    def cut_silent(self, seconds: float) -> None:
+        for _, link in list(self._links.values()):
+            link.cut_if_silent(seconds)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            links = [link for _, link in self._links.values()]
+            self._links.clear()
+        for link in links:
+            link.close()
 
 
 class Peers:
-    """Everybody whom this process can say something to."""
+    """The nodes that this process can send to, and the callers that it can answer."""
 
     def __init__(self, dialer: Dialer, received: Callable[[str, Message], None]) -> None:
-        self._dialer = dialer
         self._received = received
         self._inbound: dict[str, Inbound] = {}
-        self._outbound: dict[str, tuple[str, Outbound]] = {}
         self._addresses: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self._links = NodeLinks(dialer, self._hear)
 
     def follow(self, topology: Topology) -> None:
         self._addresses = {node.id: node.address for node in topology.nodes.values()}
 
-    # --- those who call us
+    def _hear(self, node: str, messages: list[Message]) -> None:
+        for message in messages:
+            if not isinstance(message, Goodbye):
+                self._received(node, message)
+
+    # --- callers
 
     def add(self, inbound: Inbound) -> None:
         with self._lock:
@@ -109,14 +173,11 @@ class Peers:
                 del self._inbound[inbound.name]
 
     def heard(self, name: str) -> None:
-        """A node said something, on the stream that it opened: ours is waited for no longer."""
-        known = self._outbound.get(name)
-        if known is not None:
-            known[1].heard()
+        """A node sent something on the stream that it opened: our link to it need not be cut."""
+        self._links.heard(name)
 
     def cut_silent(self) -> None:
-        for _, outbound in list(self._outbound.values()):
-            outbound.cut_if_silent(SILENT_SECONDS)
+        self._links.cut_silent(SILENT_SECONDS)
 
     # --- sending
 
@@ -127,30 +188,9 @@ class Peers:
                 inbound.settle(message.id)
             inbound.link.send(message)
             return
-        outbound = self._link_to(to)
-        if outbound is not None:
-            outbound.send(message)
-
-    def _link_to(self, node: str) -> Outbound | None:
-        address = self._addresses.get(node)
-        known = self._outbound.get(node)
-        if known is not None and known[0] == address:
-            return known[1]
-        with self._lock:
-            known = self._outbound.pop(node, None)
-            if known is not None:
-                threading.Thread(target=known[1].close, daemon=True).start()
-            if not address or self._closed:
-                return None
-            line = _Line(self._dialer, node, address, self._received)
-            outbound = Outbound(node, line.open, line.hear)
-            self._outbound[node] = (address, outbound)
-            return outbound
+        link = self._links.to(to, self._addresses.get(to))
+        if link is not None:
+            link.send(message)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            links: list[Any] = [link for _, link in self._outbound.values()]
-            self._outbound.clear()
-        for link in links:
-            link.close()
+        self._links.close()

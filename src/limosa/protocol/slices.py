@@ -1,10 +1,10 @@
-"""Which part of a token range is a slice? All who copy agree on it, by two numbers."""
+"""Which token range is a slice? Two numbers define it, the same for everyone who copies."""
 
 from limosa.core.model.keys import TokenRange
 
 
-def slice_of(held: TokenRange, number: int, count: int) -> TokenRange:
-    """One of so many equal parts of a range."""
-    span = (held.end - held.start) // count
-    start = held.start + number * span
-    return TokenRange(start, held.end if number == count - 1 else start + span)
+def slice_of(token_range: TokenRange, number: int, count: int) -> TokenRange:
+    """Part `number` of a range that is cut into `count` equal parts."""
+    span = (token_range.end - token_range.start) // count
+    start = token_range.start + number * span
+    return TokenRange(start, token_range.end if number == count - 1 else start + span)

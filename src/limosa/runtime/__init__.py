@@ -1,1 +1,1 @@
-"""Who runs it? One driver for each brain, and what a process needs around it."""
+"""Who carries decisions out? A driver for each state machine, and the process around it."""

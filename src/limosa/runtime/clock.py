@@ -1,4 +1,4 @@
-"""What time is it? Time that goes on while the machine sleeps."""
+"""What time is it? A clock that keeps counting while the machine sleeps."""
 
 import time
 from pathlib import Path

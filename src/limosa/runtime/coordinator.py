@@ -1,4 +1,4 @@
-"""Who runs the coordinator? A driver that keeps its office, hears nodes, and makes its commits.
+"""How does a coordinator run? Its driver renews its lease, receives statuses, and commits.
 
 Commits that are asked for together are made together, if they do not contradict each other: a
 failover of a thousand partitions is then a few commits, each guarded by all that it was computed

@@ -1,4 +1,4 @@
-"""What happened here? One line an event, for people and for machines."""
+"""How are log lines written? One line per event, for people or as JSON."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""How does a process become a node, and stay one? By a handshake that leaves its trace on disk.
+"""How does a process become a node, and stay one? By a handshake, recorded on its disk.
 
 `JOINING` is in the directory before the request is in the metastore, and `NODE` after its answer,
 so a process that comes back knows whether it is a member, is none, or must not guess. Only the
@@ -28,8 +28,8 @@ from limosa.core.model.changes import (
     request_key,
 )
 from limosa.core.model.codec import decode
-from limosa.core.model.intent import Request
 from limosa.core.model.keys import LeaseId, NodeId, Revision
+from limosa.core.model.requests import JoinCluster, Request
 from limosa.core.model.topology import Cluster, Features, Node
 from limosa.core.participant.lease import registration
 from limosa.errors import (
@@ -142,7 +142,7 @@ def join(
     identity = NodeIdentity(node.id, node.host, request=request_id)
     _write(directory / JOINING, identity)
     try:
-        _ask(store, Request(request_id, "join", node=node, cluster=cluster, asked=time.time()))
+        _ask(store, Request(request_id, JoinCluster(node, cluster), asked=time.time()))
         answer = _wait(store, request_id, wait_seconds, now, sleep)
         if answer.state == "refused":
             raise IllegalRequest(f"{node.id} may not join: {answer.answer}")

@@ -1,4 +1,4 @@
-"""How does a brain reach the metastore without waiting for it? By threads of their own.
+"""How does a driver use the metastore without blocking? Other threads make the calls.
 
 `Heartbeat` keeps a lease, on a connection that nothing else can hold up. `Watcher` keeps the
 agreed state current and makes commits. Both report by events.

@@ -1,4 +1,4 @@
-"""Who runs a node? A driver that hands events to the brain and carries its effects out.
+"""How does a node run? Its driver passes events to the core and carries out the effects.
 
 One lock stands around the brain and the order of writes to the storage. Nothing slow happens under
 it: rows are checked before, syncs, the metastore and the network have threads of their own, and
@@ -114,8 +114,8 @@ class NodeDriver:
         self._wanted = 0
         self._synced = 0
         self._syncing = threading.Lock()
-        self._here = False
-        """The thread that has the lock will sync what it writes."""
+        self._sync_here = False
+        """The thread that has the lock will sync what it writes: a lone request."""
         self._to_sync = threading.Condition(threading.Lock())
         self._no_room = ""
         self._deleted: set[str] = set()
@@ -160,16 +160,15 @@ class NodeDriver:
                 if not self.is_over:
                     self._carry_out_all(self.brain.handle(self.now(), event))
 
-    def write(self, sender: str, messages: Sequence[Write], at_once: bool = False) -> None:
-        """What a client wants written, in its order; it was checked before.
+    def write(self, sender: str, messages: Sequence[Write], lone: bool = False) -> None:
+        """A client's writes in their order; the service has checked them.
 
-        `at_once`: nothing else will come from this caller before the answer, so that the calling
-        thread may as well sync itself, and spare two changes of threads.
+        The calling thread syncs a lone request itself (`transport.lone`).
         """
-        at_once = at_once and self._syncing.acquire(blocking=False)
+        sync_here = lone and self._syncing.acquire(blocking=False)
         try:
             with self._lock, self._fatal():
-                self._here = at_once
+                self._sync_here = sync_here
                 try:
                     for message in messages:
                         if self.is_over:
@@ -178,11 +177,11 @@ class NodeDriver:
                         event = Received(sender, message, found)
                         self._carry_out_all(self.brain.handle(self.now(), event))
                 finally:
-                    self._here = False
-            if at_once:
+                    self._sync_here = False
+            if sync_here:
                 self._sync_once()
         finally:
-            if at_once:
+            if sync_here:
                 self._syncing.release()
 
     def _newest(self, message: Write) -> int:
@@ -227,7 +226,7 @@ class NodeDriver:
         if change.ticket:
             with self._to_sync:
                 self._wanted = change.ticket
-                if not self._here:
+                if not self._sync_here:
                     self._to_sync.notify()
 
     def _carry_out(self, effect: Effect) -> None:

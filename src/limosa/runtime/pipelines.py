@@ -1,4 +1,4 @@
-"""What carries rows here? Spark where it is installed, threads where it is not or is not wanted."""
+"""Which pipeline copies rows here? Spark where it is installed, otherwise threads."""
 
 import os
 import time

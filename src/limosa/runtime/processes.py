@@ -1,4 +1,4 @@
-"""What is a node's process made of, and a coordinator's? Everything put together, from settings."""
+"""What do the processes of nodes and coordinators consist of? Parts, put together by settings."""
 
 import platform
 import threading
@@ -91,7 +91,7 @@ def machine_id() -> str:
 def opener(path: str, clock: Clock) -> Callable[[], Metastore]:
     """How to reach the agreed state: the path of a file."""
     if path.startswith("etcd:"):
-        raise BadInput("etcd is not supported yet", "give the path of a file")
+        raise BadInput("etcd is not supported as a metastore", "give the path of a file")
     plain = path.removeprefix("sqlite:")
     return lambda: SqliteMetastore(plain, clock)
 

@@ -1,4 +1,4 @@
-"""What does one replica hold? Its rows as they are here, for whoever compares it with another.
+"""What does one replica hold? Its own rows, for those who compare it with another replica.
 
 Unlike a scan this asks no brain: any replica answers, an owner, a follower or one that is being
 made, with what was committed up to its own watermark. A view is taken and the node's lock is not,
@@ -49,8 +49,8 @@ def holding(store: Store, topology: Topology, body: bytes) -> bytes:
     tables = tuple(
         (names.get(id, id), each.table.encode()) for id, each in sorted(view.tables.items())
     )
-    held = (record.range.start, record.range.end)
-    known = Holding(view.watermark, view.size.rows, held, tables)
+    token_range = (record.range.start, record.range.end)
+    known = Holding(view.watermark, view.size.rows, token_range, tables)
     return msgspec.msgpack.encode(known)
 
 
@@ -67,10 +67,10 @@ def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.Re
     if wanted.kind != "table":
         raise BadInput(f"{wanted.id} is a stream", "compare tables: records have no single key")
     view = store.view(scan.partition, scan.incarnation)
-    held = view.tables.get(wanted.id)
-    if held is not None:
-        held.table.check_kin(wanted)
-    table = wanted if held is None else newer(wanted, held.table)
+    stored = view.tables.get(wanted.id)
+    if stored is not None:
+        stored.table.check_kin(wanted)
+    table = wanted if stored is None else newer(wanted, stored.table)
     moment = ReplicaMoment(view.watermark, view.collected, table.encode())
     schema = schema_of(table)
     known = schema.with_metadata({MOMENT: msgspec.msgpack.encode(moment)})
@@ -92,8 +92,8 @@ def _checked(given: Sequence[tuple[int, int]]) -> list[TokenRange]:
 def _rows(
     view: View, table: Table, ranges: Sequence[TokenRange], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    for held in ranges:
-        for batch in view.batches(table, held, tombstones=True):
+    for token_range in ranges:
+        for batch in view.batches(table, token_range, tombstones=True):
             if len(batch):
                 yield _slim(table, batch, schema)
 

@@ -1,4 +1,4 @@
-"""What does a node do for those who call it? It takes messages in, answers calls, serves scans.
+"""What does a node do for its callers? It receives messages, answers calls and serves scans.
 
 This is the boundary of trust: what a client says is checked here, completely, before the brain or
 the storage sees it.
@@ -15,15 +15,16 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
-from limosa.core.coordinator.requests import about as about_request
 from limosa.core.events import Received, Ticked
 from limosa.core.insight.explaining import about, about_run, status_about
 from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
 from limosa.core.model.codec import decode, encode
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import CreateTable, JoinCluster, Request
+from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable
 from limosa.errors import (
     BadInput,
@@ -120,7 +121,7 @@ class NodeService:
         decoder = self._decoders[id(inbound)]
         said = decoder(frame)
         if inbound.hello.kind == "client":
-            self._serve(inbound, said, decoder.alone)
+            self._serve(inbound, said, decoder.lone)
         else:
             for each in said:
                 if isinstance(each, Unreadable | Write | Read):
@@ -137,7 +138,7 @@ class NodeService:
         with suppress(VolumeFailed):  # whoever writes is told
             self.driver.store.wait_for_room(share)
 
-    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], alone: bool) -> None:
+    def _serve(self, inbound: Inbound, said: list[Message | Unreadable], lone: bool) -> None:
         writes: list[Write] = []
         for request in said:
             match request:
@@ -152,7 +153,7 @@ class NodeService:
                         f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
                     )
         if writes:
-            self._write(inbound, writes, alone)
+            self._write(inbound, writes, lone)
 
     def _read(self, request: Read) -> Answer:
         try:
@@ -163,7 +164,7 @@ class NodeService:
             self.driver.deliver(Ticked())
         return answer
 
-    def _write(self, inbound: Inbound, requests: list[Write], alone: bool) -> None:
+    def _write(self, inbound: Inbound, requests: list[Write], lone: bool) -> None:
         """Those of a frame together: they share the wait for their turn, and mostly a sync."""
         sizes = {each.id: sum(batch.bytes for batch in _batches(each)) for each in requests}
         inbound.take_up(sizes)  # first, since it may wait
@@ -181,7 +182,7 @@ class NodeService:
                     self.driver.note_deletes(request.partition)
         for first in range(0, len(checked), TOGETHER_MAX):
             some = checked[first : first + TOGETHER_MAX]
-            self.driver.write(inbound.name, some, at_once=alone)
+            self.driver.write(inbound.name, some, lone)
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write as the brain may have it."""
@@ -350,7 +351,7 @@ class NodeService:
                         "answer": request.answer,
                         "asked": request.asked,
                         "answered": request.answered,
-                        "about": about_request(request),
+                        "about": request.about,
                         "revision": agreed.revision_of(request_key(request.id)),
                     }
                     for request in agreed.requests.values()
@@ -458,10 +459,11 @@ def _read_request(body: bytes) -> Request:
         raise BadInput("this is no request", "send a record of kind Request that waits")
     if not 0 < len(request.id) <= NAME_LENGTH_MAX or not _WORD.fullmatch(request.id):
         raise BadInput("a request's id is no plain word", "use letters, digits and dashes")
-    if request.kind == "join":
+    if isinstance(request.what, JoinCluster):
         raise Forbidden("nobody joins for another", "start the node: it joins by itself")
     _check_names(request)
-    _check_definition(request.table)
+    if isinstance(request.what, CreateTable):
+        _check_definition(request.what.table)
     return request
 
 
@@ -484,17 +486,22 @@ def _check_sequence(request: Write) -> None:
 
 def _check_names(request: Request) -> None:
     """A name that can be no key of the metastore would be tried by the coordinator for ever."""
-    table = request.table or NamedTable("", "", "", b"")
-    names = [request.partition, request.zone, request.name, request.table_id, request.cluster]
-    names += [table.name, table.zone, table.id, *request.renewed, request.source]
-    names.append(request.fingerprint)
-    places = [*request.placements, *((request.target,) if request.target is not None else ())]
-    names += [name for place in places for name in (place.node, place.volume)]
-    for name in names:
+    for name in (request.fingerprint, *_names_in(request.what)):
         if len(name) > NAME_LENGTH_MAX or not name.isprintable():
             raise BadInput(
                 f"{name[:40]!r} is no name", f"use at most {NAME_LENGTH_MAX} printable characters"
             )
+
+
+def _names_in(value: object) -> Iterator[str]:
+    """Every text in a wish; a plan is checked when its run starts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _names_in(each)
+    elif isinstance(value, Struct) and not isinstance(value, RunPlan):
+        yield from _names_in(astuple(value))
 
 
 def _name_in(body: bytes) -> str:
@@ -504,9 +511,9 @@ def _name_in(body: bytes) -> str:
         raise BadInput("a name that is no text", "speak Limosa's protocol") from None
 
 
-def _check_definition(named: NamedTable | None) -> None:
+def _check_definition(named: NamedTable) -> None:
     """What is agreed upon is decoded by every node and client: one that can't be stops them all."""
-    if named is not None and Table.decode(named.definition).id != named.id:
+    if Table.decode(named.definition).id != named.id:
         raise InvalidSchema("the definition of another table", "encode the table as it is named")
 
 

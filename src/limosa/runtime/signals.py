@@ -1,5 +1,4 @@
-"""What if somebody presses Ctrl-C just now? It can wait, where stopping halfway would leave things
-behind: a process that was started and is not known yet is stopped by nobody."""
+"""How is Ctrl-C postponed? A signal waits while a process is started that nobody would stop yet."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""How much is each partition used? Rows written and keys read in a second, lately.
+"""How much is each partition used? Rows written and keys read per second, recently.
 
 For the balancer: what it gets may be a little wrong, and counting must cost next to nothing.
 """

@@ -1,4 +1,4 @@
-"""Who does what takes a while? A thread of its own, one thing after the other."""
+"""How does slow work run? On a thread of its own, one task after the other."""
 
 import os
 import queue

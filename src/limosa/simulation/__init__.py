@@ -1,1 +1,1 @@
-"""What if? The same brains in a fake world: a seed rules its time, network, disks and clocks."""
+"""What if? The real core in a simulated world: a seed decides time, network, disks and clocks."""

@@ -1,4 +1,4 @@
-"""What does a file system do to you when the power goes?
+"""What does a file system lose when the power fails? A file system in memory that loses it.
 
 It keeps what was synced, and of the rest whatever it likes. Here is all that it may like:
 

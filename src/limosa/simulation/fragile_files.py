@@ -1,4 +1,4 @@
-"""How does a process end in the middle of something? At any operation on its files.
+"""How does a process die in the middle of its work? At any operation on its files.
 
 What runs beside the process's own thread, an errand, hands over at file operations, and goes on
 when the dice say so: a thread, but never two at once, so that a seed replays it.

@@ -418,7 +418,7 @@ class SimulatedCoordinator(Process):
                     self.world.schedule(0.05, self._compare, self.run, effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
-                    self.world.on_wait(partition, why)
+                    self.world.on_wait(partition, effect.work)
         if not self._committing:
             self._commit_next()
 

@@ -1,4 +1,4 @@
-"""Where does the fake world agree? In the real in-memory metastore, through the real codec."""
+"""Where does the simulated cluster keep its agreed state? In the real in-memory metastore."""
 
 from collections.abc import Callable
 

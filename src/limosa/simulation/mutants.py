@@ -630,7 +630,7 @@ def redirect_retried_on_the_same_partition(change: Any) -> None:
 def unknown_called_failed(change: Any) -> None:
     finish = Client._finish
 
-    def certain(self: Client, operation: Any, outcome: str, value: object = None) -> None:
+    def certain(self: Client, operation: Any, outcome: Any, value: object = None) -> None:
         finish(self, operation, "failed" if outcome == "unknown" else outcome, value)
 
     change(client_module.Client, "_finish", certain)

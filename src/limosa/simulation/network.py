@@ -1,4 +1,4 @@
-"""What does a network do to you? Delay, drop, duplicate, reorder and cut: both ways or one."""
+"""What does a network do to messages? Delay, drop, duplicate, reorder and cut, both ways or one."""
 
 from collections.abc import Callable
 from random import Random

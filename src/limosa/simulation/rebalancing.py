@@ -1,4 +1,4 @@
-"""What does an operator of many moves do? Runs, drains, pauses, cancels, locks: sensible or not.
+"""What does an operator of runs do? Starts, drains, pauses, cancels, locks: sensibly or not.
 
 It has dice of its own, so that worlds without runs stay as they are.
 """
@@ -7,7 +7,22 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from limosa.core.model.changes import Commit, Put, request_key
-from limosa.core.model.intent import Placement, Request, RequestKind
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelRun,
+    DrainNodes,
+    FollowNodes,
+    LockCluster,
+    PauseRun,
+    Request,
+    RequestKind,
+    ResumeRun,
+    SetBalancing,
+    StartRun,
+    UndrainNodes,
+    UnlockCluster,
+)
 from limosa.core.model.runs import Limits, PlannedMove, RunPlan
 from limosa.core.model.topology import Partition
 
@@ -34,23 +49,31 @@ class Rebalancing:
         kind = self.dice.choices(kinds, tuple(RUN_OPERATIONS.values()))[0]
         match kind:
             case "start_run":
-                self.ask(kind, run=self._plan())
+                self.ask(StartRun(self._plan()))
             case "drain_nodes":
-                self.ask(kind, run=self._drain())
+                self.ask(DrainNodes(self._drain()))
+            case "pause_run":
+                self.ask(PauseRun())
+            case "resume_run":
+                self.ask(ResumeRun())
+            case "cancel_run":
+                self.ask(CancelRun())
             case "undrain_nodes":
-                self.ask(kind, names=self._drained())
+                self.ask(UndrainNodes(self._drained()))
             case "set_balancing":
-                self.ask(kind, on=self.dice.random() < 0.5)
+                self.ask(SetBalancing(self.dice.random() < 0.5))
+            case "lock":
+                self.ask(LockCluster())
+            case "unlock":
+                self.ask(UnlockCluster())
             case "follow_nodes":
-                self.ask(kind, zone="zone")
-            case _:
-                self.ask(kind)
+                self.ask(FollowNodes("zone"))
 
-    def ask(self, kind: RequestKind, **what: object) -> None:
+    def ask(self, wish: AnyWish) -> None:
         self.asked += 1
-        request = Request(f"b{self.asked:03}", kind, **what)  # type: ignore[arg-type]
+        request = Request(f"b{self.asked:03}", wish)
         guards = {request_key(request.id): 0}
-        self.world.commit(Commit(guards, (Put(request),), f"{kind} is asked for"), "operator")
+        self.world.commit(Commit(guards, (Put(request),), f"{wish.kind} is asked for"), "operator")
 
     # --- plans
 
@@ -117,8 +140,8 @@ class Rebalancing:
         agreed = self.world.agreed
         waiting = {each.kind for each in agreed.requests.values() if each.state == "waiting"}
         if agreed.controls.locked and "unlock" not in waiting:
-            self.ask("unlock")
+            self.ask(UnlockCluster())
         if not agreed.controls.balancing and "set_balancing" not in waiting:
-            self.ask("set_balancing", on=True)
+            self.ask(SetBalancing(True))
         if agreed.rebalance.state == "paused" and "resume_run" not in waiting:
-            self.ask("resume_run")
+            self.ask(ResumeRun())

@@ -1,20 +1,31 @@
-"""What does one seed do? It draws a world, lets applications, operators and faults loose on it,
-heals it, and looks at what is left.
+"""What does one seed do? It builds a world, runs workloads and faults, heals it, and checks it.
 
 Every run has three acts: trouble, healing (in which everything must end), and the reckoning.
 """
 
 from itertools import chain
 from random import Random
+from typing import Any
 
 from msgspec import Struct, structs
 
 from limosa.core import routing
 from limosa.core.client import Finished
 from limosa.core.events import CollectionDue
-from limosa.core.machines.catalogue import STREAMING
+from limosa.core.machines.machine import Work
 from limosa.core.model.changes import Commit, Put, layout_key, request_key
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
+from limosa.core.model.requests import (
+    AnyWish,
+    CancelChange,
+    CompleteMove,
+    MovePartition,
+    MoveToVolume,
+    RebuildReplicas,
+    RepairPartition,
+    Request,
+    ReverseMove,
+)
 from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
@@ -192,27 +203,28 @@ class Drama:
 
     def _stage_entered(self, record: Partition) -> None:
         stage = self.world.stage_name(record.id)
-        self._spoil(record.id, stage)
+        self._spoil(record)
         if self.theme.stages and stage not in self.theme.stages:
             return
         if not self.world.healed and self.dice.random() < self.aimed:
             delay = self.dice.choice(self.theme.delays)
             self.world.schedule(delay, inject, self.world, record.id, self._fault())
 
-    def _spoil(self, partition: str, stage: str) -> None:
+    def _spoil(self, record: Partition) -> None:
         """What is copied next is not what was read: a bad disk, a bad wire, a bug."""
-        live = self.world.shape.live_moves and not self.world.healed
-        if live and stage == STREAMING and self.more_dice.random() < 0.3:
-            self.world.spoils.add(partition)
+        live, stage = self.world.shape.live_moves, routing.stage_of(record)
+        copies = stage is not None and Work.COPY in stage.work and not self.world.healed
+        if live and copies and self.more_dice.random() < 0.3:
+            self.world.spoils.add(record.id)
             if self.more_dice.random() < 0.5:
                 fault = self.more_dice.choice(("kill_mover", "replace_coordinator"))
                 delay = self.more_dice.uniform(0.0, 0.6)
-                self.world.schedule(delay, inject, self.world, partition, fault)
+                self.world.schedule(delay, inject, self.world, record.id, fault)
 
-    def _waited(self, partition: str, why: str = "") -> None:
+    def _waited(self, partition: str, work: Work | None = None) -> None:
         """Whatever the coordinator waits for is a moment at which something may fail."""
-        for words, fault in self.theme.at_waits.items():
-            if why.startswith(words) and self.dice.random() < 0.5:
+        for waited, fault in self.theme.at_waits.items():
+            if work is waited and self.dice.random() < 0.5:
                 self.world.schedule(0.0005, inject, self.world, partition, fault)
         if not self.world.healed and self.dice.random() < self.aimed * self.theme.waits:
             delay = self.dice.choice((0.0, 0.003, 0.02))
@@ -228,23 +240,27 @@ class Drama:
         match what:
             case "move":
                 conditions = self._conditions()
-                self._ask(what, partition, placements=self._elsewhere(record), **conditions)
+                self._ask(MovePartition(partition, self._elsewhere(record), **conditions))
             case "volume_move":
-                self._ask(what, partition, placements=self._other_volume(record))
+                self._ask(MoveToVolume(partition, self._other_volume(record)))
             case "rebuild":
-                self._ask(what, partition, renewed=(dice.choice(record.replicas).node,))
+                self._ask(RebuildReplicas(partition, (dice.choice(record.replicas).node,)))
+            case "repair":
+                self._ask(RepairPartition(partition))
             case "cancel":
                 pending = world.agreed.intents[partition].pending
-                self._ask(what, partition, cancels=0 if pending is None else pending.trigger)
+                self._ask(CancelChange(partition, 0 if pending is None else pending.trigger))
+            case "reverse":
+                self._ask(ReverseMove(partition))
+            case "complete":
+                self._ask(CompleteMove(partition))
             case "version":
                 self._new_version()
             case "collect":
                 for node in world.nodes.values():
                     node.deliver(node.run, CollectionDue(partition))
-            case _:
-                self._ask(what, partition)
 
-    def _conditions(self) -> dict[str, object]:
+    def _conditions(self) -> dict[str, Any]:
         """Of a move: how long it is held and may pause writes, and may it wait for another one?"""
         hold = self.dice.choice(self.theme.hold_seconds)
         if not self.world.shape.live_moves:
@@ -255,15 +271,11 @@ class Drama:
             "after_pending": self.more_dice.random() < 0.7,
         }
 
-    def _ask(self, kind: str, partition: str, **what: object) -> None:
+    def _ask(self, wish: AnyWish) -> None:
         self.requests += 1
-        request = Request(f"r{self.requests:03}", kind, partition, **what)  # type: ignore[arg-type]
-        self.world.commit(
-            Commit(
-                {request_key(request.id): 0}, (Put(request),), f"{partition}: {kind} is asked for"
-            ),
-            "operator",
-        )
+        request = Request(f"r{self.requests:03}", wish)
+        why = f"{wish.about}: {wish.kind} is asked for"
+        self.world.commit(Commit({request_key(request.id): 0}, (Put(request),), why), "operator")
 
     def _elsewhere(self, record: Partition) -> tuple[Placement, ...]:
         """Another node instead of one of them, often of the owner's."""
@@ -328,7 +340,7 @@ class Drama:
             stage = routing.stage_of(agreed.topology.partitions[name])
             too_late = stage is not None and not stage.session
             if pending is not None and limited and name not in asked and not too_late:
-                self._ask("cancel", name, cancels=pending.trigger)
+                self._ask(CancelChange(name, pending.trigger))
 
     # --- act three
 
@@ -338,7 +350,7 @@ class Drama:
         history.unanswered()
         verdict = check(history.operations)
         if not verdict.ok:
-            world.violate(f"not linearizable: {verdict.reason}", self._partition_in(verdict.reason))
+            world.violate(f"not linearizable: {verdict.reason}", self._partition_of(verdict.key))
         if world.violations:
             return
         if world.mismatches:
@@ -370,8 +382,7 @@ class Drama:
             self.world.violate("a read of a healed world was not answered", "")
         return rows
 
-    def _partition_in(self, reason: str) -> str:
-        key = reason.split("'")[1] if "'" in reason else ""
+    def _partition_of(self, key: str) -> str:
         layout = self.world.agreed.topology.layouts[ZONE]
         token = token_of(key)
         return next(

@@ -1,4 +1,4 @@
-"""Which bugs could a run have? Each of these is one that the simulator finds; see `mutants`."""
+"""Which bugs could a rebalance run have? Each mutant is found by the simulator; see `mutants`."""
 
 from typing import Any
 
@@ -9,9 +9,8 @@ from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.run_starts import MovesUnderWay
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.model.changes import REBALANCE_KEY, Commit, Put
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import Outcome, Rebalance, Run, RunMove
 from limosa.simulation.planting import mutant
 
@@ -38,8 +37,8 @@ def second_start_overwrites(change: Any) -> None:
 def checkpoint_of_one_move(change: Any) -> None:
     start = run_requests.start
 
-    def first_only(view: ClusterView, request: Request, trigger: int) -> RequestAnswer:
-        answer = start(view, request, trigger)
+    def first_only(view: ClusterView, wish: StartRun | DrainNodes, trigger: int) -> RequestAnswer:
+        answer = start(view, wish, trigger)
         kept = [
             each
             for each in answer.changes
@@ -49,16 +48,7 @@ def checkpoint_of_one_move(change: Any) -> None:
         ]
         return answer._replace(changes=tuple(kept))
 
-    for kind in ("start_run", "drain_nodes"):
-        _serve(change, kind, first_only)
-
-
-def _serve(change: Any, kind: Any, act: Any) -> None:
-    from limosa.core.coordinator import requests
-
-    services = dict(requests.SERVICES)
-    services[kind] = services[kind]._replace(act=act)
-    change(requests, "SERVICES", services)
+    change(run_requests, "start", first_only)
 
 
 @mutant("a pause is agreed, and not what one coordinator remembers")
@@ -149,7 +139,11 @@ def cancelled_move_tried_again(change: Any) -> None:
 
 @mutant("a move is committed when nobody reads the old replica any more")
 def committed_before_the_switch(change: Any) -> None:
-    change(run_moves, "STATE_IN", {**run_moves.STATE_IN, READ_NEW: run_moves.FAR["COMMITTED"]})
+    change(
+        run_moves,
+        "state_in",
+        lambda stage: "COMMITTED" if stage.switched else stage.run_move,
+    )
 
 
 @mutant("a move that went back has failed")

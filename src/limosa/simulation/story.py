@@ -1,4 +1,4 @@
-"""What happened in this seed? It is run again, and told.
+"""What happened in this seed? It is run again, and its events are printed.
 
 A story has the lines of the partitions concerned, in virtual time: who did what. Faults are told
 whichever partition they were aimed at, because they hit processes.

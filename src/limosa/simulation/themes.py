@@ -1,4 +1,4 @@
-"""What is a run about? A mix of workloads, operators and faults, written as data.
+"""What is a simulated run about? A mix of workloads, operators and faults, written as data.
 
 Three seeds in ten let everything loose; the others dwell on one kind of trouble, because some
 interleavings need three unlikely things in a row.
@@ -9,6 +9,7 @@ from random import Random
 from msgspec import Struct
 
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW
+from limosa.core.machines.machine import Work
 from limosa.simulation.faults import FAULTS
 from limosa.simulation.network import Weather
 
@@ -30,7 +31,7 @@ class Theme(Struct, frozen=True):
     """How long after it was entered."""
     waits: float = 0.12
     """How much less often that happens whenever the coordinator waits for something."""
-    at_waits: dict[str, str] = {}
+    at_waits: dict[Work, str] = {}
     """Faults for the moments at which the coordinator begins to wait, by the words of its wait."""
     owner_moves: float = 0.6
     operator_seconds: float = 1.2
@@ -85,7 +86,7 @@ THEMES: tuple[Theme, ...] = (
         stages=(READ_NEW, FALLBACK),
         delays=(0.0, 0.0, 0.001),
         waits=0.05,
-        at_waits={"hand-over": "replace_coordinator"},
+        at_waits={Work.SEAL: "replace_coordinator"},
         owner_moves=1.0,
         operator_seconds=0.7,
         fault_seconds=(20.0,),

@@ -1,4 +1,4 @@
-"""What do applications do? Each workload asks, remembers, and tells afterwards what must be true.
+"""What do applications do? Each workload writes and reads, and checks its own answers at the end.
 
 A register's history goes to the linearizability checker; a bank's transfers are rows of one part,
 which become visible together or not at all; a set's members are inserted once; a list grows by

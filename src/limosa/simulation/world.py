@@ -1,4 +1,4 @@
-"""What happens? A world of processes, one queue of events and one die, all drawn from a seed."""
+"""What happens in a simulated world? It holds processes, a queue of events and the dice."""
 
 import heapq
 from bisect import bisect_right
@@ -17,8 +17,8 @@ from limosa.core.effects import ApplySlice
 from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
 from limosa.core.machines.catalogue import REBALANCE, RUN_MOVE
-from limosa.core.machines.machine import Life
-from limosa.core.model.changes import Agreed, Commit, Put, Topology, united
+from limosa.core.machines.machine import Life, Work
+from limosa.core.model.changes import Agreed, Change, Commit, Put, Topology, united
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
@@ -102,7 +102,7 @@ class World:
         self._placed: dict[tuple[PartitionId, str, int], Position] = {}
         self.on_stage: Callable[[Partition], None] = lambda record: None
         self.on_record: Callable[[PartitionId], None] = lambda partition: None
-        self.on_wait: Callable[[PartitionId, str], None] = lambda partition, why: None
+        self.on_wait: Callable[[PartitionId, Work | None], None] = lambda partition, work: None
         self.on_run: Callable[[str], None] = lambda state: None
         settings = ParticipantSettings(
             entries_kept=shape.entries_kept,
@@ -208,8 +208,7 @@ class World:
 
     def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
         """Several as one: all of them happen, or none."""
-        suspected = [each for each in together if "verification:" in each.why]
-        differs = sum(not self._was_spoiled(each) for each in suspected)
+        differs = sum(self._differs(change) for each in together for change in each.changes)
         made = self.metastore.commit(united(together))
         self.mismatches += made and differs
         if self.telling:
@@ -218,9 +217,14 @@ class World:
                 self.tell(f"{by} {'commits' if made else 'fails to commit'}: {each.why}", partition)
         return made, self.agreed
 
-    def _was_spoiled(self, commit: Commit) -> bool:
-        record = self.agreed.topology.partitions[commit.why.split(":", 1)[0]]
-        return any((record.id, r.incarnation) in self.spoiled for r in routing.new_only(record))
+    def _differs(self, change: Change) -> bool:
+        """Is a copy found to differ that was not spoiled?"""
+        record = change.record if isinstance(change, Put) else None
+        if not isinstance(record, Partition) or record.transition is None:
+            return False
+        made = [(record.id, replica.incarnation) for replica in routing.new_only(record)]
+        found = record.transition.given_up_by == "verification"
+        return found and self.spoiled.isdisjoint(made)
 
     def spoilt(self, topology: Topology, change: ApplySlice) -> ApplySlice:
         """A copy that is not what was read: a row is missing, or another one."""

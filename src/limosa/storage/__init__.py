@@ -1,1 +1,1 @@
-"""Where do rows and records live?"""
+"""Where do rows live? On a node's volumes: a write-ahead log, and immutable segments."""

@@ -1,8 +1,8 @@
-"""How does a replica get rows that were somewhere else before? As segments, past the log.
+"""How does a replica take over rows from elsewhere? As segments, without the log.
 
-Segments never change, so the same file may serve several replicas: by another name in each
-directory, and by the range of tokens that counts there. What comes from another node is written to
-a new one.
+Segments never change, so several replicas may share a file: each replica has its own name for the
+file (a hard link) and its own range of tokens that counts. Rows from another node are written to a
+new segment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,29 +24,34 @@ from limosa.tabular.schema import Table, newer
 
 
 def link(
-    source: StoredReplica, origin: Shelf, target: StoredReplica, shelf: Shelf, held: TokenRange
+    source: StoredReplica,
+    origin: Shelf,
+    target: StoredReplica,
+    shelf: Shelf,
+    token_range: TokenRange,
 ) -> bool:
-    """Give it a range's committed rows. False: the target has begun anew since it was flushed."""
+    """Link a range's committed rows. False: the target was emptied since it was flushed."""
     _check_held(origin, source)
-    given, collected = source.view.tables, source.view.collected if held == WHOLE else 0
+    given, collected = source.view.tables, source.view.collected if token_range == WHOLE else 0
     resting = _at_rest(shelf, target)
     if resting is None:
         return False
     tables = resting.tables
     linked: dict[str, list[Ranged]] = {}
     for name, view in given.items():
-        if view.table.kind == "stream" and held != WHOLE:
+        if view.table.kind == "stream" and token_range != WHOLE:
             raise BadInput(f"stream {name} can't be sliced", "repartition it instead")
         known = tables[name].segments if name in tables else ()
-        # By offsets, a record is known even if it was put into another file since then.
+        # Offsets identify a record even if compaction has put it into another file.
         start = max((each.end for each in known), default=0)
         linked[name] = [
             _link_one(origin.path(source), shelf, target, ranged, both, known)
             for ranged in view.segments
-            if (both := overlap(ranged.held, held)) and not _is_known(ranged.file, both, known)
+            if (both := overlap(ranged.range, token_range))
+            and not _is_known(ranged.file, both, known)
             if view.table.kind == "table" or ranged.end > start
         ]
-    # What the source no longer counts, the target must not count either.
+    # Tombstones that the source has collected count as collected in the target, too.
     return _put(shelf, target, resting, given, linked, collected)
 
 
@@ -54,12 +59,12 @@ def shelve(
     target: StoredReplica,
     shelf: Shelf,
     rows: Sequence[Bundle],
-    held: TokenRange,
+    token_range: TokenRange,
     digest: int,
     least: int,
 ) -> Bundle | None:
-    """Give it copied rows of a range; those are left that would make a file of less than so many
-    bytes. None: it has begun anew since it was flushed."""
+    """Write copied rows of a range to segments; return those whose segment would be smaller than
+    the minimum. None: the target was emptied since it was flushed."""
     resting = _at_rest(shelf, target)
     if resting is None:
         return None
@@ -77,50 +82,55 @@ def shelve(
     with shelf.given_up_files(target):
         for name, view in given.items():
             written[name] = []
-            for run in _runs(batches[name]):
-                if sum(batch.bytes for batch in run) < least:
-                    few += run
+            for group in _in_token_order(batches[name]):
+                if sum(batch.bytes for batch in group) < least:
+                    few += group
                     continue
                 level = NEW if written[name] else SETTLED
-                written[name] += _write_run(target, shelf, view.table, run, held, level)
+                written[name] += _write_group(target, shelf, view.table, group, token_range, level)
         left = Bundle(few)
         found = sum(
             ranged.digest(given[name].table) for name in written for ranged in written[name]
         )
         if left.digest() + found != digest:
-            raise BadInput("copied rows that do not have their digest", "copy them again")
+            raise BadInput("the digest of the copied rows is wrong", "copy them again")
         is_put = not any(written.values()) or _put(shelf, target, resting, given, written, 0)
         return left if is_put else None
 
 
-def _runs(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """Batches whose tokens go on where those of the last one ended belong together."""
-    runs: list[list[Batch]] = []
+def _in_token_order(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """Groups of neighbouring batches; in each, the tokens of a batch follow those before it."""
+    groups: list[list[Batch]] = []
     for batch in batches:
-        if not runs or int(runs[-1][-1].tokens[-1]) >= int(batch.tokens[0]):
-            runs.append([])
-        runs[-1].append(batch)
-    return runs
+        if not groups or int(groups[-1][-1].tokens[-1]) >= int(batch.tokens[0]):
+            groups.append([])
+        groups[-1].append(batch)
+    return groups
 
 
-def _write_run(
+def _write_group(
     target: StoredReplica,
     shelf: Shelf,
     table: Table,
-    run: Sequence[Batch],
-    held: TokenRange,
+    group: Sequence[Batch],
+    token_range: TokenRange,
     level: int,
 ) -> list[Ranged]:
-    """A segment: by token, one row for each key. Only one of them can be settled in the range."""
-    ordered = run if is_sorted(run) else [newest(concat(table, run))]
-    if not held.start <= int(ordered[0].tokens[0]) <= int(ordered[-1].tokens[-1]) < held.end:
-        raise BadInput(f"copied rows of {table.id} that are not of their slice", "send its own")
-    ranged = shelf.write(target, table, ordered, "copy", level, held)
+    """Write one segment, sorted by token. Only one segment of a range can be settled."""
+    ordered = group if is_sorted(group) else [newest(concat(table, group))]
+    if (
+        not token_range.start
+        <= int(ordered[0].tokens[0])
+        <= int(ordered[-1].tokens[-1])
+        < token_range.end
+    ):
+        raise BadInput(f"copied rows of {table.id} are outside their slice", "send its own rows")
+    ranged = shelf.write(target, table, ordered, "copy", level, token_range)
     return [] if ranged is None else [ranged]
 
 
 class _Resting(NamedTuple):
-    """What of a replica is at rest, and how often it was emptied by then."""
+    """A replica's manifest and segments, and how often the replica had been emptied by then."""
 
     manifest: Manifest
     tables: Mapping[str, TableView]
@@ -129,11 +139,11 @@ class _Resting(NamedTuple):
 
 def _check_held(shelf: Shelf, replica: StoredReplica) -> None:
     if not shelf.volume.holds(replica):
-        raise BadInput(f"replica {directory(replica)} is gone", "choose another one")
+        raise BadInput(f"replica {directory(replica)} is gone", "choose another replica")
 
 
 def _at_rest(shelf: Shelf, target: StoredReplica) -> _Resting | None:
-    """None: it must be flushed first."""
+    """None: the replica must be flushed first."""
     _check_held(shelf, target)
     with shelf.volume.lock:
         if target.manifest is None or target.beginnings != target.beginnings_at_rest:
@@ -149,7 +159,7 @@ def _put(
     segments: Mapping[str, Sequence[Ranged]],
     collected: Position,
 ) -> bool:
-    """The manifest names the new segments, too. False: it was emptied meanwhile."""
+    """Add the new segments to the manifest. False: the replica was emptied meanwhile."""
     shelf.files.sync_directory(shelf.path(target))
     united = _united(resting.tables, given, segments)
     manifest = structs.replace(
@@ -160,7 +170,7 @@ def _put(
     shelf.put_manifest(target, manifest)
     with shelf.volume.lock:
         if target.beginnings == resting.beginnings:
-            # Of what is there now: others may have written to the target meanwhile.
+            # From the current state: others may have written to the target meanwhile.
             united = _united(target.view.tables, given, segments)
             collected = max(target.view.collected, collected)
             target.view = structs.replace(target.view, collected=collected, tables=united)
@@ -173,17 +183,19 @@ def _link_one(
     shelf: Shelf,
     target: StoredReplica,
     ranged: Ranged,
-    held: TokenRange,
+    token_range: TokenRange,
     known: Sequence[Ranged],
 ) -> Ranged:
     path = f"{shelf.path(target)}/{ranged.file}"
-    if all(ranged.file != each.file for each in known):  # else another part of it is here
+    if all(ranged.file != each.file for each in known):  # else the file is linked already
         shelf.files.link(f"{origin}/{ranged.file}", path)
-    return Ranged(ranged.file, ranged.level, held, ranged.offset, Segment(shelf.files, path))
+    return Ranged(ranged.file, ranged.level, token_range, ranged.offset, Segment(shelf.files, path))
 
 
-def _is_known(file: str, held: TokenRange, known: Sequence[Ranged]) -> bool:
-    return any(file == each.file and overlap(each.held, held) == held for each in known)
+def _is_known(file: str, token_range: TokenRange, known: Sequence[Ranged]) -> bool:
+    return any(
+        file == each.file and overlap(each.range, token_range) == token_range for each in known
+    )
 
 
 def _united(
@@ -191,7 +203,7 @@ def _united(
     given: Mapping[str, TableView],
     linked: Mapping[str, Sequence[Ranged]],
 ) -> dict[str, TableView]:
-    """A replica's tables, and what it was given of another one's."""
+    """A replica's tables together with the adopted segments."""
     united = dict(tables)
     for name, view in given.items():
         mine = united.get(name) or TableView(view.table)

@@ -1,7 +1,7 @@
-"""Which rows are newer than any segment, and where is one of them?
+"""Which rows are newer than any segment, and where is the row of a key?
 
-Rows come in batches and stay as they came. Neighbouring batches form a run, few runs so that a
-look-up has few places to look at; a run is sorted when somebody first looks for a row in it. Only
+Rows come in batches and stay in them. Neighbouring batches form a memtable; a table has only a few
+memtables, so that a lookup has few places to search. A memtable is sorted by its first lookup. Only
 tiny batches are copied together.
 """
 
@@ -20,18 +20,18 @@ from limosa.tabular.order import order_of
 from limosa.tabular.rows import Batch, Tokens, concat
 from limosa.tabular.schema import Table
 
-MERGE_RUNS = 8
-RUN_ROWS_MAX = 262_144
+UNITE_MEMTABLES = 8
+MEMTABLE_ROWS_MAX = 262_144
 FILTER_BYTES_A_ROW = 8
 TINY_ROWS = 256
 TINY_BYTES = 1 << 20
-"""Batches with fewer rows than this, on average, are copied together, if that is quick."""
+"""Batches with fewer rows than this, on average, are copied together, up to this size."""
 
 NOTHING: list[tuple[Batch, int]] = []
 
 
 class TokenIndex:
-    """The rows of a run in the order of their tokens; equal tokens in the order of their rows."""
+    """The rows of a memtable by token; rows of equal tokens in the order in which they came."""
 
     __slots__ = ("batches", "one_by_one", "rows", "tokens")
 
@@ -43,16 +43,16 @@ class TokenIndex:
         order = order_of(tokens)
         self.tokens: Tokens = tokens[order]
         self.one_by_one = self.tokens.data
-        """The same, for look-ups of a single one: quicker than by NumPy."""
+        """The same tokens, for lookups of a single token: faster than NumPy."""
         self.batches: NDArray[np.int32] = numbers[order]
         self.rows: NDArray[np.int32] = rows[order]
 
 
 class Filter:
-    """Says that a token is in no run, quicker than a search in each of them.
+    """Says that a token is in no memtable, faster than a search in each of them.
 
-    It only ever learns, when somebody first looks for a row: so views of different times share it,
-    and one that knows too much is merely less use.
+    Memtables are added at their first lookup and never removed. So views of different times share
+    the filter; tokens of newer memtables only cause needless searches.
     """
 
     __slots__ = ("_learned", "_learning", "_marks", "_rows", "probe")
@@ -63,12 +63,12 @@ class Filter:
         self._rows = 0
         self._marks = np.zeros(1, np.uint8)
         self.probe: tuple[int, Callable[[int], int]] = (0, _no)
-        """Look up a token's lowest bits: 0 says that it is in no run."""
+        """Lookup of a token's lowest bits: 0 means that the token is in no memtable."""
 
-    def learn(self, runs: Iterable["RowRun"]) -> None:
+    def learn(self, memtables: Iterable["Memtable"]) -> None:
         with self._learning:
-            unknown = [run for run in runs if run.filter is not self]
-            more = [batch.tokens for run in unknown for batch in run.batches]
+            unknown = [memtable for memtable in memtables if memtable.filter is not self]
+            more = [batch.tokens for each in unknown for batch in each.batches]
             self._learned += more
             self._rows += sum(map(len, more))
             size = self.probe[0] + 1
@@ -78,8 +78,8 @@ class Filter:
                 self._mark(np.zeros(size, np.uint8), self._learned)
             else:
                 self._mark(self._marks, more)
-            for run in unknown:
-                run.filter = self
+            for memtable in unknown:
+                memtable.filter = self
 
     def _mark(self, marks: NDArray[np.uint8], tokens: Iterable[Tokens]) -> None:
         for some in tokens:
@@ -92,7 +92,7 @@ def _no(place: int) -> int:
     return 0
 
 
-class RowRun:
+class Memtable:
     """Versioned rows in memory."""
 
     __slots__ = (
@@ -115,20 +115,20 @@ class RowRun:
         self.length = sum(map(len, batches))
         self.bytes = sum(batch.bytes for batch in batches)
         self.filter: Filter | None = None
-        """The one that knows its tokens."""
+        """The filter that contains this memtable's tokens."""
         self._index: TokenIndex | None = None
         self._sorted: Batch | None = None
-        """All of them as one, once somebody reads ranges: piece after piece of many small batches
-        would take far longer."""
+        """All rows as one sorted batch, made at the first read of a range: reading many small
+        batches piece by piece takes far longer."""
 
     @classmethod
-    def at(cls, batch: Batch, position: Position) -> "RowRun":
-        """Rows of one log entry."""
+    def at(cls, batch: Batch, position: Position) -> "Memtable":
+        """A memtable of the rows of one log entry."""
         return cls((batch.at(position),), position, position)
 
     @classmethod
-    def of(cls, batch: Batch) -> "RowRun":
-        """Rows that have versions already."""
+    def of(cls, batch: Batch) -> "Memtable":
+        """A memtable of rows that already have versions."""
         assert batch.versions is not None
         return cls((batch,), int(batch.versions.min()), int(batch.versions.max()))
 
@@ -157,39 +157,39 @@ class RowRun:
             at += 1
         return found
 
-    def spans(self, held: TokenRange) -> list[Span]:
+    def spans(self, token_range: TokenRange) -> list[Span]:
         tokens = self.index.tokens
-        start, stop = span(tokens, held)
+        start, stop = span(tokens, token_range)
         if start == stop:
             return []
         size = self.bytes * (stop - start) // len(self)
         return [Span(int(tokens[start]), int(tokens[stop - 1]), size)]
 
-    def within(self, held: TokenRange) -> list[Batch]:
-        """Rows of a range; those that matter, in the order of tokens."""
+    def within(self, token_range: TokenRange) -> list[Batch]:
+        """The rows of a range, sorted by token."""
         if len(self.batches) == 1:
             index = self.index
-            start, stop = span(index.tokens, held)
+            start, stop = span(index.tokens, token_range)
             return [self.batches[0].take(index.rows[start:stop])] if start < stop else []
         sorted_out = self._sorted
         if sorted_out is None:
             newest_table = max((batch.table for batch in self.batches), key=lambda t: t.version)
             sorted_out = self._sorted = newest(concat(newest_table, self.batches))
-        start, stop = span(sorted_out.tokens, held)
+        start, stop = span(sorted_out.tokens, token_range)
         return [sorted_out.slice(start, stop)] if start < stop else []
 
 
-Runs: TypeAlias = tuple[RowRun, ...]
+Memtables: TypeAlias = tuple[Memtable, ...]
 
 
-def span(tokens: Tokens, held: TokenRange) -> tuple[int, int]:
-    """Where a range begins and ends among sorted tokens."""
-    start = int(tokens.searchsorted(held.start))
-    return start, int(tokens.searchsorted(held.end - 1, side="right"))
+def span(tokens: Tokens, token_range: TokenRange) -> tuple[int, int]:
+    """The first and last index of a range among sorted tokens."""
+    start = int(tokens.searchsorted(token_range.start))
+    return start, int(tokens.searchsorted(token_range.end - 1, side="right"))
 
 
 def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
-    """Where one token begins and ends among sorted ones: next to each other if it is not there."""
+    """The first and last index of one token among sorted tokens; equal if it is missing."""
     start = end = int(tokens.searchsorted(token))
     count = len(tokens)
     while end < count and tokens.item(end) == token:
@@ -197,27 +197,27 @@ def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
     return start, end
 
 
-def added(runs: Runs, run: RowRun) -> Runs:
-    """One run more, or a few less: neighbours that are no larger than the new one are united."""
-    level = _level(run)
-    start, rows = len(runs), len(run)
-    while start and _level(runs[start - 1]) <= level:
+def added(memtables: Memtables, memtable: Memtable) -> Memtables:
+    """Adds a memtable, and unites it with neighbours that are no larger than it."""
+    level = _level(memtable)
+    start, rows = len(memtables), len(memtable)
+    while start and _level(memtables[start - 1]) <= level:
         start -= 1
-        rows += len(runs[start])
-    together = (*runs[start:], run)
-    if len(together) < MERGE_RUNS or rows > RUN_ROWS_MAX:
-        return (*runs, run)
+        rows += len(memtables[start])
+    together = (*memtables[start:], memtable)
+    if len(together) < UNITE_MEMTABLES or rows > MEMTABLE_ROWS_MAX:
+        return (*memtables, memtable)
     batches = tuple(chain.from_iterable(each.batches for each in together))
     size = sum(each.bytes for each in together)
     if rows < TINY_ROWS * len(batches) and size <= TINY_BYTES:
         newest = max((batch.table for batch in batches), key=lambda table: table.version)
         batches = (concat(newest, batches),)
     lowest = min(each.min_version for each in together)
-    united = RowRun(batches, lowest, max(each.max_version for each in together))
-    if all(each.filter is run.filter for each in together):
-        united.filter = run.filter
-    return (*runs[:start], united)
+    united = Memtable(batches, lowest, max(each.max_version for each in together))
+    if all(each.filter is memtable.filter for each in together):
+        united.filter = memtable.filter
+    return (*memtables[:start], united)
 
 
-def _level(run: RowRun) -> int:
-    return (run.length.bit_length() - 1) // 3
+def _level(memtable: Memtable) -> int:
+    return (memtable.length.bit_length() - 1) // 3

@@ -1,8 +1,8 @@
-"""What does a volume hold of one replica? Its log, and the rows that are committed.
+"""What does a volume hold of one replica? Its log, and its committed rows.
 
-`apply` carries out what the core asks for, in memory; the volume has written it to its log before.
-The same function replays the log after a crash, so there is one account of what a change means.
-Entries above the watermark are in the log only: they can still be cut off.
+`apply` carries out a change in memory, after the volume has appended it to its log. The same
+function replays the log after a crash, so a change has one meaning. Entries above the watermark
+are only in the log: they can still be truncated.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ from limosa.core.producers import Producers
 from limosa.errors import BadInput
 from limosa.storage.log import Place
 from limosa.storage.manifest import Manifest, SegmentName, TableManifest
-from limosa.storage.memtable import Filter, RowRun, added
+from limosa.storage.memtable import Filter, Memtable, added
 from limosa.storage.view import Ranged, TableView, View, has_key
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table, newer
@@ -40,36 +40,36 @@ NO_FILE = 2**62
 
 
 class Logged:
-    """An entry of the log, and the frame that it is in. Once its rows are in a segment, they are
-    read from there when somebody wants them."""
+    """An entry of the log, and the place of its frame. Once its rows are in a segment, they are
+    dropped from memory, and read from the frame when needed."""
 
-    __slots__ = ("entry", "place", "rowless", "runs", "size")
+    __slots__ = ("entry", "memtables", "place", "rowless", "size")
 
     def __init__(self, entry: Entry, place: Place) -> None:
         self.entry = entry
         self.place = place
         self.size = entry.bytes
         self.rowless = False
-        self.runs: tuple[RowRun, ...] | None = None
+        self.memtables: tuple[Memtable, ...] | None = None
 
-    def as_runs(self) -> tuple[RowRun, ...]:
-        """Its rows with their version, ready for look-ups."""
-        if self.runs is None:
+    def as_memtables(self) -> tuple[Memtable, ...]:
+        """Its rows with their version, ready for lookups."""
+        if self.memtables is None:
             rows = self.entry.rows
             batches = rows.batches if isinstance(rows, Bundle) else ()
             at = self.entry.at
-            self.runs = tuple(RowRun.at(batch, at) for batch in batches)
-        return self.runs
+            self.memtables = tuple(Memtable.at(batch, at) for batch in batches)
+        return self.memtables
 
     def forget_rows(self) -> None:
-        self.runs = None
+        self.memtables = None
         if self.entry.rows is not None:
             self.entry = structs.replace(self.entry, rows=None)
             self.rowless = True
 
 
 class StoredReplica:
-    """One replica, in memory; its rows at rest are behind `view`."""
+    """One replica in memory; `view` leads to its segments."""
 
     def __init__(self, partition: PartitionId, incarnation: Incarnation, volume: str) -> None:
         self.partition = partition
@@ -83,14 +83,14 @@ class StoredReplica:
         self.producers = Producers()
         self.view = View()
         self.beginnings = self.beginnings_at_rest = 0
-        """How often it was emptied: what was being written for an earlier one is of no use."""
+        """How often the replica was emptied: files written for an earlier life are obsolete."""
         self.manifest: Manifest | None = None
         self.considered: dict[str, tuple[tuple[Ranged, ...], Position]] = {}
-        """Tables with segments that there is nothing to do about."""
+        """Segments of each table for which no compaction job was found."""
         self.flushed_sequence = 0
         self.last_sequence = 0
         self._oldest_run = NO_FILE
-        """The first file of the log with rows that are committed, but in no segment yet."""
+        """The first log file with committed rows that are in no segment yet."""
         self._oldest_frozen = NO_FILE
 
     @property
@@ -99,30 +99,32 @@ class StoredReplica:
 
     @property
     def is_dirty(self) -> bool:
-        """Something of it is in the log only."""
+        """Some changes are only in the log."""
         is_watermark_newer = self.manifest is not None and self.manifest.watermark < self.watermark
         return self.last_sequence > self.flushed_sequence or is_watermark_newer
 
     def is_dirty_before(self, sequence: int) -> bool:
-        """Some of that may be in the log up to there."""
+        """Some of these changes may be in the log up to this sequence."""
         return self.is_dirty and self.flushed_sequence < sequence
 
     def has_entries_in(self, file: int) -> bool:
         return any(logged.place.file == file for logged in self.log)
 
     def has_rows_in(self, file: int) -> bool:
-        """Rows that are committed and in no segment yet, though their entries may be trimmed: a
-        flush left them out, as they were not committed then."""
+        """The file has committed rows that are in no segment yet, though their entries may be
+        trimmed: they were not committed at the time of the last flush."""
         return min(self._oldest_run, self._oldest_frozen) <= file
 
     def log_weight(self, of_frame: int) -> int:
-        """Of the volume's log, what its own log needs; each frame weighs so much more."""
+        """Bytes of the volume's log that this replica's entries need; each frame weighs extra."""
         return sum(place.size + of_frame for place in {logged.place for logged in self.log})
 
     @property
     def memory_bytes(self) -> int:
         return sum(
-            run.bytes for view in self.view.tables.values() for run in (*view.runs, *view.frozen)
+            each.bytes
+            for view in self.view.tables.values()
+            for each in (*view.memtables, *view.frozen)
         )
 
     # --- changes
@@ -151,7 +153,7 @@ class StoredReplica:
                 raise AssertionError(change)
 
     def recall(self, change: VolumeEffect, place: Place) -> None:
-        """What the manifest knows already: only the log's own entries are still missing."""
+        """Replay a change that the manifest includes: only entries of the log are restored."""
         match change:
             case AppendEntries(entries=entries):
                 for entry in entries:
@@ -166,17 +168,17 @@ class StoredReplica:
         self.positions.clear()
 
     def forget_trimmed(self) -> None:
-        """The log's files may still have entries that were let go of."""
+        """Drop entries that were trimmed but are still in the log's files."""
         self._trim(self.first)
 
     def move(self, file: int, place: Place) -> None:
-        """What is still there of a file's entries was written again, and is to be found there."""
+        """Entries of a file were appended again: point them to their new place."""
         for logged in self.log:
             if logged.place.file == file:
                 logged.place = place
 
     def carry(self, entries: Iterable[Entry], place: Place) -> None:
-        """Entries that were written again, because their file of the log goes."""
+        """Restore entries that were appended again, because their log file was to be removed."""
         for entry in entries:
             at = bisect_right(self.positions, entry.at)
             if at and self.positions[at - 1] == entry.at:
@@ -217,9 +219,9 @@ class StoredReplica:
         for logged in self.log[start:stop]:
             collected = max(collected, logged.entry.collects)
             self._oldest_run = min(self._oldest_run, logged.place.file)
-            for run in logged.as_runs():
-                _add(tables, run)
-            logged.runs = None
+            for memtable in logged.as_memtables():
+                _add(tables, memtable)
+            logged.memtables = None
         self.view = View(to, collected, tables)
 
     def _apply_slice(self, all_rows: Iterable[object]) -> None:
@@ -227,39 +229,39 @@ class StoredReplica:
         for rows in all_rows:
             assert isinstance(rows, Bundle)
             for batch in rows.batches:
-                _add(tables, RowRun.of(batch))
+                _add(tables, Memtable.of(batch))
         self.view = structs.replace(self.view, tables=tables)
 
     # --- reading
 
     def everything(self) -> View:
-        """Committed or not: all that is in the log. It may still be cut off."""
+        """A view of all rows in the log, committed or not; the latter may still be truncated."""
         tables = dict(self.view.tables)
         for logged in self.tail(self.watermark):
-            for run in logged.as_runs():
-                _add(tables, run)
+            for memtable in logged.as_memtables():
+                _add(tables, memtable)
         return structs.replace(self.view, tables=tables)
 
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
-        """The version that a compare-and-set compares with: also of rows not committed yet."""
+        """The version that a compare-and-set compares with, including uncommitted rows."""
         token = table.token_of(key)
         comparable = table.comparable_key(key)
         start = bisect_right(self.positions, self.watermark)
         for logged in reversed(self.log[start:]):
-            for run in reversed(logged.as_runs()):
-                if run.table.id == table.id:
-                    for batch, row in reversed(run.find(token)):
+            for memtable in reversed(logged.as_memtables()):
+                if memtable.table.id == table.id:
+                    for batch, row in reversed(memtable.find(token)):
                         if has_key(batch, row, comparable):
                             return 0 if _is_deleted(batch, row) else logged.entry.at
         found = self.view.find(table, key)
         return 0 if found is None else found.version
 
     def tail(self, after: Position) -> list[Logged]:
-        """Entries behind a position."""
+        """Entries after a position."""
         return self.log[bisect_right(self.positions, after) :]
 
     def behind(self, after: Position) -> Iterator[Logged]:
-        """The same, one by one: of a long log perhaps only a few are wanted."""
+        """The same, lazily: the caller may need only a few entries of a long log."""
         return islice(self.log, bisect_right(self.positions, after), None)
 
     def restored(self, node: NodeId) -> HeldReplica:
@@ -274,12 +276,12 @@ class StoredReplica:
             self.producers.value(FOREVER),
         )
 
-    # --- what is at rest
+    # --- segments and manifest
 
     def freeze(self, sequence: int) -> Manifest:
-        """Set rows aside that are to become segments; what the manifest says, but for those."""
+        """Set committed rows aside for new segments; return the manifest without them."""
         tables = {
-            name: structs.replace(view, runs=(), frozen=(*view.frozen, *view.runs))
+            name: structs.replace(view, memtables=(), frozen=(*view.frozen, *view.memtables))
             for name, view in self.view.tables.items()
         }
         self.view = structs.replace(self.view, tables=tables)
@@ -288,7 +290,7 @@ class StoredReplica:
         return self.describe(sequence)
 
     def thaw(self, manifest: Manifest, made: Mapping[str, Sequence[Ranged]]) -> None:
-        """What was set aside is in segments now, and the manifest says so."""
+        """The rows that were set aside are in segments now, and the manifest names these."""
         tables = {
             name: structs.replace(
                 view,
@@ -314,7 +316,7 @@ class StoredReplica:
         self.view = structs.replace(self.view, tables={**self.view.tables, table: view})
 
     def describe(self, sequence: int) -> Manifest:
-        """All that is known now, with the segments that are there now."""
+        """The manifest of the current state and segments."""
         view = self.view
         return Manifest(
             self.partition,
@@ -343,28 +345,28 @@ class StoredReplica:
 
 
 def describe_table(view: TableView) -> TableManifest:
-    in_memory = sum(len(run) for run in (*view.runs, *view.frozen))
+    in_memory = sum(len(each) for each in (*view.memtables, *view.frozen))
     names = tuple(name_of(ranged) for ranged in view.segments)
     return TableManifest(view.table.encode(), names, max(0, view.next_offset - in_memory))
 
 
 def name_of(ranged: Ranged) -> SegmentName:
-    return SegmentName(ranged.file, ranged.level, ranged.held, ranged.offset)
+    return SegmentName(ranged.file, ranged.level, ranged.range, ranged.offset)
 
 
-def _add(tables: dict[str, TableView], run: RowRun) -> None:
-    table = run.table
+def _add(tables: dict[str, TableView], memtable: Memtable) -> None:
+    table = memtable.table
     view = tables.get(table.id) or TableView(table)
     tables[table.id] = structs.replace(
         view,
         table=newer(view.table, table),
-        runs=added(view.runs, run),
-        next_offset=view.next_offset + len(run) if table.kind == "stream" else 0,
+        memtables=added(view.memtables, memtable),
+        next_offset=view.next_offset + len(memtable) if table.kind == "stream" else 0,
     )
 
 
 def check_change(change: VolumeEffect, replica: StoredReplica) -> None:
-    """Before it is in the log: what is there is carried out at each start."""
+    """Check a change before it is logged: a logged change is replayed at each start."""
     match change:
         case AppendEntries(entries=entries):
             for entry in entries:

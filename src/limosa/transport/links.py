@@ -1,13 +1,12 @@
-"""How does one process talk to another, and not wait for it?
+"""How does one process send to another without waiting for it?
 
-A `Link` is one open stream in one direction: messages are put into its outbox by any thread and
-never block it; a thread of its own packs what has piled up into one frame and sends it. A peer that
-does not take what it is sent loses messages, as on any network, and the core sends them again.
+A `StreamSender` is the sending side of one stream. Any thread puts messages into its outbox and
+never blocks; the sender's own thread packs the outbox into frames and sends them. If the peer does
+not accept them, the outbox overflows and messages are lost, as on any network: the core retries.
 
-An `Outbound` keeps a link to one address open: it connects, connects again when it broke, and
-passes on what the other side says on the same stream. A thread of its own reads; but a caller that
-waits for one answer, and for nothing else, had better read it itself, and spare a change of
-threads. While such callers come, the link's thread leaves the stream to them.
+An `Outbound` keeps a link to one address open: it connects, reconnects when the stream broke, and
+passes on what the peer sends on the same stream. Its own thread reads, or a caller does (`lone`).
+`protocol.peers.NodeLinks` keeps one `Outbound` for each node.
 """
 
 import sys
@@ -16,12 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from limosa.errors import BadInput
+from limosa.transport.lone import PendingAnswers, ReadingTurns
 
 OUTBOX_MESSAGES_MAX = 20_000
 OUTBOX_BYTES_MAX = 128 << 20
@@ -29,14 +30,14 @@ FRAME_MESSAGES_MAX = 256
 FRAME_BYTES_AIM = 4 << 20
 
 Encode = Callable[[Sequence[Any]], bytes]
-"""Messages to one frame."""
+"""Encodes messages as one frame."""
 SizeOf = Callable[[Any], int]
-"""About how many bytes a message takes."""
+"""Approximate bytes of a message."""
 
 CHANNEL: list[tuple[str, int | str]] = [
-    # Flight's server answers keepalive pings with "enhance your calm", so there are none: who
-    # waits for an answer too long cuts the link, and connects again.
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take to come about
+    # No keepalive: Flight's server refuses pings with "enhance your calm". Instead, a process that
+    # waits too long for an answer cuts the link and reconnects.
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # timeout of a connection attempt
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.use_local_subchannel_pool", 1),
@@ -48,7 +49,7 @@ class FrameWriter(Protocol):
 
 
 class StreamSender:
-    """One stream's sending side."""
+    """The sending side of one stream."""
 
     def __init__(
         self,
@@ -71,15 +72,15 @@ class StreamSender:
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._woken = False
-        """That thread is about to look into the outbox."""
+        """The sending thread was woken, and has not looked into the outbox yet."""
         self._reads = threading.get_ident() if reader_pumps else None
-        """The thread that reads the stream, and pumps after each frame that it has read."""
+        """The thread that reads the stream, if that thread pumps after each frame."""
         self.closed = False
 
     def send(self, message: Any, quiet: bool = False) -> None:
-        """Put it into the outbox; a closed or overfull one loses it.
+        """Put a message into the outbox; if the outbox is closed or full, the message is lost.
 
-        `quiet`: there is more to come; the caller pumps or wakes afterwards.
+        `quiet`: do not send yet; the caller pumps or wakes after its last message.
         """
         size = self._size_of(message)
         with self._lock:
@@ -92,16 +93,16 @@ class StreamSender:
             self.wake()
 
     def wake(self) -> None:
-        """Let a thread of its own send what is in the outbox."""
+        """Let the sending thread empty the outbox."""
         if self._woken:
-            return  # and has not looked yet
+            return  # the thread will look into the outbox anyway
         with self._filled:
             self._woken = True
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"to-{self.name}", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # there are too many; whoever sends must not suffer from it
+                except RuntimeError:  # too many threads: the messages are lost, the caller goes on
                     self._outbox.clear()
                     self._bytes = 0
                     self._woken = False
@@ -110,9 +111,9 @@ class StreamSender:
             self._filled.notify()
 
     def reply(self, message: Any) -> None:
-        """Send it now, on the caller's time: for the thread that reads this very stream.
+        """Send one message now, from the thread that reads this stream.
 
-        A caller who is gone is no error here: its stream ends, and its reader sees that.
+        A failure closes the sender; the reading thread then sees that its stream has ended.
         """
         with self._writing:
             try:
@@ -121,7 +122,7 @@ class StreamSender:
                 self.close()
 
     def pump(self) -> None:
-        """Send what is in the outbox, on the caller's time, unless somebody is at it already."""
+        """Empty the outbox on the calling thread, unless another thread is sending."""
         while self._outbox and self._writing.acquire(blocking=False):
             try:
                 with self._lock:
@@ -150,7 +151,7 @@ class StreamSender:
                 self._broke(error)
 
     def _broke(self, error: Exception) -> None:
-        """The stream is gone, or what was said can't be written: the next stream may do better."""
+        """The stream broke, or a message can't be encoded: close it, so that another is opened."""
         self.close()
         self._broken()
         if not isinstance(error, pa.ArrowException | OSError):
@@ -182,7 +183,7 @@ class StreamSender:
 
 
 class Stream:
-    """The client's end of one open stream."""
+    """The caller's end of one open stream."""
 
     def __init__(
         self,
@@ -202,16 +203,18 @@ class Stream:
         """The next frame; raises StopIteration at the end and FlightError when it broke."""
         frame = self._reader.read_chunk().app_metadata
         if frame is None:
-            raise BadInput("a message without a frame", "is this a Limosa node?")
+            raise BadInput(
+                "the peer sent a message without a frame", "check that the address is a Limosa node"
+            )
         return frame
 
     def cancel(self) -> None:
-        """End it, from whatever thread; who reads or writes gets an error."""
+        """End the stream from any thread; pending reads and writes fail."""
         self.link.close()
         self._reader.cancel()
 
     def close(self) -> None:
-        """After its last use. Arrow would complain of a broken stream that nobody closed."""
+        """Close after the last use, or Arrow warns about a broken stream that was not closed."""
         self.cancel()
         self.link.join(1.0)
         with suppress(Exception):
@@ -219,14 +222,12 @@ class Stream:
 
 
 class Outbound:
-    """A link to one address, opened when it is needed and again when it broke.
+    """A link to one address, opened on demand and reopened after a failure.
 
-    Everything that can block (connecting, reading, writing) happens on its own threads.
+    Everything that can block (connecting, reading, writing) happens on the link's own threads.
     """
 
     RETRY_SECONDS = 0.1
-    LEFT_SECONDS = 0.01
-    """So long after a caller has read, the stream is left to the next one."""
 
     def __init__(
         self,
@@ -234,11 +235,9 @@ class Outbound:
         connect: Callable[[], Stream],
         received: Callable[[pa.Buffer], None],
         disconnected: Callable[[BaseException], None] = lambda error: None,
-        is_idle: Callable[[], bool] = lambda: False,
+        pending: PendingAnswers | None = None,
     ) -> None:
         self.name = name
-        self._is_idle = is_idle
-        """Is nothing expected of the other side, but by a caller who reads?"""
         self._connect = connect
         self._received = received
         self._disconnected = disconnected
@@ -248,23 +247,16 @@ class Outbound:
         self._stopping = threading.Event()
         self._wanted = threading.Event()
         self._waiting_since: float | None = None
-        """When something was said that nothing was heard after."""
-        self._turn = threading.Lock()
-        """Of whoever reads."""
-        self._reader: int | None = None
-        """The caller's thread, if that is who."""
-        self._needed = threading.Event()
-        """There are answers to come that no caller reads."""
-        self._visits = 0
-        """How often callers came to read."""
+        """When the oldest message was sent that the peer has not reacted to."""
+        self.turns = ReadingTurns(self._read_for_caller, self.cut, pending)
         self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
         self._thread.start()
 
     def send(self, message: Any, quiet: bool = False) -> None:
-        """`quiet`: there is more to come; the caller pumps or wakes afterwards."""
+        """`quiet`: do not send yet; the caller pumps or wakes after its last message."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-        with self._lock:  # also around the outbox: messages stay in their order
+        with self._lock:  # keeps the messages in order across a reconnect
             if self._stream is None:
                 if len(self._waiting) < OUTBOX_MESSAGES_MAX:
                     self._waiting.append(message)
@@ -286,14 +278,11 @@ class Outbound:
                     for message in self._waiting:
                         stream.link.send(message)
                     self._waiting.clear()
+                read = partial(self._read, stream)
                 while True:
-                    visits = self._visits
-                    with self._turn:
-                        self._read(stream)
-                    if self._visits != visits:
-                        self._leave_to_callers()
+                    self.turns.read_as_link(read)
             except StopIteration:
-                self._broke(stream, ConnectionError("the other side ended the stream"))
+                self._broke(stream, ConnectionError("the peer ended the stream"))
             except Exception as error:
                 self._broke(stream, error)
 
@@ -302,41 +291,13 @@ class Outbound:
         self.heard()
         self._received(frame)
 
-    def _leave_to_callers(self) -> None:
-        """As long as they come, and nothing else is asked for."""
-        self._needed.clear()
-        visits = -1
-        while self._visits != visits and self._is_idle():
-            visits = self._visits
-            if self._needed.wait(self.LEFT_SECONDS):
-                return
-
-    def read_here(self, is_done: Callable[[], bool]) -> None:
-        """Pass on the next frame, on the caller's time, unless somebody is at it already.
-
-        What goes wrong is found again by the link's thread.
-        """
-        self._visits += 1
+    def _read_for_caller(self) -> None:
         stream = self._stream
-        if stream is not None and self._turn.acquire(blocking=False):
-            self._reader = threading.get_ident()
+        if stream is not None:
             try:
-                if not is_done():
-                    self._read(stream)
-            except Exception:
+                self._read(stream)
+            except Exception:  # the link's thread meets the same error
                 stream.cancel()
-            finally:
-                self._reader = None
-                self._turn.release()
-
-    def release(self, caller: int) -> None:
-        """That thread waits for nothing any more: if it reads, there is no other way to tell it."""
-        if self._reader == caller:
-            self.cut()
-
-    def resume(self) -> None:
-        """Let the link's thread read: there is something to come that no caller reads."""
-        self._needed.set()
 
     def _broke(self, stream: Stream | None, error: BaseException) -> None:
         with self._lock:
@@ -354,24 +315,24 @@ class Outbound:
             stream.link.pump()
 
     def wake(self) -> None:
-        self.resume()
+        self.turns.resume()
         stream = self._stream
         if stream is not None:
             stream.link.wake()
 
     def heard(self) -> None:
-        """The other side lives: it said something, here or elsewhere."""
+        """The peer is alive: it sent something, on this stream or on another."""
         self._waiting_since = None
 
     def cut_if_silent(self, seconds: float) -> None:
-        """A connection whose other end vanished would be waited for, for many minutes."""
+        """Cut the stream if the peer is silent; TCP would wait many minutes for a vanished peer."""
         since = self._waiting_since
         if since is not None and time.monotonic() - since > seconds:
             self._waiting_since = None
             self.cut()
 
     def cut(self) -> None:
-        """Let go of the present stream: it does not answer."""
+        """Cancel the current stream; the next message opens another."""
         with self._lock:
             stream = self._stream
         if stream is not None:
@@ -381,6 +342,6 @@ class Outbound:
         self._stopping.set()
         self._wanted.set()
         self.cut()
-        self.resume()
+        self.turns.resume()
         if self._thread is not threading.current_thread():
             self._thread.join(2.0)

@@ -36,7 +36,7 @@ def refused(found: Situation) -> str:
 def test_drained_nodes_end_with_nothing_and_the_others_stay_even(
     count: int, each: int, drained: int
 ) -> None:
-    """All that a leaving node holds gets another place; S86: nothing is left behind."""
+    """All that a leaving node holds gets another place; nothing is left behind."""
     names = [f"n{at}" for at in range(count)]
     leaving = names[: min(drained, count - 1)]
     found = replace(even(nodes(*names), each), draining=leaving)
@@ -150,7 +150,7 @@ def test_a_node_that_is_down_cant_be_drained() -> None:
 
 
 def test_a_drain_that_must_wait_for_something_is_not_complete() -> None:
-    """S86: the plan says what is left behind, so that nobody goes on without it."""
+    """The plan says what is left behind, so that nobody goes on without it."""
     stuck = replace(partition("q", "a"), transition=Transition("t", "move", "streaming", ()))
     found = situation(nodes("a", "b"), [partition("p", "a"), stuck], zones=ONE, draining=["a"])
     for plan in (plan_drain(found), plan_rebalance(found)):

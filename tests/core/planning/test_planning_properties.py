@@ -156,7 +156,7 @@ def test_where_room_is_scarce_planning_comes_to_an_end(found: Situation) -> None
 @MANY
 @given(st.one_of(ANY, FULL))
 def test_a_drain_empties_its_nodes_or_says_why_not(found: Situation) -> None:
-    """S86, S90: no plan leaves something behind silently."""
+    """S90: no plan leaves something behind silently."""
     for plan in (plan_drain(found), plan_rebalance(found)):
         if isinstance(plan, Impossible):
             assert plan.unplaced

@@ -1,4 +1,4 @@
-"""Does it really lose nothing? `limosa demo`: a cluster under load, runs, a kill -9, a verdict."""
+"""Does a cluster under load lose rows? `limosa demo` moves partitions, kills a node, and checks."""
 
 import shutil
 import signal
@@ -23,10 +23,10 @@ from limosa.cli.demo.ledger import (
     final_values,
 )
 from limosa.cli.demo.screen import open_screen
-from limosa.cli.demo.script import Acts
+from limosa.cli.demo.script import Script
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.pipelines import PipelineChoice
-from limosa.cli.shared.terminal import print_json, tell
+from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator, operate
 from limosa.errors import BadInput, Refused
 from limosa.pipeline import java
@@ -41,7 +41,7 @@ SHOW_SECONDS = 0.5
 
 
 class DemoVerdict(Struct):
-    """What `--json` prints."""
+    """The result, as `--json` prints it."""
 
     ok: bool = False
     rows_acked: int = 0
@@ -69,23 +69,22 @@ class DemoVerdict(Struct):
 
 def demo(
     seconds: Annotated[
-        float, typer.Option(min=4.0, help="How long the load lasts, besides the moves.")
+        float, typer.Option(min=4.0, help="Duration of the load, in addition to the moves.")
     ] = 16.0,
-    nodes: Annotated[int, typer.Option(min=3, max=10, help="How many, at first.")] = 3,
+    nodes: Annotated[int, typer.Option(min=3, max=10, help="Number of nodes at the start.")] = 3,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
     pipeline: Annotated[
-        PipelineChoice,
-        typer.Option("--pipeline", help="What carries the rows of partitions that move."),
+        PipelineChoice, typer.Option("--pipeline", help="What copies the rows; auto is Spark.")
     ] = PipelineChoice.AUTO,
     as_json: AsJson = False,
 ) -> None:
-    """Start a cluster, load it, add a node, drain another, kill a third: is anything lost?
+    """Change and break a cluster under load, and check its rows.
 
-    Writers give their keys increasing numbers; readers check every value that they see. Meanwhile
-    another node joins and is given its share on Spark, and one of the first is drained; then the
-    node that owns most partitions is killed with kill -9, and started again. In the end every
-    acknowledged row must be there, no wrong value may have been read, all replicas must be equal,
-    and the drained node must be empty. Exit code: 0 so it was, 1 it was not.
+    Writers write increasing numbers to their keys, and readers check every value that they read.
+    Meanwhile a node joins and is filled on Spark, another node is drained, and the node that owns
+    most partitions is killed with kill -9 and restarted. At the end all acknowledged rows must be
+    present, no wrong value may have been read, all replicas must be equal, and the drained node
+    must be empty. The exit code is 0 if all of this holds, else 1.
 
     \b
     Examples:
@@ -95,7 +94,7 @@ def demo(
     missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
     if missing:
         raise BadInput(
-            f"partitions move on Spark, and {missing}",
+            f"this command needs Spark, and {missing}",
             f"run {java.INSTALL} from the checkout, or add --pipeline threads",
         )
     directory = tempfile.mkdtemp(prefix="limosa-demo-")
@@ -115,7 +114,7 @@ def demo(
             verdict.pipeline = "threads" if pipeline is PipelineChoice.THREADS else "Spark"
     finally:
         if keep:
-            tell(f"The directory is kept: limosa up --data {directory}")
+            tell(f"The cluster is kept; start it with: limosa up --data {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
     if as_json:
@@ -141,7 +140,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _cleaned_up(local: LocalCluster, keep: bool) -> Iterator[None]:
-    """What is thrown away need not be closed in order."""
+    """A cluster that will be deleted is killed: it need not shut down cleanly."""
     try:
         yield
     finally:
@@ -208,43 +207,43 @@ def _load(
         worker.start()
     began = time.monotonic()
     with open_screen() as screen:
-        acts = Acts(
+        script = Script(
             local,
             connection,
             seconds,
             lambda what: screen.tell(f"{time.monotonic() - began:5.1f} s  {what}"),
         )
-        acts.start()
+        script.start()
         before = (0.0, 0, 0)
-        while not acts.are_over:
+        while not script.is_over:
             time.sleep(SHOW_SECONDS)
             passed = time.monotonic() - began
             before, rates = _rates((writers, readers), passed, before)
-            screen.show(rates, acts.doing, acts.run)
+            screen.show(rates, script.doing, script.run)
     for worker in workers:
         worker.stop()
     hanging = [worker for worker in workers if not worker.join(JOIN_SECONDS)]
-    if acts.failure is not None:
-        raise acts.failure
+    if script.failure is not None:
+        raise script.failure
     if hanging:
-        raise Refused("a worker hangs", "keep the logs with --keep")
-    _judge_acts(verdict, acts, writers)
+        raise Refused("a reader or writer does not end", "run again with --keep, and see the logs")
+    _judge_script(verdict, script, writers)
 
 
-def _judge_acts(verdict: DemoVerdict, acts: Acts, writers: list[DemoWorker]) -> None:
-    """What happened to the cluster, and what the writers noticed of it."""
+def _judge_script(verdict: DemoVerdict, script: Script, writers: list[DemoWorker]) -> None:
+    """Record what happened to the cluster, and how long writers had to pause."""
 
     def longest(window: tuple[float, float]) -> float:
         return round(max(worker.counts.longest_pause(*window) for worker in writers), 3)
 
-    moves = acts.moves
-    verdict.joined, verdict.drained, verdict.killed = acts.joined, acts.drained, acts.killed
+    moves = script.moves
+    verdict.joined, verdict.drained, verdict.killed = script.joined, script.drained, script.killed
     verdict.moves = moves.count
     verdict.moved_megabytes = round(moves.bytes / 1e6, 1)
     verdict.megabytes_per_second = round(moves.bytes / 1e6 / max(0.001, moves.seconds), 1)
     verdict.longest_hand_over_seconds = round(moves.longest_pause_seconds, 3)
-    verdict.longest_pause_without_move_seconds = longest(acts.quiet)
-    verdict.longest_pause_with_move_seconds = longest(acts.moving)
+    verdict.longest_pause_without_move_seconds = longest(script.quiet)
+    verdict.longest_pause_with_move_seconds = longest(script.moving)
     verdict.examples += moves.failed
 
 
@@ -261,7 +260,7 @@ def _rates(
 
 
 def judge(verdict: DemoVerdict, writers: list[DemoWorker], readers: list[DemoWorker]) -> None:
-    """What the threads saw."""
+    """Record what the readers and writers saw."""
     verdict.rows_acked = sum(worker.counts.rows for worker in writers)
     verdict.reads = sum(worker.counts.rows for worker in readers)
     verdict.wrong = sum(worker.counts.wrong for worker in readers)
@@ -284,20 +283,20 @@ def _ms(seconds: float) -> str:
 def in_words(verdict: DemoVerdict) -> str:
     lines = [
         f"acknowledged   {verdict.rows_acked:,} rows ({verdict.rows_written_per_second:,} a second)"
-        f" of {verdict.keys:,} keys",
+        f" to {verdict.keys:,} keys",
         f"read           {verdict.reads:,} rows ({verdict.rows_read_per_second:,} a second)",
-        f"joined         {verdict.joined}, and was filled; {verdict.drained} was drained",
+        f"joined         {verdict.joined}, which was filled; {verdict.drained} was drained",
         f"moved          {verdict.moves} replicas on {verdict.pipeline}, verified: "
         f"{verdict.moved_megabytes:,.0f} MB at {verdict.megabytes_per_second:,.0f} MB/s",
         f"hand-over      {verdict.longest_hand_over_seconds * 1e3:,.0f} ms at most",
-        f"killed         {verdict.killed}, with kill -9; it came back",
-        f"longest pause  of any writer: {_ms(verdict.longest_pause_without_move_seconds)} before, "
-        f"{_ms(verdict.longest_pause_with_move_seconds)} during the moves, "
-        f"{_ms(verdict.longest_pause_seconds)} with the kill",
-        f"lost           {verdict.lost}",
-        f"wrong          {verdict.wrong}",
+        f"killed         {verdict.killed}, with kill -9; it was restarted",
+        f"longest pause  of a writer: {_ms(verdict.longest_pause_without_move_seconds)} before the "
+        f"moves, {_ms(verdict.longest_pause_with_move_seconds)} during the moves, "
+        f"{_ms(verdict.longest_pause_seconds)} at the kill",
+        f"lost           {count(verdict.lost, 'row')}",
+        f"wrong          {count(verdict.wrong, 'value')}",
         f"replicas       {'all equal' if verdict.replicas_equal else 'DIFFERENT'}",
         *verdict.examples,
-        "Nothing was lost." if verdict.ok else "THIS WENT WRONG: see above.",
+        "Nothing was lost." if verdict.ok else "FAILED: see above.",
     ]
     return "\n".join(lines)

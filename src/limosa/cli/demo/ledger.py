@@ -1,8 +1,8 @@
-"""Was anything lost, or read wrong? What the writers of `limosa demo` did, and the checks of it.
+"""Was a row lost, or a wrong value read? The readers, writers and checks of `limosa demo`.
 
-Every key belongs to one writer, which gives it increasing numbers. So a read is right exactly if it
-gives no less than what was acknowledged before it began, and no more than what was attempted until
-it ended; and in the end every row holds no less than what was acknowledged last.
+Every key belongs to one writer, which writes increasing numbers. So a read is correct if its value
+is at least what was acknowledged before the read began, and at most what was attempted before it
+ended. At the end, every row must hold at least the number that was acknowledged last.
 """
 
 import threading
@@ -28,7 +28,7 @@ FIELDS: list[Any] = [
 ]
 SCHEMA = pa.schema(FIELDS)
 KEY = "key"
-NOTE = "A row of a table has more to say than its number, so that there is something to move."
+NOTE = "Some text that makes the rows larger, so that there are enough bytes to move around."
 
 Numbers = NDArray[np.int64]
 
@@ -37,14 +37,14 @@ EXAMPLES_AT_MOST = 5
 
 
 class Ledger:
-    """The highest number of each key that was attempted, and that was acknowledged; 0: none."""
+    """The highest number of each key that was attempted and acknowledged; 0: none."""
 
     def __init__(self, keys: int) -> None:
         self.attempted: Numbers = np.zeros(keys, np.int64)
         self.acked: Numbers = np.zeros(keys, np.int64)
 
     def wrong_reads(self, keys: Numbers, values: Numbers, floor: Numbers) -> list[str]:
-        """`floor` is what was acknowledged when the read began; a row that is missing reads 0."""
+        """`floor` is what was acknowledged when the read began; a missing row has the value 0."""
         ceiling = self.attempted[keys]
         bad = np.flatnonzero((values < floor) | (values > ceiling))
         return [
@@ -53,7 +53,7 @@ class Ledger:
         ]
 
     def lost_rows(self, values: Numbers) -> list[str]:
-        """`values` are all keys' in the end."""
+        """`values` are those of all keys at the end."""
         bad = np.flatnonzero(values < self.acked)
         return [f"key {key} holds {values[key]}, acknowledged {self.acked[key]}" for key in bad]
 
@@ -63,7 +63,7 @@ class Ledger:
 
 
 def values_of(keys: Numbers, found: pa.Table) -> Numbers:
-    """The value of each of these keys, 0 for one that was not found."""
+    """The value of each of these keys; 0 if the key was not found."""
     values = np.zeros(len(keys), np.int64)
     order = np.argsort(keys, kind="stable")
     found_keys = found.column(KEY).to_numpy()
@@ -75,7 +75,7 @@ def values_of(keys: Numbers, found: pa.Table) -> Numbers:
 def unequal_replicas(
     digests: Mapping[str, Sequence[Mapping[str, Any]]], replicas: int
 ) -> list[str]:
-    """Partitions whose copies differ, or are too few."""
+    """Partitions whose replicas differ, or are too few."""
     copies: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for held in digests.values():
         for each in held:
@@ -98,7 +98,7 @@ def rows_of(keys: Numbers, value: int) -> pa.RecordBatch:
 
 
 def fill(table: TableHandle, ledger: Ledger, rows_at_once: int) -> None:
-    """Every key gets its first number."""
+    """Write the first number of every key."""
     for first in range(0, len(ledger.acked), rows_at_once):
         keys = np.arange(first, min(first + rows_at_once, len(ledger.acked)), dtype=np.int64)
         ledger.attempted[keys] = 1
@@ -107,17 +107,17 @@ def fill(table: TableHandle, ledger: Ledger, rows_at_once: int) -> None:
 
 
 class Counts(Struct):
-    """What one thread has done."""
+    """What one thread has done and seen."""
 
     rows: int = 0
     wrong: int = 0
     examples: list[str] = []
     pauses: list[tuple[float, float]] = []
-    """When each write was acknowledged, and how long after the one before."""
+    """When each write was acknowledged, and how long after the previous one."""
     failure: str = ""
 
     def longest_pause(self, start: float = -np.inf, end: float = np.inf) -> float:
-        """In seconds, of those of which some lies between these two moments."""
+        """In seconds, of the pauses that overlap the given time."""
         return max(
             (pause for at, pause in self.pauses if at > start and at - pause < end), default=0.0
         )
@@ -141,7 +141,7 @@ class DemoWorker(ABC):
         self._stop.set()
 
     def join(self, seconds: float) -> bool:
-        """False: it hangs."""
+        """False if the thread does not end."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -158,7 +158,7 @@ class DemoWorker(ABC):
 
 
 class WriterThread(DemoWorker):
-    """Writes increasing numbers to keys of its own, again and again until each is acknowledged."""
+    """Writes increasing numbers to its own keys; retries each write until it is acknowledged."""
 
     def __init__(
         self, table: TableHandle, ledger: Ledger, seed: int, keys: range, rows_at_once: int
@@ -194,7 +194,7 @@ class WriterThread(DemoWorker):
 
 
 class ReaderThread(DemoWorker):
-    """Reads keys of everybody, and checks each value."""
+    """Reads the keys of all writers, and checks each value."""
 
     def __init__(self, table: TableHandle, ledger: Ledger, seed: int, rows_at_once: int) -> None:
         super().__init__(table, ledger, seed)
@@ -216,12 +216,12 @@ class ReaderThread(DemoWorker):
 
 
 def final_values(table: TableHandle, ledger: Ledger) -> Numbers:
-    """What all keys hold now, by their owners."""
+    """The current values of all keys, read from the owners."""
     return values_of(np.arange(len(ledger.acked), dtype=np.int64), table.scan())
 
 
 def await_equal_replicas(connection: Operator, replicas: int, seconds: float) -> list[str]:
-    """Empty once all copies of all partitions are the same; else what still differs."""
+    """Wait until all replicas of all partitions are equal; returns what still differs."""
     deadline = time.monotonic() + seconds
     while True:
         differ = _differing(connection, replicas)

@@ -1,6 +1,6 @@
-"""What does one who runs the demo see? Events stay; rates and the run under way change in place.
+"""What does `limosa demo` show? Events line by line; rates and the current run change in place.
 
-Without a terminal the rates are a line every few seconds.
+Without a terminal, the rates are printed as a line every few seconds.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ LINES_BETWEEN = 4
 
 
 class Screen:
-    """Plain lines."""
+    """Prints plain lines."""
 
     def __init__(self) -> None:
         self._shown = 0
@@ -34,7 +34,7 @@ class Screen:
 
 
 class LiveScreen(Screen):
-    """A terminal."""
+    """Shows a live display on a terminal."""
 
     def __init__(self, live: Live) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""What happens to the demo's cluster while it is used? Acts, one after the other.
+"""What happens to the demo's cluster under load? A script of steps, one after the other.
 
-Nothing at first, so that there is something to compare with; then a node joins and is given its
-share on Spark, and another one is drained; then the node that owns most is killed with kill -9, and
-started again.
+At first nothing, as a baseline; then a node joins and is filled on Spark, and another node is
+drained; then the node that owns most partitions is killed with kill -9, and restarted.
 """
 
 import threading
@@ -18,6 +17,7 @@ from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
 from limosa.core.insight.proposing import filling, planned
 from limosa.core.insight.watching import WatchedRun
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import Limits, RunPlan
 from limosa.errors import LimosaError, Refused
 from limosa.runtime.local import LocalCluster
@@ -32,19 +32,19 @@ Show = Callable[[str], None]
 
 
 class Moves(Struct):
-    """What became of the moves."""
+    """The totals of all moves."""
 
     count: int = 0
     failed: list[str] = []
     bytes: int = 0
     seconds: float = 0.0
-    """Of the runs, but for the time in which Spark started."""
+    """Duration of the runs, without the time that Spark took to start."""
     longest_pause_seconds: float = 0.0
-    """As the coordinator measured it, of one partition."""
+    """Of one partition, as the coordinator measured it."""
 
 
-class Acts:
-    """The script, on a thread of its own."""
+class Script:
+    """The steps, which run on a thread of their own."""
 
     def __init__(
         self, local: LocalCluster, connection: Operator, seconds: float, show: Show
@@ -56,11 +56,11 @@ class Acts:
         self.moves = Moves()
         self.joined = self.drained = self.killed = ""
         self.quiet = (0.0, 0.0)
-        """When nothing happened: from, to."""
+        """Start and end of the baseline."""
         self.moving = (0.0, 0.0)
-        self.doing = "nothing happens yet"
+        self.doing = "baseline"
         self.run: WatchedRun | None = None
-        """What is under way, as it was seen last."""
+        """The current run, as last seen."""
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -68,14 +68,14 @@ class Acts:
         self._thread.start()
 
     @property
-    def are_over(self) -> bool:
+    def is_over(self) -> bool:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        acts = (self._nothing, self._join, self._fill, self._drain, self._kill, self._restart)
+        steps = (self._nothing, self._join, self._fill, self._drain, self._kill, self._restart)
         try:
-            for act in acts:
-                act()
+            for step in steps:
+                step()
             time.sleep(AFTER_SHARE * self._seconds)
         except Exception as error:
             self.failure = error
@@ -99,7 +99,7 @@ class Acts:
         self._carry_out(run)
 
     def _drain(self) -> None:
-        """The first of those that were there; nothing stays on it."""
+        """The first of the initial nodes; no replica may stay on it."""
         self.drained = min(self._local.nodes)
         like = RunPlan(f"drain {self.drained}", limits=LIMITS, drains=(self.drained,))
         _, run = planned(look(self._connection), like)
@@ -110,8 +110,9 @@ class Acts:
 
     def _carry_out(self, plan: RunPlan) -> None:
         began = time.time()
-        name = self._connection.start_run(plan).answer.rsplit(" ", 1)[-1]
-        self._show(f"{plan.action}: {len(plan.moves)} moves begin as run {name}")
+        wish = DrainNodes(plan) if plan.drains else StartRun(plan)
+        name = self._connection.submit(wish).run
+        self._show(f"{plan.action}: {len(plan.moves)} moves start as run {name}")
         ended = self._follow(name)
         run, ready = ended.run, self._spark_since()
         self.moving = (self.moving[0], time.monotonic())
@@ -140,19 +141,19 @@ class Acts:
                 self.run = seen
                 self.doing = f"{found.run.action}: {moves_words(found)}; {copied_words(found)}"
             except LimosaError:
-                pass  # it is asked again
+                pass  # retried
             time.sleep(LOOK_SECONDS)
         raise Refused(f"run {run} has not ended", f"limosa explain {run}")
 
     def _spark_since(self) -> float:
-        """Since when it could be used, by the wall clock; 0: there is none."""
+        """Since when Spark is ready, in wall-clock time; 0: it is not."""
         state = self._connection.runs().pipeline
         return 0.0 if state is None or state.state != "ready" else state.since
 
     # --- a node dies
 
     def _kill(self) -> None:
-        time.sleep(BETWEEN_SECONDS)  # so that no pause is taken for one of the moves
+        time.sleep(BETWEEN_SECONDS)  # so that its pause does not count as one of the moves
         owners = [
             record.owner.replica.node
             for record in self._connection.refresh().partitions.values()
@@ -165,6 +166,6 @@ class Acts:
         time.sleep(DOWN_SHARE * self._seconds)
 
     def _restart(self) -> None:
-        self.doing = f"{self.killed} comes back"
+        self.doing = f"{self.killed} restarts"
         self._local.start_one(self.killed)
-        self._show(f"{self.killed} is started again")
+        self._show(f"{self.killed} has restarted")

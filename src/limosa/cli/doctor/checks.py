@@ -1,4 +1,4 @@
-"""Is something wrong, and what is to be done? Checks of one look at the cluster."""
+"""What does `limosa doctor` check? One function for each check of the cluster's overview."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
@@ -17,7 +17,7 @@ NAMED_AT_MOST = 5
 
 
 class CheckResult(Struct, frozen=True):
-    """What one check says."""
+    """The result of one check."""
 
     check: str
     verdict: Verdict
@@ -32,7 +32,7 @@ def reachable(overview: Overview) -> CheckResult:
             "reachable",
             "problem",
             f"no answer from {_some(overview.failures)}: {why}",
-            f"look at the log of {node}, and whether its address can be reached from here",
+            f"see the log of {node}, and check that its address can be reached from here",
         )
     return CheckResult("reachable", "ok", f"{count(len(overview.statuses), 'node')} answered")
 
@@ -43,10 +43,10 @@ def coordinator(overview: Overview) -> CheckResult:
         return CheckResult(
             "coordinator",
             "problem",
-            "no coordinator is in office: no table is made, and no dead owner replaced",
+            "no coordinator is active: no table can be created, and no dead owner is replaced",
             "start one with `limosa serve coordinator`",
         )
-    return CheckResult("coordinator", "ok", f"{holder} is in office")
+    return CheckResult("coordinator", "ok", f"{holder} is active")
 
 
 def live(overview: Overview) -> CheckResult:
@@ -55,11 +55,11 @@ def live(overview: Overview) -> CheckResult:
         return CheckResult(
             "nodes",
             "problem",
-            f"silent: {_some(silent)}",
-            "start them again; one that is gone for good and holds nothing is taken out with "
+            f"not live: {_some(silent)}",
+            "start them again; remove a node that is lost for good and holds no replicas with "
             "`limosa node remove`",
         )
-    return CheckResult("nodes", "ok", f"all of {count(len(overview.members), 'node')} live")
+    return CheckResult("nodes", "ok", f"all {count(len(overview.members), 'node')} are live")
 
 
 def owned(overview: Overview) -> CheckResult:
@@ -69,7 +69,7 @@ def owned(overview: Overview) -> CheckResult:
             "owners",
             "problem",
             f"{count(len(lacking), 'partition')} without an owner: {_some(lacking)}",
-            "wait for the election; if it lasts, start the nodes that hold them",
+            "wait a few seconds for an election, then start the nodes that hold their replicas",
         )
     return CheckResult(
         "owners", "ok", f"{count(len(overview.topology.partitions), 'partition')} owned"
@@ -96,31 +96,31 @@ def in_sync(overview: Overview) -> CheckResult:
         return CheckResult(
             "in sync",
             "warning",
-            f"{count(len(behind), 'partition')} with fewer replicas in sync: {_some(behind)}",
-            "wait until they have caught up, or start the nodes that hold them",
+            f"{count(len(behind), 'partition')} with replicas out of sync: {_some(behind)}",
+            "wait until the replicas have caught up, or start the nodes that hold them",
         )
     return CheckResult("in sync", "ok", "every replica is in sync")
 
 
 def surprises(overview: Overview) -> CheckResult:
-    """What the protocol did not expect, and handled."""
+    """Events that the protocol rules out, and that nodes handled."""
     found = [
         f"{node}: {what} ({times} times)"
         for node, status in sorted(overview.statuses.items())
         for what, times in sorted(status["surprises"].items())
     ]
-    advice = "nothing is lost by it; report it with the node's log"
-    return _listed("surprises", "warning", found, advice)
+    advice = "no data is lost; report it with the node's log"
+    return _listed("surprises", "warning", found, advice, "none reported")
 
 
 def troubles(overview: Overview) -> CheckResult:
-    advice = "mend the disk or make room, then start the node again"
-    return _listed("disks", "problem", _said(overview, "troubles"), advice)
+    advice = "repair the disk or free some space, then restart the node"
+    return _listed("disks", "problem", _said(overview, "troubles"), advice, "no errors reported")
 
 
 def refused(overview: Overview) -> CheckResult:
-    advice = "the others still hold the rows: wipe the damaged replica's node, and let it join anew"
-    return _listed("replicas", "problem", _said(overview, "refused"), advice)
+    advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
+    return _listed("replicas", "problem", _said(overview, "refused"), advice, "none is damaged")
 
 
 def free_space(overview: Overview) -> CheckResult:
@@ -133,13 +133,16 @@ def free_space(overview: Overview) -> CheckResult:
     least = size(min(free.values(), default=0))
     if short:
         return CheckResult(
-            "free space", "problem", f"{least} left on {_some(short)}", "make room on these disks"
+            "free space",
+            "problem",
+            f"{least} left on {_some(short)}",
+            "free some space on these disks",
         )
     return CheckResult("free space", "ok", f"at least {least} on every disk")
 
 
 def clocks(overview: Overview) -> CheckResult:
-    """Leases need no common time, but tokens and people do."""
+    """Leases do not depend on synchronised clocks, but tokens and log lines do."""
     times = [status["time"] for status in overview.statuses.values()]
     apart = max(times) - min(times) if times else 0.0
     if apart > CLOCK_SECONDS_MAX + overview.seconds:
@@ -173,10 +176,10 @@ def _said(overview: Overview, what: str) -> list[str]:
     return [f"{node}: {each}" for node, status in statuses for each in status[what]]
 
 
-def _listed(check: str, verdict: Verdict, found: list[str], advice: str) -> CheckResult:
+def _listed(check: str, verdict: Verdict, found: list[str], advice: str, fine: str) -> CheckResult:
     if found:
         return CheckResult(check, verdict, _some(found), advice)
-    return CheckResult(check, "ok", "none is reported" if check == "surprises" else "no complaints")
+    return CheckResult(check, "ok", fine)
 
 
 def _some(names: Iterable[str]) -> str:

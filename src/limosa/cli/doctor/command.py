@@ -1,4 +1,4 @@
-"""Is something wrong? `limosa doctor` checks, and says what to do."""
+"""Is something wrong with the cluster? `limosa doctor` checks, and advises what to do."""
 
 import typer
 
@@ -10,9 +10,9 @@ from limosa.cli.shared.terminal import print_json, print_table
 
 @of_cluster
 def doctor(target: ClusterOptions) -> None:
-    """Check the cluster, and say what to do about what is wrong.
+    """Check the cluster, and advise how to solve its problems.
 
-    Exit code: 0 no problem (there may be warnings), 1 a problem.
+    The exit code is 1 if there is a problem, and 0 if there are only warnings.
 
     \b
     Examples:
@@ -25,7 +25,7 @@ def doctor(target: ClusterOptions) -> None:
     if target.as_json:
         print_json({"problems": problems, "checks": findings})
     else:
-        print_table(("check", "verdict", "what"), [_row(finding) for finding in findings])
+        print_table(("check", "verdict", "finding"), [_row(finding) for finding in findings])
     if problems:
         raise typer.Exit(1)
 

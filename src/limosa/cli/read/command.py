@@ -1,4 +1,4 @@
-"""Which rows are there? `limosa read`, partition by partition as they come."""
+"""Which rows does a table have? `limosa read` reads them partition by partition."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -19,7 +19,7 @@ SHOWN_AT_MOST = 100
 
 
 class OutputShape(StrEnum):
-    """What rows are printed as."""
+    """The formats of the output."""
 
     table = "table"
     csv = "csv"
@@ -33,33 +33,38 @@ def read(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     columns: Annotated[
-        str | None, typer.Option(help="Some columns only, with commas between them.")
+        str | None, typer.Option(help="Only these columns, separated by commas.")
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", help='A condition, like "price > 10"; all of them must hold.'),
+        typer.Option(
+            "--where", help='A condition, like "price > 10"; rows must match all of them.'
+        ),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="The row of this key; a,b for a key of two columns."),
+        typer.Option("--key", help="Read the row with this key; a,b for a key of two columns."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows.")] = None,
     format: Annotated[
         OutputShape | None,
         typer.Option(
-            "--format", help="How to print them.", show_default="table, or by --output's suffix"
+            "--format", help="The output format.", show_default="table, or by --output's suffix"
         ),
     ] = None,
-    output: Annotated[str | None, typer.Option(help="Into this file.")] = None,
-    count_only: Annotated[bool, typer.Option("--count", help="Only how many there are.")] = False,
+    output: Annotated[str | None, typer.Option(help="Write to this file.")] = None,
+    count_only: Annotated[
+        bool, typer.Option("--count", help="Print only the number of rows.")
+    ] = False,
     eventual: Annotated[
-        bool, typer.Option("--eventual", help="Ask any replica: it may be a little behind.")
+        bool,
+        typer.Option("--eventual", help="Read from any replica, which may be slightly behind."),
     ] = False,
 ) -> None:
-    """Read rows, in no particular order.
+    """Read rows of a table, in no particular order.
 
-    Every partition is read as it was at one moment. As a table at most 100 rows are shown unless
-    --limit says otherwise. --json is --format ndjson.
+    Each partition is read from one snapshot. Without --limit, the format `table` shows at most 100
+    rows. --json is the same as --format ndjson.
 
     \b
     Examples:
@@ -71,9 +76,9 @@ def read(
     """
     shape = _shape(format, output, target.as_json)
     if output is not None and shape is None:
-        raise BadInput("a table is for eyes", "name another --format for the file")
+        raise BadInput("the format table can't be written to a file", "choose another --format")
     if key and where:
-        raise BadInput("a key names its row already", "leave out --where, or --key")
+        raise BadInput("--key and --where can't be combined", "omit one of them")
     with target.connect() as connection:
         handle = connection.table(table)
         wanted = _columns(handle, columns)
@@ -99,9 +104,9 @@ def read(
                 writer.write(part.select(wanted).cast(schema))
                 done += part.num_rows
     if output is not None:
-        tell(f"{count(done, 'row')} in {output}.")
+        tell(f"{count(done, 'row')} written to {output}.")
     elif shape is None and limit is None and done == SHOWN_AT_MOST:
-        tell(f"These are the first {done} rows; --limit N or --format csv gives more.")
+        tell(f"Only {done} rows are shown; see more with --limit N, or all with --format csv.")
     elif shape is None:
         tell(f"{count(done, 'row')}.")
 
@@ -109,7 +114,7 @@ def read(
 def _shape(format: OutputShape | None, output: str | None, as_json: bool) -> Format | None:
     """None: a table."""
     if as_json and format not in (None, OutputShape.ndjson):
-        raise BadInput("--json is --format ndjson", "leave one of them out")
+        raise BadInput("--json means --format ndjson", "omit one of them")
     if format is None and as_json:
         return Format.ndjson
     if format is None and output is not None:
@@ -132,7 +137,7 @@ def _columns(table: TableHandle, given: str | None) -> list[str]:
 
 
 def limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
-    """The first so many rows; the rest is not asked for."""
+    """The first rows, up to the limit; later partitions are not read."""
     left = limit
     for part in parts if left != 0 else ():
         if left is None:

@@ -1,4 +1,4 @@
-"""What do `--where` and `--key` say? Text, read with the types of the table's columns."""
+"""What do `--where` and `--key` mean? Their text is parsed with the types of the columns."""
 
 import csv
 import re
@@ -23,7 +23,7 @@ def condition_of(table: Table, text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise BadInput(
-            f"{text!r} is no condition",
+            f"{text!r} is not a condition",
             'write COLUMN OPERATOR VALUE, like "price > 10" or "name is not null"',
         )
     column = found["column"].strip('"')
@@ -34,22 +34,22 @@ def condition_of(table: Table, text: str) -> Condition:
     wanted = table.physical.field(column).type
     if operator.startswith("is "):
         if value:
-            raise BadInput(f"{text!r} goes on after null", "write COLUMN is null")
+            raise BadInput(f"{text!r} has text after null", "write COLUMN is null")
         return (column, operator, None)
     if operator == "in":
         if not (value.startswith("(") and value.endswith(")")):
-            raise BadInput(f"{text!r} names no list", "write COLUMN in (VALUE, VALUE)")
+            raise BadInput(f"{text!r} has no list of values", "write COLUMN in (VALUE, VALUE)")
         several = next(csv.reader([value[1:-1]], quotechar="'", skipinitialspace=True), [])
         return (column, operator, [_sent(each.strip(), wanted, column) for each in several])
     return (column, operator, _sent(_unquoted(value), wanted, column))
 
 
 def key_of(table: Table, text: str) -> tuple[Any, ...]:
-    """One key; of several columns, with commas between their values."""
+    """One key; the values of several columns are separated by commas."""
     parts = [text] if len(table.key) == 1 else next(csv.reader([text]), [])
     if len(parts) != len(table.key):
         raise InvalidKey(
-            f"{text!r} is no key of {', '.join(table.key)}", "give its values with commas between"
+            f"{text!r} is not a key of {', '.join(table.key)}", "separate the values by commas"
         )
     types = zip(parts, table.key_types, table.key, strict=True)
     return tuple(_typed(part, of, name).as_py() for part, of, name in types)
@@ -62,7 +62,7 @@ def _unquoted(text: str) -> str:
 
 
 def _sent(text: str, wanted: pa.DataType, column: str) -> Any:
-    """Numbers as such; what JSON has no word for as text, which the node converts again."""
+    """JSON types as they are; other values as text, which the node parses."""
     value = _typed(text, wanted, column).as_py()
     return value if isinstance(value, int | float | str | bool) else text
 
@@ -72,7 +72,7 @@ def _typed(text: str, wanted: pa.DataType, column: str) -> Any:
         return pa.scalar(text).cast(wanted)
     except (pa.ArrowException, ValueError) as error:
         raise BadInput(
-            f"column {column} is of type {wanted}, and {text!r} is not: "
+            f"{text!r} is not a value of column {column}, which has the type {wanted}: "
             f"{str(error).splitlines()[0].rstrip('.')}",
             "give a value of that type",
         ) from None

@@ -13,10 +13,12 @@ INSTALL_ADMIN = "pip install '.[admin]'"
 
 
 def directory_of(given: str | None) -> str:
-    """The one that is named; that of the environment's cluster, of ./limosa-data, or the last."""
+    """The given directory, else that of LIMOSA_CLUSTER, ./limosa-data or the last cluster."""
     if given is not None:
         if not Path(given).is_dir():
-            raise BadInput(f"there is no directory {given}", "name one with --directory")
+            raise BadInput(
+                f"there is no directory {given}", "name an existing one with --directory"
+            )
         return given
     for place in (os.environ.get(VARIABLE, ""), DEFAULT_DIRECTORY):
         if place and Path(place).is_dir():
@@ -45,7 +47,7 @@ def connector(
     certificate: str | None,
     key: str | None,
 ) -> Callable[[], Operator]:
-    """How the service reaches the cluster; our certificate is shown to nodes that use TLS."""
+    """How the service connects; its certificate is also its client certificate if nodes use TLS."""
     calls_tls = authority is not None
 
     def reach() -> Operator:

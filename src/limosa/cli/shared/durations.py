@@ -1,4 +1,4 @@
-"""How long is `10m`? A number and its unit, read and written as people do."""
+"""How are durations and times read and written? `10m`, `3.4 s`, `2026-11-15 18:20:26`."""
 
 import re
 from datetime import datetime
@@ -19,11 +19,11 @@ _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>[a-z]*)
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Of `50ms`, `10s`, `1.5m`, `1h`; without a unit only 0 is clear."""
+    """Parse `50ms`, `10s`, `1.5m` or `1h`; only 0 needs no unit."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise BadInput(
-            f"{option} {text!r} is no duration", "write a number with its unit, like 10s"
+            f"{option} {text!r} is not a duration", "write a number and a unit, like 10s"
         )
     number, unit = float(found["number"]), found["unit"]
     if unit not in SECONDS and (unit or number):
@@ -31,7 +31,7 @@ def seconds_of(text: str, option: str) -> float:
         raise BadInput(f"{option} {text!r} {what}", "use ms, s, m or h, like 50ms or 10m")
     seconds = number * SECONDS.get(unit, 0.0)
     if seconds > SECONDS_MAX:
-        raise BadInput(f"{option} {text!r} is longer than a week", "choose a shorter one")
+        raise BadInput(f"{option} {text!r} is longer than a week", "the maximum is 168h")
     return seconds
 
 
@@ -50,7 +50,7 @@ def lasted(seconds: float) -> str:
 
 
 def moment(at: float) -> str:
-    """`2026-11-15 18:20:26`, here; empty: nobody knows, or it is no time."""
+    """`2026-11-15 18:20:26` in local time; empty if the time is unknown or out of range."""
     try:
         return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S") if at > 0 else ""
     except (OverflowError, OSError, ValueError):

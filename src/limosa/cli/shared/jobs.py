@@ -7,7 +7,7 @@ import typer
 
 JobsOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="How many processes run.", show_default="all cores"),
+    typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores"),
 ]
 
 

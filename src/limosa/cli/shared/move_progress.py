@@ -1,4 +1,4 @@
-"""How far is a change of a partition? Look after look until it has ended, and how that looks."""
+"""How far is the move of a partition? Polls until it has ended, and shows its progress."""
 
 import time
 from collections import deque
@@ -22,7 +22,7 @@ from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.25
 PATIENCE_SECONDS = 60.0
-"""How long a cluster that does not answer is asked again."""
+"""How long to retry while the cluster does not answer."""
 RATE_SECONDS = 10.0
 BAR_WIDTH = 30
 
@@ -36,7 +36,7 @@ def follow(
     wanted: Wanted,
     show: Callable[[Explanation], None],
 ) -> EndedChange:
-    """Until the change has ended; a cluster that does not answer for a while is asked again."""
+    """Poll until the change has ended; retries while the cluster does not answer."""
     heard_at = time.monotonic()
     while True:
         try:
@@ -56,14 +56,14 @@ def follow(
 
 
 class Rate:
-    """How fast bytes land, over the last few seconds."""
+    """Bytes per second, over the last few seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque()
 
     def note(self, now: float, done: float) -> None:
         if not done or (self._seen and done < self._seen[-1][1]):
-            self._seen.clear()  # it has not begun, or begins anew in another session
+            self._seen.clear()  # the copy has not begun, or started again in another session
         self._seen.append((now, done))
         while now - self._seen[0][0] > RATE_SECONDS and len(self._seen) > 2:
             self._seen.popleft()
@@ -77,14 +77,14 @@ class Rate:
 
 
 def landed_bytes(copy: Copying) -> float:
-    """Slices are about equal, so they say how much of the whole is there."""
+    """An estimate: all slices are about the same size."""
     return copy.bytes_all * copy.landed / copy.slices if copy.slices else 0.0
 
 
 def copy_words(copy: Copying, bytes_per_second: float = 0.0) -> str:
     """`12 of 64 slices, about 1,200 of 6,400 rows, 12.0 MB/s, 3.1 s left`."""
     if not copy.slices:
-        return "nothing has landed yet"
+        return "no slice has been copied yet"
     words = [f"{copy.landed:,} of {count(copy.slices, 'slice')}"]
     if copy.rows_all:
         rows = copy.rows_all * copy.landed // copy.slices
@@ -97,7 +97,7 @@ def copy_words(copy: Copying, bytes_per_second: float = 0.0) -> str:
 
 
 class Staged(Protocol):
-    """What is in a stage of a transition of some kind; or of none, then that is empty."""
+    """Anything with a transition's kind and stage; `kind` is empty if there is no transition."""
 
     @property
     def kind(self) -> str: ...
@@ -107,7 +107,7 @@ class Staged(Protocol):
 
 
 def stage_words(what: Staged) -> str:
-    """`streaming (3 of 6)`; on the way back it is not said how many there are."""
+    """`streaming (3 of 6)`, or `dropping (rolling back)`."""
     if not what.kind:
         return what.stage
     forward = []
@@ -117,17 +117,17 @@ def stage_words(what: Staged) -> str:
         forward.append(name)
         name = machine[name].next
     if what.stage not in forward:
-        return f"{what.stage} (on the way back)"
+        return f"{what.stage} (rolling back)"
     return f"{what.stage} ({forward.index(what.stage) + 1} of {len(forward)})"
 
 
 def on_errors() -> Console:
-    """Beside the answer, which may be piped elsewhere."""
+    """A console on standard error: the answer on standard output may be piped."""
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 class ProgressDisplay:
-    """What a person who waits sees: on a terminal a few lines that change, else a line a change."""
+    """Shows a move: a live display on a terminal, otherwise one line per change."""
 
     def __init__(self, what: str, quiet: bool, console: Console) -> None:
         self._what = what

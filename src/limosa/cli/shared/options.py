@@ -20,16 +20,16 @@ OPERATION_SECONDS = 60.0
 
 Client = TypeVar("Client", bound=Connection)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, also with errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
 
 # --- tables
 
 Partitions = Annotated[
-    int | None, typer.Option(min=1, help="How many.", show_default=str(PARTITIONS))
+    int | None, typer.Option(min=1, help="Number of partitions.", show_default=str(PARTITIONS))
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=1, help="Copies of every row.", show_default="3, or as many as nodes"),
+    typer.Option(min=1, help="Copies of every row.", show_default="3, or the number of nodes"),
 ]
 
 # --- the cluster
@@ -40,28 +40,31 @@ _Cluster = Annotated[
         "--cluster",
         envvar=VARIABLE,
         metavar="ADDRESS|DIRECTORY",
-        help="HOST:PORT of a node (or several, with commas), or the directory of `limosa up`.",
+        help="HOST:PORT of a node (or several, separated by commas), or the directory of "
+        "`limosa up`.",
         show_default="./limosa-data, or the last local cluster",
     ),
 ]
 _ClusterName = Annotated[
     str | None,
-    typer.Option("--cluster-name", help="With ADDRESS and --secret: the cluster's name."),
+    typer.Option("--cluster-name", help="The cluster's name, if ADDRESS and --secret are given."),
 ]
 _Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="LIMOSA_TOKEN", help="A token that says who we are."),
+    typer.Option("--token", envvar="LIMOSA_TOKEN", help="The token to authenticate with."),
 ]
 _Secret = Annotated[
-    str | None, typer.Option("--secret", help="File with the cluster's secret, instead.")
+    str | None, typer.Option("--secret", help="File with the cluster's secret, instead of a token.")
 ]
 _Authority = Annotated[
-    str | None, typer.Option("--authority", help="Who signs the nodes' certificates (PEM): TLS.")
+    str | None, typer.Option("--authority", help="CA certificate of the nodes (PEM); turns TLS on.")
 ]
 _Certificate = Annotated[
-    str | None, typer.Option("--certificate", help="Our own certificate (PEM): mTLS.")
+    str | None, typer.Option("--certificate", help="This client's certificate (PEM), for mTLS.")
 ]
-_PrivateKey = Annotated[str | None, typer.Option("--private-key", help="Its private key (PEM).")]
+_PrivateKey = Annotated[
+    str | None, typer.Option("--private-key", help="The certificate's private key (PEM).")
+]
 
 _OPTIONS: dict[str, Any] = {
     "cluster": _Cluster,
@@ -76,7 +79,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class ClusterOptions(Struct, frozen=True, kw_only=True):
-    """Which cluster is meant, who asks, and how the answer should look."""
+    """The options that name the cluster, the credentials, and the output format."""
 
     cluster: str | None = None
     cluster_name: str | None = None
@@ -121,7 +124,7 @@ class ClusterOptions(Struct, frozen=True, kw_only=True):
 
 
 def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the shared options; they reach it as its first parameter, a `Target`."""
+    """Add the shared options to a command, which receives them as its first argument."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     shared = [
         inspect.Parameter(

@@ -1,4 +1,4 @@
-"""How does a plan look? What moves where and why, what it costs, what is left out."""
+"""How is a plan of moves requested and printed? What moves where, why, and what it costs."""
 
 from typing import Annotated, Any
 
@@ -16,30 +16,32 @@ from limosa.errors import BadInput
 SHOWN = 20
 _NONE = Limits()
 
-MovesIn = Annotated[int, typer.Option(min=1, help="How many moves to one node at once.")]
-MovesOut = Annotated[int, typer.Option(min=1, help="How many moves away from one node at once.")]
+MovesIn = Annotated[int, typer.Option(min=1, help="Concurrent moves to one node.")]
+MovesOut = Annotated[int, typer.Option(min=1, help="Concurrent moves away from one node.")]
 Bandwidth = Annotated[
     str,
     typer.Option(
-        metavar="BYTES", help="What all copies may take in a second; 0: no limit of its own."
+        metavar="BYTES", help="Limit for all copies of the run, in bytes a second; 0: no limit."
     ),
 ]
 Hold = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="How long both sides of a move are kept once switched."),
+    typer.Option(
+        metavar="DURATION", help="How long a move keeps its old replica after the switch."
+    ),
 ]
 MaxPause = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="Hand over only while it would pause writes for no longer.",
+        help="Hand over only when the expected pause of writes is at most this long.",
         show_default="no limit",
     ),
 ]
 
 
 class How(Struct, frozen=True):
-    """What a person says about a run besides what moves."""
+    """The options of a run, besides its moves."""
 
     moves_in: int = _NONE.moves_in
     moves_out: int = _NONE.moves_out
@@ -50,7 +52,9 @@ class How(Struct, frozen=True):
     def plan(self, action: str, **more: Any) -> RunPlan:
         pause = 0.0 if self.max_pause is None else seconds_of(self.max_pause, "--max-pause")
         if self.max_pause is not None and not pause:
-            raise BadInput("--max-pause of 0: no hand-over is that quick", "allow some, like 50ms")
+            raise BadInput(
+                "--max-pause must be more than 0", "every hand-over takes some time; try 50ms"
+            )
         return RunPlan(
             action,
             limits=Limits(self.moves_in, self.moves_out, int(bytes_of(self.bandwidth))),
@@ -64,7 +68,9 @@ def move_of(text: str) -> PlannedMove:
     """`items-0003:n1:n4`, or `items-0003:n1:n4/ssd2` with a volume."""
     parts = text.split(":")
     if len(parts) != 3 or not all(parts):
-        raise BadInput(f"--move {text!r}", "write PARTITION:FROM:TO, or PARTITION:FROM:TO/VOLUME")
+        raise BadInput(
+            f"--move {text!r} is not a move", "write PARTITION:FROM:TO, or PARTITION:FROM:TO/VOLUME"
+        )
     node, _, volume = parts[2].partition("/")
     return PlannedMove(parts[0], parts[1], Placement(node, volume))
 
@@ -82,7 +88,7 @@ def facts(plan: Plan, run: RunPlan) -> dict[str, Any]:
 
 def print_plan(plan: Plan, run: RunPlan) -> None:
     if not plan.moves:
-        typer.echo("Nothing is to be moved.")
+        typer.echo("There is nothing to move.")
     else:
         print_table(
             ("partition", "from", "to", "size", "why"),
@@ -95,13 +101,13 @@ def print_plan(plan: Plan, run: RunPlan) -> None:
     typer.echo(balance_words(plan.before, plan.after))
     for large in plan.too_large[:SHOWN]:
         typer.echo(
-            f"{large.partition} alone has {large.amount:,.0f} {large.dimension}, a node's fair "
-            f"share is {large.fair_share:,.0f}: only a split can spread it."
+            f"{large.partition} alone has {large.amount:,.0f} {large.dimension}, more than a "
+            f"node's fair share of {large.fair_share:,.0f}: no move can spread its load."
         )
     for left in plan.skipped[:SHOWN]:
-        typer.echo(f"{left.partition} is left where it is: {left.why}.")
+        typer.echo(f"{left.partition} does not move: {left.why}.")
     if len(plan.skipped) > SHOWN:
-        typer.echo(f"… and {count(len(plan.skipped) - SHOWN, 'more partition')} are left.")
+        typer.echo(f"… and {count(len(plan.skipped) - SHOWN, 'more partition')} that do not move.")
 
 
 def row_of(move: Move) -> tuple[object, ...]:
@@ -116,17 +122,17 @@ def cost_words(moves: int, estimate: Estimate | None) -> str:
     known = estimate or Estimate()
     return (
         f"{count(moves, 'move')}, {size(known.bytes)}, about {lasted(known.seconds)}; "
-        f"at most {size(known.peak_bytes)} besides on disks, "
+        f"needs up to {size(known.peak_bytes)} of additional disk space; "
         f"writes pause for about {lasted(known.pause_seconds)} at each hand-over."
     )
 
 
 def balance_words(before: Balance, after: Balance) -> str:
-    """`Most loaded node: 1.83 of the mean now, 1.02 then.`"""
+    """`Most loaded node: 1.83 times the mean now, 1.02 afterwards.`"""
     if not before.load:
         return "There is no load to balance."
     return (
-        f"Most loaded node: {before.load:.2f} times the mean now, {after.load:.2f} then "
+        f"Most loaded node: {before.load:.2f} times the mean now, {after.load:.2f} afterwards "
         f"(bytes {before.bytes:.2f} → {after.bytes:.2f}, writes {before.writes:.2f} → "
         f"{after.writes:.2f}, reads {before.reads:.2f} → {after.reads:.2f})."
     )

@@ -1,11 +1,11 @@
 """How are the rows of a file read? In batches, so that a file may be larger than the memory.
 
-    Parquet    as it says
+    Parquet    with the file's own types
     CSV        names in the first line; an empty field without quotes is null
-    NDJSON     one object a line; times and decimals as text, binary as base64
-    Arrow      a stream, or a file
+    NDJSON     one object per line; times and decimals as text, binary as base64
+    Arrow      a stream or a file
 
-With the types of a table at hand, CSV and NDJSON are read as these; without, their types are told
+CSV and NDJSON are read with the types of the table; if there is no table yet, types are inferred
 from the first megabytes.
 """
 
@@ -37,7 +37,7 @@ Types = Mapping[str, pa.DataType]
 
 
 class Format(StrEnum):
-    """What a file may be."""
+    """The formats of files."""
 
     parquet = "parquet"
     csv = "csv"
@@ -60,7 +60,7 @@ SUFFIXES = {
 
 
 class RowFile:
-    """A file that is open: its columns, and its rows in batches."""
+    """An open file: its columns, and its rows in batches."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class RowFile:
         self.schema = schema
         self.batches = batches
         self.rows = rows
-        """How many there are, if the file says so."""
+        """The number of rows, if the file records it."""
         self.nulls = nulls or {}
-        """How many nulls columns have, as far as the file says so."""
+        """The number of nulls by column, if the file records it."""
 
 
 def format_of(path: str, given: Format | None) -> Format:
@@ -85,18 +85,20 @@ def format_of(path: str, given: Format | None) -> Format:
     found = SUFFIXES.get(Path(path).suffix.lower())
     if found is None:
         raise BadInput(
-            f"{path} does not say what it is by its name",
-            f"say it with --format {'|'.join(Format)}",
+            f"the format of {path} is not known from its suffix",
+            f"name it with --format {'|'.join(Format)}",
         )
     return found
 
 
 @contextmanager
 def open_source(path: str, given: Format | None, types: Types | None) -> Iterator[RowFile]:
-    """`-` is standard input. Errors name the file."""
+    """`-` is standard input. Errors contain the file's name."""
     name = "standard input" if path == "-" else path
     if path == "-" and given is None:
-        raise BadInput("standard input has no name", f"say --format {'|'.join(Format)}")
+        raise BadInput(
+            "the format of standard input is not known", f"name it with --format {'|'.join(Format)}"
+        )
     format = format_of(path, given)
     with ExitStack() as stack, errors_of(name):
         stream = _opened(path, stack)
@@ -112,24 +114,24 @@ def open_source(path: str, given: Format | None, types: Types | None) -> Iterato
         names = source.schema.names
         repeated = sorted({each for each in names if names.count(each) > 1})
         if repeated:
-            raise BadInput(f"{name}: two columns are called {repeated[0]}", "rename one of them")
+            raise BadInput(f"{name}: two columns are named {repeated[0]}", "rename one of them")
         yield source
 
 
 @contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """What goes wrong with a file is bad input that names it."""
+    """Raise errors of files as bad input, with the file's name."""
     try:
         yield
     except LimosaError:
         raise
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # nobody listens any more
-        # Of Arrow's too: a file without Parquet's magic bytes is one.
+            raise  # the reader of our output has gone
+        # Arrow raises OSError too, e.g. for a file without Parquet's magic bytes.
         raise UnusableFile(f"{name} can't be read: {error.strerror or _first(error)}") from None
     except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{name}: {_first(error)}", "mend the file") from None
+        raise BadInput(f"{name}: {_first(error)}", "correct the file") from None
 
 
 def _first(error: BaseException) -> str:
@@ -143,7 +145,7 @@ def _opened(path: str, stack: ExitStack) -> BinaryIO:
 
 
 def _seekable(stream: BinaryIO, stack: ExitStack) -> BinaryIO:
-    """Parquet is read from its end, so what comes through a pipe is put aside first."""
+    """Parquet is read from its end, so a pipe is first copied to a temporary file."""
     if stream.seekable():
         return stream
     file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115
@@ -195,7 +197,8 @@ def _csv(name: str, stream: BinaryIO, types: Types | None, delimiter: str) -> Ro
     nested = [each for each in header if types and pa.types.is_nested(types.get(each, pa.null()))]
     if nested:
         raise BadInput(
-            f"{name}: column {nested[0]} is a list or a struct", "use NDJSON or Parquet for it"
+            f"{name}: column {nested[0]} is a list or a struct, which CSV can't represent",
+            "use NDJSON or Parquet",
         )
     with _csv_errors(name, header):
         try:
@@ -227,19 +230,19 @@ def _csv_batches(name: str, header: list[str], reader: Any) -> Iterator[pa.Recor
 
 
 def _header(name: str, stream: BinaryIO, delimiter: str) -> list[str]:
-    """The first line; quotes may make it several."""
+    """The names in the first line, which may go on in further lines within quotes."""
     text = stream.readline().decode("utf-8-sig")
     while text.count('"') % 2 and (more := stream.readline()):
         text += more.decode()
     names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
     if not names or not all(names):
-        raise BadInput(f"{name}: the first line does not name the columns", "add such a line")
+        raise BadInput(f"{name}: the first line does not name the columns", "add a header line")
     return names
 
 
 @contextmanager
 def _csv_errors(name: str, header: list[str]) -> Iterator[None]:
-    """Arrow counts columns from 0, and rows from 1 below the header."""
+    """Arrow counts columns from 0; people know them by name."""
     try:
         yield
     except pa.ArrowInvalid as error:
@@ -250,7 +253,7 @@ def _csv_errors(name: str, header: list[str]) -> Iterator[None]:
             raise
         raise BadInput(
             f"{name}: column {header[int(number)]}: {problem}",
-            "mend the value, or make the table with another type",
+            "correct the value, or create the table with another type",
         ) from None
 
 
@@ -264,13 +267,13 @@ def _ndjson(name: str, stream: BinaryIO, types: Types | None) -> RowFile:
     if types is None:
         schema = pa.schema([(each, _inferred(name, each, first)) for each in names])
     else:
-        # What is not in the table is refused by whoever looks at the columns.
+        # Columns that the table does not have are refused by `check_columns`.
         schema = pa.schema([(each, types.get(each, pa.null())) for each in names])
     return RowFile(name, schema, _ndjson_batches(name, first, blocks, schema, types))
 
 
 def _objects(name: str, stream: BinaryIO) -> Iterator[list[dict[str, Any]]]:
-    """Some thousand lines at a time; a line that is no object is named by its number."""
+    """A few thousand lines at a time; errors contain the line number."""
     decoder = msgspec.json.Decoder()
     done = 0
     while lines := stream.readlines(BLOCK_BYTES):
@@ -283,10 +286,10 @@ def _objects(name: str, stream: BinaryIO) -> Iterator[list[dict[str, Any]]]:
                 row = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BadInput(
-                    f"{name}: line {done} is no JSON: {error}", "write one object a line"
+                    f"{name}: line {done} is not JSON: {error}", "write one object per line"
                 ) from None
             if not isinstance(row, dict):
-                raise BadInput(f"{name}: line {done} is no object", "write one object a line")
+                raise BadInput(f"{name}: line {done} is not an object", "write one object per line")
             rows.append(row)
         yield rows
 
@@ -298,7 +301,7 @@ def _inferred(name: str, column: str, rows: list[dict[str, Any]]) -> pa.DataType
     except (pa.ArrowException, OverflowError) as error:
         raise BadInput(
             f"{name}: column {column}: {_first(error)}",
-            "give its values one type, or make the table first",
+            "give all of its values the same type, or create the table first",
         ) from None
 
 
@@ -322,7 +325,7 @@ def _as_batches(name: str, rows: list[dict[str, Any]], known: Types) -> Iterator
         unknown = [each for each in columns if each not in known]
         if unknown:
             raise BadInput(
-                f"{name}: the table has no column {unknown[0]}", "leave it out of the file"
+                f"{name}: the table has no column {unknown[0]}", "remove it from the file"
             )
         arrays = [_column(name, each, some, known[each]) for each in columns]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -338,17 +341,17 @@ def _column(name: str, column: str, rows: list[dict[str, Any]], wanted: pa.DataT
         return exact_array(values, wanted)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise BadInput(
-            f"{name}: column {column} can't be made {wanted}: {_first(error)}",
-            "mend the values, or make the table with another type",
+            f"{name}: column {column} can't be converted to {wanted}: {_first(error)}",
+            "correct the values, or create the table with another type",
         ) from None
 
 
 def _text(value: Any) -> str | None:
-    """As the number was written, if the line had one."""
+    """Numbers as text too: times and decimals are parsed from text."""
     return None if value is None else str(value)
 
 
-# --- what a table can be made of
+# --- types of a new table
 
 _WIDER: dict[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
@@ -363,12 +366,12 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 
 
 def plain_schema(schema: pa.Schema, key: Sequence[str], name: str) -> pa.Schema:
-    """Types that a table may have, and that hold all values of the file's; the rest stays.
+    """The file's schema with types that tables support, widened where needed.
 
-    That a column of this file has no nulls does not mean that the next one's has none.
+    Columns other than keys are nullable: the next file may have nulls where this one has none.
     """
     if not schema.names:
-        raise BadInput(f"{name} has no columns", "make the table with --column first")
+        raise BadInput(f"{name} has no columns", "create the table with --column first")
     fields: list[pa.Field[Any]] = [
         pa.field(
             field.name,

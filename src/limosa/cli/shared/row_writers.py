@@ -1,4 +1,4 @@
-"""How are rows handed out? As a table for people, or as a stream or file for programs."""
+"""How are rows printed or saved? As a table for people, or in a file format for programs."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from limosa.errors import BadInput
 
 
 class RowWriter(Protocol):
-    """Takes rows, some at a time."""
+    """Accepts rows in portions."""
 
     def write(self, rows: pa.Table) -> None: ...
 
@@ -25,7 +25,7 @@ class RowWriter(Protocol):
 
 
 class NdjsonWriter:
-    """One object a line; times are text as Arrow writes it, to the last digit."""
+    """One object per line; times are text in full precision."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -40,7 +40,7 @@ class NdjsonWriter:
 
 
 class TableWriter:
-    """For eyes; a table is drawn when all of it is there."""
+    """For people; the table is printed when all rows have arrived."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._names = schema.names
@@ -55,7 +55,7 @@ class TableWriter:
 
 
 def spelled(rows: pa.Table) -> pa.Table:
-    """With times as text: Python's own have no nanoseconds, and few years."""
+    """Convert times to text: Python's datetime has no nanoseconds and a limited range of years."""
     for place, field in enumerate(rows.schema):
         if pa.types.is_temporal(field.type):
             rows = rows.set_column(place, field.name, rows.column(place).cast(pa.string()))
@@ -64,7 +64,7 @@ def spelled(rows: pa.Table) -> pa.Table:
 
 @contextmanager
 def writer_of(format: Format | None, path: str | None, schema: pa.Schema) -> Iterator[RowWriter]:
-    """To a file, which is there when it is whole; without a path to standard output."""
+    """Write to a file, which appears when it is complete, or to standard output."""
     with ExitStack() as stack:
         if format is None:
             writer: RowWriter = TableWriter(schema)
@@ -79,7 +79,7 @@ def _opened(format: Format, path: str | None, stack: ExitStack) -> BinaryIO:
     if path is not None:
         return stack.enter_context(_replaced(path))
     if sys.stdout.isatty() and format in (Format.parquet, Format.arrow):
-        raise BadInput(f"{format} is nothing for a terminal", "name a file with --output")
+        raise BadInput(f"{format} can't be shown on a terminal", "name a file with --output")
     return cast(BinaryIO, sys.stdout.buffer)
 
 
@@ -115,6 +115,6 @@ def _check_flat(schema: pa.Schema) -> None:
     for field in schema:
         if pa.types.is_nested(field.type):
             raise BadInput(
-                f"column {field.name} is a list or a struct, which CSV has not",
+                f"column {field.name} is a list or a struct, which CSV can't represent",
                 "use ndjson or parquet, or leave it out with --columns",
             )

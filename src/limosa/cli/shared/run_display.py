@@ -1,7 +1,7 @@
-"""How does a run look to one who waits for its end?
+"""How is a run shown while somebody waits for its end?
 
-On a terminal as a table that changes: a line for the run, and one for each move in flight. Else a
-line whenever a move has begun or ended, and now and then.
+On a terminal as a live table: a line for the run, and one for each move in flight. Otherwise as a
+line whenever a move starts or ends, and at least every few seconds.
 """
 
 import time
@@ -27,12 +27,12 @@ BAR_WIDTH = 20
 MOVES_SHOWN = 8
 WAITS_SHOWN = 3
 SAY_SECONDS = 10.0
-"""After this time something is said, though no move has begun or ended."""
-NOT_BEGUN = "not begun"
+"""A line is printed at least this often, even if no move starts or ends."""
+NOT_BEGUN = "not started"
 
 
 class Watching:
-    """What a person who waits sees."""
+    """Shows a run until it has ended."""
 
     def __init__(
         self, quiet: bool, console: Console, now: Callable[[], float] = time.monotonic
@@ -66,7 +66,7 @@ class Watching:
 
 
 class Drawing:
-    """The table; it remembers how fast bytes came lately."""
+    """Draws the live table; remembers the recent rate of copying."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -92,7 +92,7 @@ def headline(progress: Progress) -> Text:
 
 
 def whole_line(progress: Progress, rate: float) -> Table:
-    """A bar, and the figures of the run."""
+    """The progress bar, and the run's figures."""
     estimate = progress.run.estimate
     whole = 0 if estimate is None else estimate.bytes
     done, total = (progress.bytes, whole) if whole else (progress.committed, progress.total)
@@ -115,7 +115,7 @@ def figures(progress: Progress, rate: float) -> str:
 
 
 def seconds_left(progress: Progress, rate: float) -> float | None:
-    """At the rate that is shown beside it, if it is known how many bytes there are."""
+    """At the rate that is shown, if the total number of bytes is known."""
     estimate = progress.run.estimate
     left = 0 if estimate is None else estimate.bytes - progress.bytes
     if progress.seconds_left is None or left <= 0 or rate <= 0:

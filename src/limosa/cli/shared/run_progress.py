@@ -1,4 +1,4 @@
-"""How far is a run? One look at it, or look after look until it has ended."""
+"""How far is a run? Polls until it has ended, and describes its progress in words."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from limosa.core.model.runs import RunMove
 from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.5
-"""Each look asks every node for all it knows."""
+"""Each poll asks every node for its status."""
 
 
 def follow(connection: Operator, run: str, show: Callable[[WatchedRun], None]) -> Progress:
-    """Until the run has ended; a cluster that does not answer for a while is asked again."""
+    """Poll until the run has ended; retries while the cluster does not answer."""
     heard_at = time.monotonic()
     while True:
         try:
@@ -43,17 +43,17 @@ def facts(progress: Progress) -> dict[str, Any]:
 
 
 def lines_of(progress: Progress) -> list[str]:
-    """What a person reads of a run, without its moves."""
+    """The run's description, without its moves."""
     run = progress.run
     told = {
         "run": f"{run.id}: {run.action}",
-        "asked for by": f"{run.by}{f' ({run.why})' if run.why else ''}",
+        "requested by": f"{run.by}{f' ({run.why})' if run.why else ''}",
         "state": state_words(progress),
         "moves": moves_words(progress),
         "copied": copied_words(progress),
         "time": time_words(progress),
         "longest pause": lasted(progress.pause_seconds) if progress.pause_seconds else "",
-        "thought before": estimate_words(progress),
+        "estimate": estimate_words(progress),
         "limits": limits_words(progress),
     }
     lines = [f"{name:<14} {value}" for name, value in told.items() if value]
@@ -68,11 +68,11 @@ def state_words(progress: Progress) -> str:
 
 
 def moves_words(progress: Progress) -> str:
-    """`5 of 12 committed, 2 in flight, 5 to begin`."""
+    """`5 of 12 committed, 2 in flight, 5 pending`."""
     parts = [f"{progress.committed:,} of {progress.total:,} committed"]
     parts += [f"{progress.in_flight:,} in flight"] if progress.in_flight else []
     parts += [f"{progress.failed:,} failed"] if progress.failed else []
-    never = "never begun" if progress.run.outcome else "to begin"
+    never = "never started" if progress.run.outcome else "pending"
     parts += [f"{progress.pending:,} {never}"] if progress.pending else []
     return ", ".join(parts)
 
@@ -98,7 +98,7 @@ def estimate_words(progress: Progress) -> str:
 def limits_words(progress: Progress) -> str:
     limits = progress.run.limits
     rate = f", {size(limits.bytes_per_second)}/s" if limits.bytes_per_second else ""
-    return f"{limits.moves_in} to a node and {limits.moves_out} away from one at once{rate}"
+    return f"{limits.moves_in} moves to and {limits.moves_out} away from a node at a time{rate}"
 
 
 def row_of(move: RunMove) -> tuple[object, ...]:

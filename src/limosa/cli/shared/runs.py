@@ -11,27 +11,30 @@ from limosa.cli.shared.run_progress import facts, follow, lines_of
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
+from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import RunPlan
 
 INTERRUPTED = 130
 
 Wait = Annotated[
     bool | None,
-    typer.Option("--wait/--no-wait", help="Until it has ended.", show_default="on a terminal"),
+    typer.Option(
+        "--wait/--no-wait", help="Wait until the run has ended.", show_default="on a terminal"
+    ),
 ]
 
 
 def begin(target: ClusterOptions, connection: Operator, plan: RunPlan, wait: bool | None) -> None:
-    """Start a run, say so, and follow it if somebody wants to."""
-    request = connection.start_run(plan)
-    name = request.answer.rsplit(" ", 1)[-1]
+    """Start a run, print its name, and wait for its end if asked to."""
+    request = connection.submit(DrainNodes(plan) if plan.drains else StartRun(plan))
+    name = request.run
     answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **next_of(name)}
     if not (is_watched(target) if wait is None else wait):
         if target.as_json:
             print_json({**answer, "state": "running"})
             return
         typer.echo(f"{name}: {plan.action}, {count(len(plan.moves), 'move')}.")
-        typer.echo(f"How far it is: {answer['next']}")
+        typer.echo(f"See its progress: {answer['next']}")
         return
     tell_end(target, followed(target, connection, name))
 
@@ -51,7 +54,10 @@ def followed(target: ClusterOptions, connection: Operator, run: str) -> Progress
             return follow(connection, run, watching.show)
     except KeyboardInterrupt:
         pass
-    tell(f"The run goes on. See `limosa rebalance status`; end it: `limosa rebalance cancel {run}`")
+    tell(
+        f"The run continues. See its progress: `limosa rebalance status`; "
+        f"cancel it: `limosa rebalance cancel {run}`"
+    )
     if target.as_json:
         print_json({"run": run, "state": "running", **next_of(run)})
     raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""How many bytes are `100MiB`?"""
+"""How is a number of bytes read? `100MiB`, `1GB`."""
 
 import re
 
@@ -12,5 +12,5 @@ UNITS |= {f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", 1)}
 def bytes_of(given: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", given)
     if found is None or found[2].lower() not in UNITS:
-        raise BadInput(f"{given!r} is no number of bytes", "write 100MiB, 1GB or 0")
+        raise BadInput(f"{given!r} is not a number of bytes", "write 100MiB, 1GB or 0")
     return float(found[1]) * UNITS[found[2].lower()]

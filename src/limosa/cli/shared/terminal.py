@@ -1,4 +1,4 @@
-"""How does an answer look? A table for people, one line of JSON for programs."""
+"""How is an answer printed? As a table for people, as one line of JSON for programs."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ def print_json(answer: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns of numbers to the right; only the last column is ever folded."""
+    """Numbers are right-aligned; only the last column is ever wrapped."""
     shown = [[NOTHING if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, name in enumerate(columns):
@@ -46,7 +46,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _needed_width(rows: Sequence[Sequence[str]]) -> int:
-    """With the last column folded to something still readable."""
+    """The width at which only the last column is wrapped."""
     widths = [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
     return sum(widths[:-1]) + min(widths[-1], LAST_WIDTH) + 3 * len(widths)
 
@@ -57,7 +57,7 @@ def place_of(address: str) -> str:
 
 
 def tell(what: str) -> None:
-    """A remark beside the answer."""
+    """Print a message on standard error: standard output is for the answer."""
     typer.echo(what, err=True)
 
 
@@ -67,7 +67,7 @@ def count(number: int, what: str, several: str = "") -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, as people read them."""
+    """`12 B`, `3.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(number) < 1000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -76,13 +76,13 @@ def size(number: float) -> str:
 
 
 def exit_code(error: LimosaError) -> int:
-    """2 if what was typed is wrong whatever the cluster does; 1 if the cluster says no."""
+    """2 if the command line is wrong whatever the cluster's state; 1 if the cluster refuses."""
     is_typed = isinstance(error, BadInput) and not isinstance(error, IllegalRequest | VolumeInUse)
     return 2 if is_typed else 1
 
 
 def tell_error(error: LimosaError, as_json: bool) -> int:
-    """One sentence with its advice; the exit code."""
+    """Print the error with its advice; returns the exit code."""
     sys.stdout.flush()
     tell(f"Error: {error}")
     if as_json:

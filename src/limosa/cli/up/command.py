@@ -25,28 +25,30 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def up(
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, max=50, help="How many.", show_default="3, or as many as there were"),
+        typer.Option(
+            min=1, max=50, help="Number of nodes.", show_default="3, or as many as last time"
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="The directory of the cluster.")] = DEFAULT_DIRECTORY,
+    data: Annotated[str, typer.Option(help="The cluster's directory.")] = DEFAULT_DIRECTORY,
     cluster: Annotated[
-        str | None, typer.Option(help="The cluster's name, if it is new.", show_default=LOCAL)
+        str | None, typer.Option(help="The name of a new cluster.", show_default=LOCAL)
     ] = None,
     lease_seconds: Annotated[
-        float, typer.Option(min=0.5, help="How long a silent node counts as alive.")
+        float, typer.Option(min=0.5, help="After how long a silent node counts as dead.")
     ] = 3.0,
     no_restart: Annotated[
-        bool, typer.Option("--no-restart", help="Leave a node that died alone.")
+        bool, typer.Option("--no-restart", help="Do not restart a process that died.")
     ] = False,
     no_admin: Annotated[
-        bool, typer.Option("--no-admin", help="Run no admin service over HTTP.")
+        bool, typer.Option("--no-admin", help="Do not run the admin service over HTTP.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster on this machine, in this terminal.
 
-    A coordinator, some nodes and an admin service run as processes of their own. One that dies is
-    started again. Ctrl-C stops all of them; a second Ctrl-C kills them. The rows stay in the
-    directory, and the next `limosa up` goes on with them; a larger --nodes adds nodes.
+    It starts a coordinator, the nodes and an admin service as separate processes, and restarts
+    each of them that dies. Ctrl-C stops all of them; a second Ctrl-C kills them. The data stays in
+    the directory for the next `limosa up`; a larger --nodes adds nodes.
 
     \b
     Examples:
@@ -79,15 +81,15 @@ def up(
 
 
 def _can_serve_admin() -> bool:
-    """A cluster does without."""
+    """The admin service is optional."""
     if is_admin_installed():
         return True
-    tell(f"There is no admin service: it needs FastAPI and uvicorn ({INSTALL_ADMIN}).")
+    tell(f"The admin service does not run: it needs FastAPI and uvicorn ({INSTALL_ADMIN}).")
     return False
 
 
 class UpState:
-    """How far it got, and how it ends."""
+    """How far the cluster has started, and how it is being stopped."""
 
     def __init__(self) -> None:
         self.was_ready = False
@@ -97,7 +99,7 @@ class UpState:
 
 @contextmanager
 def _stopped_by_signals(local: LocalCluster) -> Iterator[UpState]:
-    """The first signal ends what runs here; those that follow kill who has not stopped yet."""
+    """The first signal stops the cluster; later ones kill the processes that still run."""
     run = UpState()
 
     def heard(number: int, frame: object) -> None:
@@ -108,7 +110,9 @@ def _stopped_by_signals(local: LocalCluster) -> Iterator[UpState]:
         for process in list(local.processes.values()):
             process.kill()
 
-    before = {number: signal.signal(number, heard) for number in SIGNALS}
+    # Under nohup the cluster survives the end of its terminal.
+    hears = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, heard) for number in hears}
     try:
         yield run
     except KeyboardInterrupt:
@@ -120,9 +124,9 @@ def _stopped_by_signals(local: LocalCluster) -> Iterator[UpState]:
 
 def _say_goodbye(run: UpState) -> None:
     if run.killed:
-        tell("Killed. The next `limosa up` recovers what was acknowledged.")
+        tell("Killed. The next `limosa up` recovers all acknowledged rows.")
     elif not run.was_ready:
-        tell("Stopped before it was ready.")
+        tell("Stopped before the cluster was ready.")
     else:
         seconds = time.monotonic() - (run.stopping_since or 0.0)
         tell(f"Stopped cleanly after {seconds:.1f} s. All rows are kept.")
@@ -147,7 +151,7 @@ def _announce(local: LocalCluster) -> None:
 
 def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
     if local.admin_trouble:
-        tell(f"There is no admin service: {local.admin_trouble}")
+        tell(f"The admin service does not run: {local.admin_trouble}")
     if as_json:
         print_json(
             {
@@ -178,8 +182,12 @@ def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
         "  limosa status",
         *(["  limosa admin-token add me --role admin"] if local.admin_url else []),
         "",
-        *([f"Over HTTP, with such a token: {local.admin_url}"] if local.admin_url else []),
-        "In Python: limosa.connect(). Ctrl-C stops it; the rows stay.",
+        *(
+            [f"Admin service, for clients with a token: {local.admin_url}"]
+            if local.admin_url
+            else []
+        ),
+        "From Python: limosa.connect(). Ctrl-C stops the cluster and keeps its rows.",
     ]
     typer.echo("\n".join(lines))
 
@@ -192,4 +200,4 @@ def _watch(local: LocalCluster, restarts: bool) -> None:
     while not supervisor.all_gone:
         supervisor.look()
         time.sleep(LOOK_SECONDS)
-    raise Refused("every process has ended", f"look at {local.directory}/logs")
+    raise Refused("every process has ended", f"see the logs in {local.directory}/logs")

@@ -1,4 +1,4 @@
-"""What if a process of a local cluster dies? It is reported, and started again after a pause."""
+"""What if a process of a local cluster dies? It is reported, and restarted after a pause."""
 
 import select
 import signal
@@ -11,11 +11,11 @@ from limosa.errors import LimosaError
 PAUSE_SECONDS = 1.0
 PAUSE_SECONDS_MAX = 30.0
 CALM_SECONDS = 10.0
-"""Who has run for this long is forgiven its earlier deaths."""
+"""After a process has run for this long, its next restart has the shortest pause again."""
 
 
 class Processes(Protocol):
-    """What is looked after: `runtime.local.LocalCluster`, or a stand-in."""
+    """The supervised processes: `runtime.local.LocalCluster`, or a test double."""
 
     processes: dict[str, Any]
 
@@ -25,7 +25,7 @@ class Processes(Protocol):
 
 
 class Supervisor:
-    """Call `look` now and then; it never waits."""
+    """Restarts processes that died, whenever `look` is called; `look` does not block."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Supervisor:
 
     @property
     def all_gone(self) -> bool:
-        """Nobody runs, and nobody will."""
+        """No process runs, and none will be restarted."""
         return len(self._gone) == len(self._cluster.processes)
 
     def look(self) -> None:
@@ -67,13 +67,13 @@ class Supervisor:
     def _mourn(self, name: str, what: str) -> None:
         if not self._restarts:
             self._gone.add(name)
-            self._report(f"{what}. It is not started again (--no-restart).")
+            self._report(f"{what}. It is not restarted (--no-restart).")
             return
         ran = self._now() - self._started_at.get(name, -CALM_SECONDS)
         pause = PAUSE_SECONDS if ran >= CALM_SECONDS else self._next_pause(name)
         self._pauses[name] = pause
         self._due[name] = self._now() + pause
-        self._report(f"{what}. It is started again in {pause:.0f} s.")
+        self._report(f"{what}. It is restarted in {pause:.0f} s.")
 
     def _next_pause(self, name: str) -> float:
         return min(PAUSE_SECONDS_MAX, 2 * self._pauses.get(name, PAUSE_SECONDS / 2))
@@ -95,18 +95,18 @@ class Supervisor:
         except LimosaError as error:
             self._mourn(name, str(error))
             return
-        self._report(f"{name} runs again.")
+        self._report(f"{name} has restarted.")
         self._came_back()
 
 
 def is_readable(process: Any) -> bool:
-    """Has it said something, or ended?"""
+    """Whether the process has printed something, or has ended."""
     return bool(select.select([process.stdout], [], [], 0)[0])
 
 
 def ending(code: int) -> str:
     if code >= 0:
-        return f"ended with code {code}"
+        return f"ended with exit code {code}"
     try:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""Do a file's rows fit a table? Columns go by name, and are converted if that loses nothing."""
+"""Do a file's rows fit a table? Columns are matched by name, and converted without loss."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +21,12 @@ _KINDS = (
 
 
 def check_columns(table: Table, names: Sequence[str], file: str) -> None:
-    """Before anything is sent: has the table these columns, and the file the key?"""
+    """The table must have all columns of the file, and the file the table's key."""
     unknown = [name for name in names if name not in table.names]
     if unknown:
         raise InvalidSchema(
             f"{file}: the table has no column {', '.join(unknown)}",
-            f"leave it out of the file; the table has {', '.join(table.names)}",
+            f"remove it from the file; the table has {', '.join(table.names)}",
         )
     missing = [name for name in table.key if name not in names]
     if missing:
@@ -36,7 +36,7 @@ def check_columns(table: Table, names: Sequence[str], file: str) -> None:
 
 
 def fitted(table: Table, batch: pa.RecordBatch, file: str, first_row: int) -> pa.RecordBatch:
-    """The rows as the table has them; an error names the file, the column and what is wrong."""
+    """Convert the rows to the table's types; errors name the file and the column."""
     check_columns(table, batch.schema.names, file)
     arrays = []
     for name in batch.schema.names:
@@ -45,7 +45,7 @@ def fitted(table: Table, batch: pa.RecordBatch, file: str, first_row: int) -> pa
             row = first_row + column.is_null().index(True).as_py()
             raise InvalidKey(
                 f"{file}: the key column {name} is null in row {row + 1:,}",
-                "every row needs its key",
+                "every row needs a key",
             )
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
@@ -61,10 +61,10 @@ def _converted(column: Any, wanted: pa.DataType, file: str, name: str) -> Any:
             return _converted(column.dictionary_decode(), wanted, file, name)
         if any(kind(column.type) and kind(wanted) for kind in _KINDS):
             return column.cast(wanted)
-        why = "they are of different kinds"
+        why = "these types can't be converted"
     except pa.ArrowException as error:
         why = str(error).splitlines()[0].rstrip(".")
     raise BadInput(
-        f"{file}: column {name} can't be made {wanted} from {column.type}: {why}",
-        "convert it in the file, or make the table with another type",
+        f"{file}: column {name} can't be converted from {column.type} to {wanted}: {why}",
+        "convert it in the file, or create the table with another type",
     )

@@ -36,36 +36,36 @@ from limosa.tabular.schema import Table
 BATCHES_UNDER_WAY = 16
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
-"""How long a cluster that takes nothing is tried again."""
+"""How long to retry while the cluster accepts no writes."""
 
 
 @of_cluster
 def write(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
-    file: Annotated[str, typer.Argument(help="Its rows; - for standard input.")],
+    file: Annotated[str, typer.Argument(help="The file with the rows; - for standard input.")],
     format: Annotated[
         Format | None,
-        typer.Option("--format", help="What the file is.", show_default="by its suffix"),
+        typer.Option("--format", help="The file's format.", show_default="by its suffix"),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the table, with the file's columns.")
+        bool, typer.Option("--create", help="Create the table, with the file's columns.")
     ] = False,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="With --create: a key column; repeat for several."),
+        typer.Option("--key", help="With --create: a key column; repeat the option for several."),
     ] = None,
     partitions: Partitions = None,
     replicas: Replicas = None,
 ) -> None:
-    """Write the rows of a file; a row with the same key is replaced.
+    """Write the rows of a file to a table.
 
-    The file is read and sent in batches. What is wrong with its columns, its first rows or its
-    types is said before anything is written; of a later error it is said how many rows were
-    acknowledged before. Writing the file again is safe.
+    A row replaces the row with the same key. The file is sent in batches; errors in its columns,
+    types or first rows are found before anything is written. After a later error the command
+    reports how many rows were acknowledged; it is safe to write the file again.
 
-    In CSV an empty field without quotes is null. In NDJSON times and decimals are text, and binary
-    is base64.
+    In CSV, an empty field without quotes is null. In NDJSON, times and decimals are text, and
+    binary is base64.
 
     \b
     Examples:
@@ -74,11 +74,13 @@ def write(
       generate-rows | limosa write items - --format ndjson
     """
     if not create and (key or partitions is not None or replicas is not None):
-        raise BadInput("the table is not made here", "add --create, or leave the options out")
+        raise BadInput(
+            "--key, --partitions and --replicas are for new tables", "add --create, or omit them"
+        )
     if create and not key:
-        raise BadInput("a new table needs a key", "name its columns with --key")
+        raise BadInput("a new table needs a key", "name its key columns with --key")
     with target.connect() as connection:
-        # Columns and types are checked with the table at hand; a new one is made after that.
+        # Columns and types are checked first; only then a new table is created.
         known = None if create else connection.table(table)
         types = None if known is None else _types(known.definition)
         with open_source(file, format, types) as source:
@@ -115,13 +117,13 @@ def _types(table: Table) -> dict[str, pa.DataType]:
 
 
 def _check_nulls(table: Table, source: RowFile) -> None:
-    """As far as the file says how many there are, without a look at its rows."""
+    """From the file's metadata, without reading its rows."""
     for name in table.key:
         nulls = source.nulls.get(name, 0)
         if nulls:
             raise InvalidKey(
                 f"{source.name}: the key column {name} is null in {count(nulls, 'row')}",
-                "every row needs its key",
+                "every row needs a key",
             )
 
 
@@ -152,7 +154,7 @@ def _send(
             tell(f"Interrupted: {_so_far(sender)}.")
             raise
         except LimosaError as error:
-            if isinstance(error, BadInput):  # of the file: what came before it still goes its way
+            if isinstance(error, BadInput):  # an error in the file: finish the batches before it
                 with suppress(LimosaError):
                     sender.finish()
             error.message += f"; {_so_far(sender)}"
@@ -167,14 +169,14 @@ def _send(
 
 
 def _so_far(sender: "Sender") -> str:
-    return f"{count(sender.count_acked(), 'row')} were acknowledged; others may be written, too"
+    return f"{count(sender.count_acked(), 'row')} acknowledged; others may have been written too"
 
 
 class Sender:
-    """Keeps some batches under way, and counts what is durable.
+    """Keeps several batches in flight, and counts the acknowledged rows.
 
-    While the cluster can't take one (a node died, too few replicas are in sync) it is sent again,
-    and all that came after it, so that of two rows with the same key the later one stays.
+    A batch that the cluster can't accept (a node died, too few replicas are in sync) is retried
+    with all batches after it, so that of two rows with the same key the later one wins.
     """
 
     def __init__(self, table: TableHandle, advance: Callable[[int], None]) -> None:
@@ -197,7 +199,7 @@ class Sender:
             self._settle()
 
     def count_acked(self) -> int:
-        """Also of those that nobody has waited for."""
+        """Includes batches whose answer has arrived but was not awaited."""
         for batch, future in self._under_way:
             if future.done() and future.exception() is None and future.result().outcome == "done":
                 self.acked += len(batch)

@@ -1,1 +1,1 @@
-"""What should happen next? The coordinator compares what is agreed with what nodes report."""
+"""What should happen next? The coordinator compares the agreed state with nodes' statuses."""

@@ -1,16 +1,15 @@
-"""How is something taken back that was asked for? By another request, made of how far it is."""
+"""How is a request taken back? By another request, which depends on how far the first one got."""
 
 from limosa.core.model.changes import Agreed
-from limosa.core.model.intent import Request, RequestKind
-from limosa.core.model.runs import run_name
+from limosa.core.model.requests import (
+    CancelChange,
+    CancelRun,
+    DrainNodes,
+    Request,
+    StartRun,
+    WithdrawRequest,
+)
 from limosa.errors import IllegalRequest
-
-RUNS: tuple[RequestKind, ...] = ("start_run", "drain_nodes")
-
-
-def run_of(request: Request) -> str:
-    """The run that came of one that was accepted: it is named after the request's trigger."""
-    return run_name(request.trigger)
 
 
 def aborting(agreed: Agreed, request: Request, id: str) -> Request:
@@ -19,13 +18,13 @@ def aborting(agreed: Agreed, request: Request, id: str) -> Request:
     Raises `IllegalRequest` if there is nothing left of it.
     """
     if request.state == "waiting":
-        return Request(id, "withdraw", name=request.id)
-    if request.state == "done" and request.kind in RUNS:
-        return Request(id, "cancel_run", name=run_of(request))
+        return Request(id, WithdrawRequest(request.id))
+    if request.run and isinstance(request.what, StartRun | DrainNodes):
+        return Request(id, CancelRun(request.run))
     intent = agreed.intents.get(request.partition)
     pending = None if intent is None else intent.pending
     if request.state == "done" and pending is not None and pending.trigger == request.trigger:
-        return Request(id, "cancel", request.partition, cancels=pending.trigger)
+        return Request(id, CancelChange(request.partition, pending.trigger))
     raise IllegalRequest(
         f"{request.id} has ended: {request.state}, {request.answer}", "nothing is to be aborted"
     )

@@ -4,6 +4,7 @@ import re
 from typing import Literal, NamedTuple
 
 from limosa.core.model.changes import Change
+from limosa.core.model.requests import LedTo
 from limosa.errors import IllegalRequest
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -14,6 +15,7 @@ class RequestAnswer(NamedTuple):
 
     changes: tuple[Change, ...]
     words: str
+    led_to: LedTo | None = None
     state: Literal["done", "refused"] = "done"
 
 

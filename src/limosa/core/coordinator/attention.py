@@ -1,4 +1,4 @@
-"""Which partitions should be looked at now? Those of which something new is known.
+"""Which partitions must the coordinator look at now? Those about which something new is known.
 
 To look at one too many costs time only. One that is forgotten here is seen when all are looked at,
 which happens now and then: nothing depends on this for being right.

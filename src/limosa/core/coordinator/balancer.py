@@ -1,4 +1,4 @@
-"""Does the cluster spread its load by itself? If it is told to, and then seldom.
+"""Should the cluster start a run by itself now? Only if automatic runs are on and one is due.
 
 The balancer asks as an operator does, by a request, which is refused if a run is under way. It
 moves from the most loaded node and to the least loaded one, and never empties a node that stays.
@@ -16,7 +16,7 @@ from limosa.core.model.changes import (
     Put,
     request_key,
 )
-from limosa.core.model.intent import Request
+from limosa.core.model.requests import Request, StartRun
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.core.planning.policy import PolicyDecision, should_rebalance
@@ -67,7 +67,7 @@ def relieving(plan: Plan, verdict: PolicyDecision) -> Plan | None:
 def asked(view: ClusterView, plan: Plan, why: str) -> Commit:
     run = as_run(view, plan, RunPlan(ACTION, by="balancer", why=why))
     name = f"balance-{view.agreed.revision}"
-    request = Request(name, "start_run", run=run, asked=view.wall)
+    request = Request(name, StartRun(run), asked=view.wall)
     keys = (REBALANCE_KEY, CONTROLS_KEY)
     guards = {key: view.agreed.revision_of(key) for key in keys}
     guards |= {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}

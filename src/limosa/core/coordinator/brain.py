@@ -1,4 +1,4 @@
-"""What should happen next? For every partition: one commit, or a wait with its reason in words.
+"""What should happen next? Each partition gets one commit, or a reason in words why it waits.
 
 The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing
 else. Its successor computes the same. Every commit is guarded by its lease key and by the revisions
@@ -31,7 +31,6 @@ from limosa.core.events import (
     Elected,
     Received,
 )
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.messages import Look, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
@@ -42,8 +41,9 @@ from limosa.core.model.changes import (
     intent_key,
     request_key,
 )
-from limosa.core.model.intent import Placement, Request
+from limosa.core.model.intent import Placement
 from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.requests import RebuildReplicas, Request
 from limosa.core.model.topology import Partition, Replica
 
 
@@ -209,7 +209,7 @@ class Coordinator:
     def _since(self, now: float, record: Partition) -> float:
         """When this coordinator first saw the hold; a successor holds for as long again."""
         assert record.transition is not None
-        if record.transition.stage != READ_NEW:
+        if not routing.may_end_hold(record.transition):
             return now
         return self._memory.held_since(record.id, record.transition.id, now)
 
@@ -246,7 +246,8 @@ class Coordinator:
         problem = no_room(view, record, Placement(replica.node, replica.volume))
         if problem:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {problem}")
-        request = Request(name, "rebuild", record.id, renewed=(replica.node,), asked=view.wall)
+        wish = RebuildReplicas(record.id, (replica.node,))
+        request = Request(name, wish, asked=view.wall)
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
 
@@ -273,7 +274,8 @@ class Coordinator:
         before, asked_at = self._effects_at.get(record.id, (None, -1e9))
         if self.waits.get(record.id) != waiting.why:
             self.waits[record.id] = waiting.why
-            out.append(Explain(record.id, "stable" if stage is None else stage.name, waiting.why))
+            name = "stable" if stage is None else stage.name
+            out.append(Explain(record.id, name, waiting.why, waiting.work))
         if before != waiting or view.now - asked_at >= self.settings.ask_again_seconds:
             self._effects_at[record.id] = (waiting, view.now)
             out.extend(waiting.effects)

@@ -1,4 +1,4 @@
-"""May a replica be put there? What a move needs of its places, asked for by whomever."""
+"""May a replica be placed there? The conditions of every move, whoever asks for it."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""May the cluster change by itself, and may it change at all? Switches that an operator has.
+"""May the cluster change by itself, or at all? The switches that an operator has.
 
 Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
 While locked, nothing that changes the topology begins; what has begun goes on.
@@ -8,38 +8,36 @@ from msgspec.structs import replace
 
 from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.model.changes import CONTROLS_KEY, Put
-from limosa.core.model.intent import Request
-from limosa.core.model.keys import Revision
+from limosa.core.model.changes import Put
+from limosa.core.model.requests import LockCluster, SetBalancing, SetPolicy, UnlockCluster
 from limosa.core.model.runs import Policy
 from limosa.errors import IllegalRequest
 
 
-def switch(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def switch(
+    view: ClusterView, wish: SetBalancing | SetPolicy | LockCluster | UnlockCluster
+) -> RequestAnswer:
     controls = view.agreed.controls
-    if request.kind == "set_balancing":
-        words = "balancing is on" if request.on else "balancing is off"
-        return RequestAnswer((Put(replace(controls, balancing=request.on)),), words)
-    if request.kind == "set_policy":
-        policy = checked(request.policy)
-        words = "the balancer begins runs by itself" if policy.enabled else "it begins none"
-        return RequestAnswer((Put(replace(controls, policy=policy)),), words)
-    if request.kind == "unlock":
-        if not controls.locked:
-            raise IllegalRequest("the cluster is not locked", "nothing is to be done")
-        return RequestAnswer((Put(replace(controls, locked="")),), "unlocked")
+    match wish:
+        case SetBalancing(on=on):
+            words = "balancing is on" if on else "balancing is off"
+            return RequestAnswer((Put(replace(controls, balancing=on)),), words)
+        case SetPolicy():
+            policy = checked(wish.policy)
+            words = "the balancer begins runs by itself" if policy.enabled else "it begins none"
+            return RequestAnswer((Put(replace(controls, policy=policy)),), words)
+        case UnlockCluster():
+            if not controls.locked:
+                raise IllegalRequest("the cluster is not locked", "nothing is to be done")
+            return RequestAnswer((Put(replace(controls, locked="")),), "unlocked")
     if controls.locked:
         raise IllegalRequest(
             f"the cluster is locked already: {controls.locked}", "unlock it first, or leave it so"
         )
-    return RequestAnswer(
-        (Put(replace(controls, locked=request.name or "by an operator")),), "locked"
-    )
+    return RequestAnswer((Put(replace(controls, locked=wish.why or "by an operator")),), "locked")
 
 
-def checked(policy: Policy | None) -> Policy:
-    if policy is None:
-        raise IllegalRequest("no policy is given", "say when the balancer should begin a run")
+def checked(policy: Policy) -> Policy:
     if policy.ratio <= 1 or policy.interval_seconds <= 0 or policy.cooldown_seconds < 0:
         raise IllegalRequest(
             f"a ratio of {policy.ratio:g}, looked at every {policy.interval_seconds:g} s, with "
@@ -47,7 +45,3 @@ def checked(policy: Policy | None) -> Policy:
             "use a ratio above 1 and times that are not negative",
         )
     return policy
-
-
-def switch_reads(view: ClusterView, request: Request) -> list[str]:
-    return [CONTROLS_KEY]

@@ -1,4 +1,4 @@
-"""May these nodes be emptied, are they empty, and what are they then?
+"""May these nodes be drained, are they empty, and which state do they get then?
 
 A node that is being emptied gets no new replicas from the commit on that begins its run. What is
 left on it is looked up in the end, whatever the plan was.
@@ -16,8 +16,8 @@ from limosa.core.model.changes import (
     node_key,
     zone_key,
 )
-from limosa.core.model.intent import Request
-from limosa.core.model.keys import NodeId, Revision
+from limosa.core.model.keys import NodeId
+from limosa.core.model.requests import LedToNodes, UndrainNodes
 from limosa.core.model.runs import Outcome, Run, RunPlan
 from limosa.core.model.topology import Node
 from limosa.core.planning.placement import data_nodes
@@ -107,11 +107,11 @@ def end_reads(view: ClusterView, run: Run) -> list[str]:
     return [*keys, *map(intent_key, view.agreed.intents)]
 
 
-def undrain(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def undrain(view: ClusterView, wish: UndrainNodes) -> RequestAnswer:
     """Nodes that were emptied, and did not leave, take part again."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     back: list[Change] = []
-    for name in dict.fromkeys(request.names):
+    for name in dict.fromkeys(wish.nodes):
         node = member(view, name)
         if run is not None and name in run.drains:
             raise IllegalRequest(f"{name} is being drained by {run.id}", "cancel that run")
@@ -120,8 +120,10 @@ def undrain(view: ClusterView, request: Request, trigger: Revision) -> RequestAn
         back.append(Put(after(node, "fail", state=node.state)))
     if not back:
         raise IllegalRequest("no node is named", "name nodes that were drained")
-    return RequestAnswer(tuple(back), f"normal again: {', '.join(request.names)}")
+    return RequestAnswer(
+        tuple(back), f"normal again: {', '.join(wish.nodes)}", LedToNodes(wish.nodes)
+    )
 
 
-def undrain_reads(view: ClusterView, request: Request) -> list[str]:
-    return [REBALANCE_KEY, *map(node_key, request.names)]
+def undrain_reads(wish: UndrainNodes) -> list[str]:
+    return [REBALANCE_KEY, *map(node_key, wish.nodes)]

@@ -1,4 +1,4 @@
-"""Which moves of the run under way are worth a look? An index of them, by what they wait for.
+"""Which moves of the current run need attention? An index of moves by what they wait for.
 
 It is made of the agreed state alone, and only what changed in it is looked at again.
 """

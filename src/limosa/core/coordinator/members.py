@@ -1,10 +1,11 @@
-"""May this node come in or go out? Members are rows, and a row that has `left` stays.
+"""May this node join or leave? A node that has left keeps its row for ever.
 
 A join is checked here, by one coordinator, and not by whoever hears of it first, so that two nodes
 can't come in under one name. What every member can do is enabled by the commit that makes it so.
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -24,16 +25,17 @@ from limosa.core.model.changes import (
     node_key,
     request_key,
 )
-from limosa.core.model.intent import Intent, Request
-from limosa.core.model.keys import NodeId, Revision
-from limosa.core.model.topology import Features, Node
+from limosa.core.model.intent import Intent
+from limosa.core.model.keys import NodeId
+from limosa.core.model.requests import JoinCluster, LedToNodes, RemoveNode, Request
+from limosa.core.model.topology import Features, Node, NodeState
 from limosa.errors import IllegalRequest
 
 
-def after(node: Node, *events: str, state: str = "none") -> Node:
+def after(node: Node, *events: str, state: NodeState = "none") -> Node:
     """The node after these events of its life, if they may happen in this order."""
     for event in events:
-        state = NODE.after(state, event)
+        state = cast(NodeState, NODE.after(state, event))
     return replace(node, state=state)
 
 
@@ -50,34 +52,35 @@ def missing_features(topology: Topology, node: Node) -> str:
     return ", ".join(name for name in topology.features.enabled if name not in node.features)
 
 
-def join(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
-    node = request.node
-    if node is None:
-        raise IllegalRequest("a join without a node", "say who joins")
+def join(view: ClusterView, wish: JoinCluster, request: Request) -> RequestAnswer:
+    node = wish.node
     topology = view.agreed.topology
-    check_cluster(topology, request.cluster, node)
+    check_cluster(topology, wish.cluster, node)
     check_identity(topology.nodes.values(), node)
     check_alone(view, request, node)
     missing = missing_features(topology, node)
     if missing:
         why = f"{node.id} lacks what this cluster uses: {missing}; upgrade it, wipe its directory"
         rejected = after(node, "be rejected")
-        return RequestAnswer((Put(rejected),), f"{why} and join under a new name", "refused")
+        return RequestAnswer((Put(rejected),), f"{why} and join under a new name", state="refused")
     member = after(node, "join", "succeed")
-    return RequestAnswer((Put(member), Put(enabled(topology, member))), "joined")
+    changes = (Put(member), Put(enabled(topology, member)))
+    return RequestAnswer(changes, "joined", LedToNodes((node.id,)))
 
 
-def join_reads(view: ClusterView, request: Request) -> list[str]:
-    name = "" if request.node is None else request.node.id
+def join_reads(view: ClusterView, wish: JoinCluster) -> list[str]:
+    name = wish.node.id
     keys = [CLUSTER_KEY, FEATURES_KEY, node_key(name), *map(node_key, view.agreed.topology.nodes)]
     return keys + [request_key(other.id) for other in joins_of(view, name)]
 
 
 def joins_of(view: ClusterView, node: NodeId) -> list[Request]:
     """All that wait to join under this name, the first one first."""
-    joins = [each for each in view.agreed.requests.values() if each.kind == "join"]
-    waiting = [each for each in joins if each.state == "waiting"]
-    same = [each for each in waiting if each.node is not None and each.node.id == node]
+    same = [
+        each
+        for each in view.waiting()
+        if isinstance(each.what, JoinCluster) and each.what.node.id == node
+    ]
     return sorted(same, key=lambda each: (view.agreed.revision_of(request_key(each.id)), each.id))
 
 
@@ -93,7 +96,7 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
         raise IllegalRequest(
             f"{node.id} is on another machine, and this cluster keeps its agreed state in a file, "
             "so all nodes must be on one machine",
-            "use etcd for several",
+            "start all nodes on the machine of the metastore's file",
         )
 
 
@@ -126,12 +129,12 @@ def check_alone(view: ClusterView, request: Request, node: Node) -> None:
         )
 
 
-def remove(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
     """A dead node that holds nothing has left, for good; it is never forgotten."""
     topology = view.agreed.topology
-    node = topology.nodes.get(request.name)
+    node = topology.nodes.get(wish.node)
     if node is None:
-        raise IllegalRequest(f"there is no node {request.name}", "list the nodes")
+        raise IllegalRequest(f"there is no node {wish.node}", "list the nodes")
     if node.state == "left":
         raise IllegalRequest(f"{node.id} has left already", "nothing is to be done")
     if view.is_live(node.id):
@@ -152,12 +155,12 @@ def remove(view: ClusterView, request: Request, trigger: Revision) -> RequestAns
         )
     gone = after(node, "be removed", "succeed", state=node.state)
     changes: tuple[Change, ...] = (Put(gone), Put(enabled(topology, gone)))
-    return RequestAnswer(changes, "removed")
+    return RequestAnswer(changes, "removed", LedToNodes((node.id,)))
 
 
-def remove_reads(view: ClusterView, request: Request) -> list[str]:
+def remove_reads(view: ClusterView, wish: RemoveNode) -> list[str]:
     """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
-    keys = [node_key(request.name), lease_key(request.name), FEATURES_KEY, REBALANCE_KEY]
+    keys = [node_key(wish.node), lease_key(wish.node), FEATURES_KEY, REBALANCE_KEY]
     keys += map(node_key, view.agreed.topology.nodes)
     return keys + [intent_key(partition) for partition in view.agreed.intents]
 

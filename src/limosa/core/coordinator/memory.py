@@ -1,4 +1,4 @@
-"""What does a coordinator remember of what it saw? Nothing that a successor could not do without.
+"""What does a coordinator remember of what it saw? Nothing that a successor needs.
 
 A successor counts anew: it holds for as long again, waits for as long again, and knows nothing of a
 pause that began before it.

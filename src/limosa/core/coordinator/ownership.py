@@ -1,4 +1,4 @@
-"""Who should own a partition, and who is in sync? Failover, election, taking out and putting back.
+"""Who should own a partition, and which replicas are in sync? Failover, election, removal, return.
 
 A replica that does not answer is first taken out by a commit; only then may the owner go on without
 it. Taking out a replica that a transition makes is giving the transition up, in that same commit.
@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.view import ClusterView, with_stage
-from limosa.core.machines.catalogue import FALLBACK, READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Revision
-from limosa.core.model.topology import Grant, Partition, Replica, Transition
+from limosa.core.model.topology import GivenUpBy, Grant, Partition, Replica, Transition
 
 
 def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
@@ -60,11 +59,12 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
         _, best = max(positions, key=lambda each: each[0])
         after = replace(record, owner=Grant(best, view.lease_of(best.node)))
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
-    change = record.transition
-    if change is not None and FALLBACK in routing.machine_of(change)[change.stage].given_up:
+    stage = routing.stage_of(record)
+    if stage is not None and stage.switched and stage.given_up:
         old = [r for r in in_sync_side(record, Side.OLD) if view.of(record, r) is not None]
         if old:
-            after = with_stage(record, FALLBACK, giving_up="no replica of the new side lives")
+            why = "no replica of the new side lives"
+            after = with_stage(record, stage.given_up[0], giving_up=why, given_up_by="cluster")
             return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
     return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
 
@@ -117,7 +117,7 @@ def take_out(view: ClusterView, record: Partition, replica: Replica, why: str) -
     after = replace(record, in_sync=tuple(r for r in record.in_sync if r != replica))
     reason = f"{replica.node} is taken out: {why}"
     if replica in routing.new_only(record) and gives_up(record):
-        after = given_up(after, reason)
+        after = given_up(after, reason, "cluster")
     return view.commit(record, after, reason)
 
 
@@ -126,22 +126,20 @@ def gives_up(record: Partition) -> bool:
     return stage is not None and bool(stage.given_up)
 
 
-def given_up(record: Partition, why: str) -> Partition:
+def given_up(record: Partition, why: str, by: GivenUpBy) -> Partition:
     """Leave a stage by its other edge, or, once the new side is read, prepare to."""
     change = record.transition
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
-    if stage.name == READ_NEW:
-        return with_stage(record, stage.name, giving_up=why)
-    return enter(record, stage.given_up[0], why)
+    after = with_stage(record, stage.name, giving_up=why, given_up_by=by)
+    return after if stage.switched else enter(after, stage.given_up[0])
 
 
-def enter(record: Partition, stage: str, giving_up: str = "") -> Partition:
+def enter(record: Partition, stage: str) -> Partition:
     """The record in the next stage: with its session, and in sync only who is written there."""
     assert record.transition is not None
     session = session_for(record.transition, stage, record.epoch)
-    reason = giving_up or record.transition.giving_up
-    after = with_stage(record, stage, session=session, giving_up=reason)
+    after = with_stage(record, stage, session=session)
     written = routing.written(after)
     in_sync = tuple(r for r in after.in_sync if r in written)
     if routing.machine_of(record.transition)[stage].session:

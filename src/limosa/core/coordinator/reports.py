@@ -1,4 +1,4 @@
-"""How did it end? A report of every transition, kept for a while for those who look back."""
+"""How did a transition end? Every transition leaves a report, which is kept for a while."""
 
 from collections import Counter
 from typing import Literal
@@ -14,7 +14,6 @@ def report_of(
     record: Partition,
     change: Transition,
     outcome: Literal["done", "reverted"],
-    why: str,
     differences: tuple[str, ...] = (),
     more: int = 0,
 ) -> Report:
@@ -27,7 +26,7 @@ def report_of(
         change.id,
         change.kind,
         outcome,
-        why,
+        change.giving_up,
         record.replicas,
         change.targets,
         change.begun,
@@ -35,6 +34,7 @@ def report_of(
         change.pause_seconds,
         differences,
         more,
+        change.given_up_by,
     )
 
 

@@ -1,10 +1,7 @@
-"""What does somebody ask for, and may it be? Requests become intent, and intent transitions.
+"""What does a request ask for, and is it allowed? Requests become intent, intent transitions.
 
 A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
 """
-
-from collections.abc import Callable
-from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -13,13 +10,13 @@ from limosa.core.coordinator import controls, drains, members, run_requests, tab
 from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import check, place_reads, replaced
 from limosa.core.coordinator.reports import report_of
+from limosa.core.coordinator.transitions import CANCELLED
 from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import READ_NEW
-from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
+    REBALANCE_KEY,
     Change,
     Commit,
     Put,
@@ -33,19 +30,47 @@ from limosa.core.model.intent import (
     Assignment,
     Intent,
     Placement,
-    Request,
-    RequestKind,
     assign,
     cancelled,
     with_cancel,
 )
-from limosa.core.model.keys import Revision
-from limosa.core.model.reports import CANCELLED, REVERSED
+from limosa.core.model.keys import NodeId, Revision, transition_id
+from limosa.core.model.requests import (
+    CancelChange,
+    CancelRun,
+    CompleteMove,
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    JoinCluster,
+    LedToTransition,
+    LockCluster,
+    MovePartition,
+    MoveToVolume,
+    PartitionWish,
+    PauseRun,
+    RebuildReplicas,
+    RemoveNode,
+    RepairPartition,
+    Request,
+    ResumeRun,
+    ReverseMove,
+    SetBalancing,
+    SetPolicy,
+    SetReplicas,
+    StartRun,
+    TransitionWish,
+    UndrainNodes,
+    UnlockCluster,
+    WithdrawRequest,
+    ZoneWish,
+)
 from limosa.core.model.topology import Partition, Transition, TransitionKind
 from limosa.core.planning.placement import data_nodes, place
 from limosa.core.planning.spread import on_volumes
 from limosa.errors import IllegalRequest, IllegalTransition
 
+REVERSED = "reversed by request"
 CHANGING: dict[TransitionKind, str] = {
     "move": "is being moved",
     "rebuild": "is being rebuilt",
@@ -54,30 +79,89 @@ CHANGING: dict[TransitionKind, str] = {
 }
 
 
-class RequestHandler(NamedTuple):
-    """How one kind of request is answered, and which keys the answer depends on, whatever it is."""
-
-    act: Callable[[ClusterView, Request, Revision], RequestAnswer]
-    reads: Callable[[ClusterView, Request], list[str]]
-
-
 def answer(view: ClusterView, request: Request) -> Commit:
     """One commit that does what is asked for, or refuses it."""
     key = request_key(request.id)
     trigger = view.agreed.revision_of(key)
-    service = SERVICES[request.kind]
     try:
-        changes, words, state = service.act(view, request, trigger)
+        answer = act(view, request, trigger)
     except (IllegalRequest, IllegalTransition) as refusal:
-        changes, words, state = RequestAnswer((), str(refusal), "refused")
-    guards = {name: view.agreed.revision_of(name) for name in (key, *service.reads(view, request))}
+        answer = RequestAnswer((), str(refusal), state="refused")
+    guards = {name: view.agreed.revision_of(name) for name in (key, *reads(view, request))}
     guards[COORDINATOR_KEY] = view.coordinator
-    if request.kind in HELD_BY_THE_LOCK:
+    if isinstance(request.what, HELD_BY_THE_LOCK):
         guards[CONTROLS_KEY] = view.agreed.revision_of(CONTROLS_KEY)
-    row = replace(request, state=state, answer=words, run=None, trigger=trigger)
-    answered = Put(replace(row, answered=view.wall))
-    why = f"{about(request)}: {request.kind} {state}: {words}"
-    return Commit(guards, (*changes, answered), why)
+    row = replace(
+        without_plan(request),
+        state=answer.state,
+        answer=answer.words,
+        led_to=answer.led_to,
+        trigger=trigger,
+        answered=view.wall,
+    )
+    why = f"{request.about}: {request.kind} {answer.state}: {answer.words}"
+    return Commit(guards, (*answer.changes, Put(row)), why)
+
+
+def without_plan(request: Request) -> Request:
+    """Once a request is answered, its run has the plan."""
+    if isinstance(request.what, StartRun | DrainNodes):
+        return replace(request, what=replace(request.what, plan=None))
+    return request
+
+
+def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+    """What the request leads to; raises `IllegalRequest` or `IllegalTransition` to refuse it."""
+    what = request.what
+    match what:
+        case PartitionWish() as wish:
+            return serve(view, wish, trigger)
+        case ZoneWish() as wish:
+            return serve_zone(view, wish, trigger)
+        case CreateTable() as wish:
+            return tables.create(view, wish, trigger)
+        case DropTable() as wish:
+            return tables.drop(view, wish)
+        case JoinCluster() as wish:
+            return members.join(view, wish, request)
+        case RemoveNode() as wish:
+            return members.remove(view, wish)
+        case UndrainNodes() as wish:
+            return drains.undrain(view, wish)
+        case StartRun() | DrainNodes() as wish:
+            return run_requests.start(view, wish, trigger)
+        case PauseRun() | ResumeRun() | CancelRun() as wish:
+            return run_requests.turn(view, wish)
+        case SetBalancing() | SetPolicy() | LockCluster() | UnlockCluster() as wish:
+            return controls.switch(view, wish)
+    return withdraw(view, what)
+
+
+def reads(view: ClusterView, request: Request) -> list[str]:
+    """The keys that the answer depends on, whatever it is."""
+    what = request.what
+    match what:
+        case PartitionWish() as wish:
+            return partition_reads(view, wish)
+        case ZoneWish() as wish:
+            return zone_reads(view, wish)
+        case CreateTable() as wish:
+            return tables.create_reads(view, wish)
+        case DropTable() as wish:
+            return tables.drop_reads(view, wish)
+        case JoinCluster() as wish:
+            return members.join_reads(view, wish)
+        case RemoveNode() as wish:
+            return members.remove_reads(view, wish)
+        case UndrainNodes() as wish:
+            return drains.undrain_reads(wish)
+        case StartRun() | DrainNodes() as wish:
+            return run_requests.start_reads(view, wish)
+        case PauseRun() | ResumeRun() | CancelRun():
+            return [REBALANCE_KEY]
+        case SetBalancing() | SetPolicy() | LockCluster() | UnlockCluster():
+            return [CONTROLS_KEY]
+    return [request_key(what.request)]
 
 
 def forget_answered(view: ClusterView) -> Commit | None:
@@ -98,33 +182,29 @@ def forget_answered(view: ClusterView) -> Commit | None:
     return Commit(guards, removed, f"{len(removed)} answered requests are forgotten")
 
 
-def about(request: Request) -> str:
-    table = "" if request.table is None else request.table.name
-    node = "" if request.node is None else request.node.id
-    return request.partition or request.zone or request.name or table or node or "cluster"
+def partition_reads(view: ClusterView, wish: PartitionWish) -> list[str]:
+    places: tuple[Placement, ...] = ()
+    if isinstance(wish, MovePartition | MoveToVolume):
+        places = (*wish.placements, *(() if wish.target is None else (wish.target,)))
+    return place_reads(view, wish.partition, places)
 
 
-def partition_reads(view: ClusterView, request: Request) -> list[str]:
-    target = [] if request.target is None else [request.target]
-    return place_reads(view, request.partition, (*request.placements, *target))
-
-
-def zone_reads(view: ClusterView, request: Request) -> list[str]:
-    keys = [zone_key(request.zone), *map(intent_key, view.agreed.intents)]
+def zone_reads(view: ClusterView, wish: ZoneWish) -> list[str]:
+    keys = [zone_key(wish.zone), *map(intent_key, view.agreed.intents)]
     return keys + [node_key(node) for node in view.agreed.topology.nodes]
 
 
-def serve_zone(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def serve_zone(view: ClusterView, wish: ZoneWish, trigger: Revision) -> RequestAnswer:
     """Another replica count or other data nodes: an intent for every partition, in one commit.
 
     (Another partition count is a repartition: an operation of its own.)
     """
     topology = view.agreed.topology
-    zone = topology.zones.get(request.zone)
+    zone = topology.zones.get(wish.zone)
     if zone is None:
-        raise IllegalRequest(f"there is no zone {request.zone}", "list the zones")
-    if request.kind == "set_replicas":
-        zone = replace(zone, replica_count=request.count)
+        raise IllegalRequest(f"there is no zone {wish.zone}", "list the zones")
+    if isinstance(wish, SetReplicas):
+        zone = replace(zone, replica_count=wish.count)
     nodes = data_nodes(zone, topology.nodes.values())
     if not 1 <= zone.replica_count <= len(nodes):
         raise IllegalRequest(
@@ -148,48 +228,79 @@ def serve_zone(view: ClusterView, request: Request, trigger: Revision) -> Reques
     return RequestAnswer(tuple(changes), "accepted")
 
 
-def serve(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
-    record = view.agreed.topology.partitions.get(request.partition)
-    intent = view.agreed.intents.get(request.partition)
+def serve(
+    view: ClusterView,
+    wish: TransitionWish | CancelChange | ReverseMove | CompleteMove,
+    trigger: Revision,
+) -> RequestAnswer:
+    record = view.agreed.topology.partitions.get(wish.partition)
+    intent = view.agreed.intents.get(wish.partition)
     if record is None or intent is None:
-        raise IllegalRequest(f"there is no partition {request.partition}", "list the partitions")
-    if request.kind == "cancel":
-        return cancel(view, record, intent, request)
-    if request.kind == "reverse" or request.kind == "complete":
-        return end_hold(record, request)
-    if request.hold_seconds < 0 or request.max_pause_seconds < 0:
-        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
-    if request.kind == "move" and view.settings.moves_refused:
-        raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
-    new = Assignment(
-        cast(TransitionKind, request.kind),
-        placements(record, intent, request),
-        request.renewed,
-        request.hold_seconds,
-        trigger,
-        request.max_pause_seconds,
-    )
+        raise IllegalRequest(f"there is no partition {wish.partition}", "list the partitions")
+    if isinstance(wish, CancelChange):
+        return cancel(view, record, intent, wish)
+    if isinstance(wish, ReverseMove | CompleteMove):
+        return end_hold(record, wish)
+    new = assignment(view, record, intent, wish, trigger)
     check(view, record, new, new.placements or intent.stable)
-    if request.kind == "move" and intent.pending is not None and not request.after_pending:
-        check_same(record, intent, intent.pending, new)
+    pending = intent.pending
+    if isinstance(wish, MovePartition) and pending is not None and not wish.after_pending:
+        check_same(record, intent, pending, new)
     after = assign(intent, new)
-    return RequestAnswer((Put(after),), served(intent, after, new))
+    return served(intent, after, new)
 
 
-def served(before: Intent, after: Intent, new: Assignment) -> str:
-    """What became of it, in words."""
+def assignment(
+    view: ClusterView, record: Partition, intent: Intent, wish: TransitionWish, trigger: Revision
+) -> Assignment:
+    if isinstance(wish, RepairPartition):
+        return Assignment("repair", trigger=trigger)
+    if wish.hold_seconds < 0 or wish.max_pause_seconds < 0:
+        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+    kind, places, renewed = placed(view, record, intent, wish)
+    times = (wish.hold_seconds, trigger, wish.max_pause_seconds)
+    return Assignment(kind, places, renewed, *times)
+
+
+def placed(
+    view: ClusterView,
+    record: Partition,
+    intent: Intent,
+    wish: MovePartition | MoveToVolume | RebuildReplicas,
+) -> tuple[TransitionKind, tuple[Placement, ...], tuple[NodeId, ...]]:
+    """The kind of transition, all places of the replicas (empty: where they are), and the nodes
+    whose replica is made anew."""
+    if isinstance(wish, RebuildReplicas):
+        return "rebuild", (), wish.renewed
+    if isinstance(wish, MoveToVolume):
+        return "volume_move", placements(record, intent, wish), ()
+    if view.settings.moves_refused:
+        raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
+    return "move", placements(record, intent, wish), ()
+
+
+def served(before: Intent, after: Intent, new: Assignment) -> RequestAnswer:
+    """What became of an assignment, in words, and the transition that it leads to."""
     if after.change != new.trigger:
-        return "a newer request was served"
+        return RequestAnswer((Put(after),), "a newer request was served")
     if new in (after.pending, after.planned):
-        return "accepted"
-    return "it is so already" if before.pending is None else "under way already"
+        return RequestAnswer((Put(after),), "accepted", led_to(after, new))
+    if before.pending is None:
+        return RequestAnswer((Put(after),), "it is so already")
+    return RequestAnswer((Put(after),), "under way already", led_to(after, before.pending))
 
 
-def placements(record: Partition, intent: Intent, request: Request) -> tuple[Placement, ...]:
+def led_to(intent: Intent, assigned: Assignment) -> LedToTransition:
+    return LedToTransition(intent.partition, transition_id(assigned.trigger))
+
+
+def placements(
+    record: Partition, intent: Intent, wish: MovePartition | MoveToVolume
+) -> tuple[Placement, ...]:
     """All places, also if somebody says only which replica goes and where to."""
-    if request.target is None:
-        return request.placements
-    return replaced(record.id, intent.stable, request.source, request.target)
+    if wish.target is None:
+        return wish.placements
+    return replaced(record.id, intent.stable, wish.source, wish.target)
 
 
 def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assignment) -> None:
@@ -204,96 +315,71 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
     )
 
 
-def cancel(view: ClusterView, record: Partition, intent: Intent, request: Request) -> RequestAnswer:
+def cancel(
+    view: ClusterView, record: Partition, intent: Intent, wish: CancelChange
+) -> RequestAnswer:
     """Stored only for the change that the caller saw; refused once the new side is read."""
     stage = routing.stage_of(record)
-    after = with_cancel(intent, request.cancels)
+    after = with_cancel(intent, wish.cancels)
+    ended = LedToTransition(record.id, transition_id(wish.cancels))
     if stage is None:
-        return RequestAnswer(never_begun(view, record, intent), "cancelled before it began")
-    if stage.reads is Side.OLD and not stage.given_up:
+        return RequestAnswer(never_begun(view, record, intent), "cancelled before it began", ended)
+    if not stage.switched and not stage.given_up:
         raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
-    if stage.reads is Side.NEW:
+    if stage.switched:
         raise IllegalRequest(
             f"{record.id} has switched already ({stage.name})",
             "it will complete; while it is held, `reverse` takes it back",
         )
-    return RequestAnswer((Put(after),), "will be cancelled")
+    return RequestAnswer((Put(after),), "will be cancelled", ended)
 
 
 def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[Change, ...]:
     """There is a report of it, too: whoever asked for it learns what became of it."""
     assert intent.pending is not None
+    name = transition_id(intent.pending.trigger)
     never = Transition(
-        f"t{intent.pending.trigger}", intent.pending.kind, "", record.replicas, begun=view.wall
+        name,
+        intent.pending.kind,
+        "",
+        record.replicas,
+        giving_up=CANCELLED,
+        begun=view.wall,
+        given_up_by="operator",
     )
-    report = report_of(view, record, never, "reverted", CANCELLED)
+    report = report_of(view, record, never, "reverted")
     return Put(cancelled(intent)), Put(report)
 
 
-def end_hold(record: Partition, request: Request) -> RequestAnswer:
+def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnswer:
     change = record.transition
     stage = routing.stage_of(record)
-    if change is None or stage is None or stage.name != READ_NEW:
+    if change is None or stage is None or not routing.may_end_hold(change):
         where = "in no transition" if stage is None else stage.name
         raise IllegalRequest(
-            f"{record.id} is not held in {READ_NEW} (it is {where})",
-            f"{request.kind} applies to a held move only",
+            f"{record.id} is not held (it is {where})",
+            f"{wish.kind} applies to a held move only",
         )
-    if change.giving_up:
+    if change.given_up_by:
         raise IllegalRequest(f"{record.id} is on its way back: {change.giving_up}", "wait")
-    if request.kind == "complete":
+    ended = LedToTransition(record.id, change.id)
+    if isinstance(wish, CompleteMove):
         released = replace(record, transition=replace(change, released=True))
-        return RequestAnswer((Put(released),), "completing")
+        return RequestAnswer((Put(released),), "completing", ended)
     if not stage.given_up:
         raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
-    reversing = replace(change, giving_up=REVERSED)
-    return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing")
+    reversing = replace(change, giving_up=REVERSED, given_up_by="operator")
+    return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing", ended)
 
 
-def withdraw(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
-    """One that still waits is refused, as its sender wants it no more."""
-    other = view.agreed.requests.get(request.name)
+def withdraw(view: ClusterView, wish: WithdrawRequest) -> RequestAnswer:
+    """A request that still waits is refused, as its sender wants it no more."""
+    other = view.agreed.requests.get(wish.request)
     if other is None:
-        raise IllegalRequest(f"there is no request {request.name}", "list the operations")
+        raise IllegalRequest(f"there is no request {wish.request}", "list the operations")
     if other.state != "waiting":
         raise IllegalRequest(
             f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
         )
-    refused = replace(other, state="refused", answer="withdrawn", run=None, answered=view.wall)
+    refused = replace(without_plan(other), state="refused", answer="withdrawn", answered=view.wall)
     return RequestAnswer((Put(refused),), f"{other.id} is withdrawn")
-
-
-def withdraw_reads(view: ClusterView, request: Request) -> list[str]:
-    return [request_key(request.name)]
-
-
-_OF_A_PARTITION = RequestHandler(serve, partition_reads)
-_OF_A_ZONE = RequestHandler(serve_zone, zone_reads)
-_OF_A_RUN = RequestHandler(run_requests.turn, run_requests.turn_reads)
-_OF_ALL = RequestHandler(controls.switch, controls.switch_reads)
-SERVICES: dict[RequestKind, RequestHandler] = {
-    "move": _OF_A_PARTITION,
-    "rebuild": _OF_A_PARTITION,
-    "volume_move": _OF_A_PARTITION,
-    "repair": _OF_A_PARTITION,
-    "cancel": _OF_A_PARTITION,
-    "reverse": _OF_A_PARTITION,
-    "complete": _OF_A_PARTITION,
-    "set_replicas": _OF_A_ZONE,
-    "follow_nodes": _OF_A_ZONE,
-    "create_table": RequestHandler(tables.create, tables.create_reads),
-    "drop_table": RequestHandler(tables.drop, tables.drop_reads),
-    "join": RequestHandler(members.join, members.join_reads),
-    "remove_node": RequestHandler(members.remove, members.remove_reads),
-    "start_run": RequestHandler(run_requests.start, run_requests.start_reads),
-    "drain_nodes": RequestHandler(run_requests.start, run_requests.start_reads),
-    "pause_run": _OF_A_RUN,
-    "resume_run": _OF_A_RUN,
-    "cancel_run": _OF_A_RUN,
-    "undrain_nodes": RequestHandler(drains.undrain, drains.undrain_reads),
-    "set_balancing": _OF_ALL,
-    "set_policy": _OF_ALL,
-    "lock": _OF_ALL,
-    "unlock": _OF_ALL,
-    "withdraw": RequestHandler(withdraw, withdraw_reads),
-}

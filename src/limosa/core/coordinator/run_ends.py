@@ -1,6 +1,4 @@
-"""How does a run end? What is cancelled goes back, what is over is summed up, what is old is
-forgotten.
-"""
+"""How does a run end? It rolls back what is cancelled, records its totals, and forgets old runs."""
 
 from msgspec.structs import replace
 
@@ -9,7 +7,6 @@ from limosa.core.coordinator import drains
 from limosa.core.coordinator.run_moves import WITH_ITS_RUN, written
 from limosa.core.coordinator.run_requests import next_state
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import (
     Change,
@@ -45,9 +42,9 @@ def taken_back(record: Partition, intent: Intent, move: RunMove) -> Change | Non
     if stage.reads is Side.OLD:
         can = stage.given_up and intent.cancel is None
         return Put(with_cancel(intent, move.trigger)) if can else None
-    held = stage.name == READ_NEW and change.hold_seconds and not change.released
-    if held and stage.given_up and not change.giving_up:
-        return Put(replace(record, transition=replace(change, giving_up=WITH_ITS_RUN)))
+    if routing.is_held(change) and stage.given_up and not change.given_up_by:
+        back = replace(change, giving_up=WITH_ITS_RUN, given_up_by="run")
+        return Put(replace(record, transition=back))
     return None
 
 

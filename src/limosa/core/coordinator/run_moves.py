@@ -1,4 +1,4 @@
-"""How far is a move of a run? Its partition's transition goes its way, and the record follows.
+"""How far is a move of a run? The move's record follows its partition's transition.
 
 A move is written down step by step, whatever was missed meanwhile. One that went back is tried
 again after a while, unless somebody did not want it any more.
@@ -11,15 +11,8 @@ from msgspec.structs import replace
 from limosa.core import routing
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import (
-    ALLOW,
-    CLEANUP,
-    READ_NEW,
-    RUN_MOVE,
-    STREAMING,
-    USE_NEW,
-    WRITE_BOTH,
-)
+from limosa.core.machines.catalogue import RUN_MOVE
+from limosa.core.machines.machine import Stage
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     REBALANCE_KEY,
@@ -32,22 +25,14 @@ from limosa.core.model.changes import (
     report_key,
     run_move_key,
 )
-from limosa.core.model.reports import BY_HAND, Report
-from limosa.core.model.runs import ATTEMPTS_MAX, RunMove, asked_at
-from limosa.core.model.topology import Partition
+from limosa.core.model.keys import transition_id
+from limosa.core.model.reports import Report
+from limosa.core.model.runs import ATTEMPTS_MAX, FAR, MoveState, RunMove, asked_at
+from limosa.core.model.topology import GivenUpBy, Partition
 
-STATE_IN: dict[str, int] = {
-    ALLOW: 0,
-    WRITE_BOTH: 0,
-    STREAMING: 1,
-    READ_NEW: 1,
-    USE_NEW: 2,
-    CLEANUP: 2,
-}
-"""How far a move is while its transition goes forward."""
 FORWARD = ("copy", "commit")
 """What happens to it on its way."""
-FAR = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
+BY_HAND: tuple[GivenUpBy, ...] = ("operator",)
 GONE = "the partition is gone"
 ANOTHER = "the partition is another one: it was dropped and made again"
 WITH_ITS_RUN = "its run was cancelled"
@@ -73,7 +58,7 @@ def follow(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
         run_move_key(move.run, move.number),
         partition_key(move.partition),
         intent_key(move.partition),
-        report_key(move.partition, f"t{move.trigger}"),
+        report_key(move.partition, transition_id(move.trigger)),
         *layout_reads(view, move),
     ]
     return written(view, keys, (Put(now),), f"{move.partition}: {move.run}: {now.state}")
@@ -87,10 +72,10 @@ def followed(view: ClusterView, move: RunMove) -> RunMove:
     lost = missing(view, move)
     if record is None or lost:
         return failed(view, move, lost, final=True)
-    report = view.agreed.reports.get(report_key(move.partition, f"t{move.trigger}"))
+    report = view.agreed.reports.get(report_key(move.partition, transition_id(move.trigger)))
     if view.is_under_way(move):
         stage = routing.stage_of(record)
-        far = 0 if stage is None else STATE_IN.get(stage.name, 0)
+        far = 0 if stage is None else FAR[state_in(stage)]
     elif has_landed(view, move, report):
         far = FAR["COMMITTED"]
     else:
@@ -98,6 +83,11 @@ def followed(view: ClusterView, move: RunMove) -> RunMove:
     if far <= FAR[move.state]:
         return move
     return forward(view, record, move, report)
+
+
+def state_in(stage: Stage) -> MoveState:
+    """How far the move is in a stage of its transition."""
+    return stage.run_move
 
 
 def missing(view: ClusterView, move: RunMove) -> str:
@@ -145,10 +135,11 @@ def forward(view: ClusterView, record: Partition, move: RunMove, report: Report 
 
 def given_up(view: ClusterView, move: RunMove, report: Report | None) -> RunMove:
     """Tried again, unless a person did not want it any more."""
-    why = "it was given up" if report is None else report.why
     if view.agreed.rebalance.state == "cancelling":
         return failed(view, move, WITH_ITS_RUN, final=True)
-    return failed(view, move, why, final=why in BY_HAND)
+    if report is None:
+        return failed(view, move, "it was given up", final=False)
+    return failed(view, move, report.why, final=report.given_up_by in BY_HAND)
 
 
 def failed(view: ClusterView, move: RunMove, why: str, final: bool) -> RunMove:

@@ -1,5 +1,4 @@
-"""May a run begin, pause, go on or be cancelled? Each is one commit, or a refusal that writes
-nothing.
+"""May a run start, pause, resume or be cancelled? Each answer is one commit.
 
 A plan is accepted as a whole. Two moves of one partition are possible if they are about two
 replicas of it: the second begins when the first has ended.
@@ -21,8 +20,17 @@ from limosa.core.coordinator.checks import (
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import REBALANCE
 from limosa.core.model.changes import REBALANCE_KEY, Put
-from limosa.core.model.intent import Assignment, Placement, Request, RequestKind
+from limosa.core.model.intent import Assignment, Placement
 from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.requests import (
+    CancelRun,
+    DrainNodes,
+    LedToRun,
+    PauseRun,
+    ResumeRun,
+    StartRun,
+    Wish,
+)
 from limosa.core.model.runs import (
     PlannedMove,
     Rebalance,
@@ -38,13 +46,13 @@ from limosa.errors import IllegalRequest
 # --- begin
 
 
-def start(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def start(view: ClusterView, wish: StartRun | DrainNodes, trigger: Revision) -> RequestAnswer:
     """The whole plan becomes records, in one commit; its first moves begin by another."""
-    plan = request.run
+    plan = wish.plan
     if plan is None:
         raise IllegalRequest("a run without a plan", "say which replicas go where")
     check_idle(view)
-    check_words(view, plan, request.kind)
+    check_words(view, plan, isinstance(wish, DrainNodes))
     check_moves(view, plan)
     leaving = drains.begin(view, plan) if plan.drains else ()
     name = run_name(trigger)
@@ -67,7 +75,9 @@ def start(view: ClusterView, request: Request, trigger: Revision) -> RequestAnsw
         for number, move in enumerate(plan.moves)
     )
     started = Put(Rebalance(next_state(view, "start"), name))
-    return RequestAnswer((started, Put(run), *moves, *leaving), f"started as run {name}")
+    return RequestAnswer(
+        (started, Put(run), *moves, *leaving), f"started as run {name}", LedToRun(name)
+    )
 
 
 def next_state(view: ClusterView, event: str) -> RebalanceState:
@@ -84,16 +94,16 @@ def check_idle(view: ClusterView) -> None:
         )
 
 
-def check_words(view: ClusterView, plan: RunPlan, kind: RequestKind) -> None:
+def check_words(view: ClusterView, plan: RunPlan, drains: bool) -> None:
     if plan.by == "balancer" and not view.agreed.controls.balancing:
         raise IllegalRequest("balancing is off", "switch it on, or ask for the moves yourself")
     if plan.moves and view.settings.moves_refused:
         raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
-    if kind == "start_run" and plan.drains:
+    if not drains and plan.drains:
         raise IllegalRequest("a run that also drains nodes", "ask for the drain instead")
-    if kind == "drain_nodes" and not plan.drains:
+    if drains and not plan.drains:
         raise IllegalRequest("no node is named", "name the nodes that are to be emptied")
-    if kind == "start_run" and not plan.moves:
+    if not drains and not plan.moves:
         raise IllegalRequest("a run without moves", "nothing is to be done")
     limits = plan.limits
     if limits.moves_in < 1 or limits.moves_out < 1 or limits.bytes_per_second < 0:
@@ -153,8 +163,8 @@ def check_given(view: ClusterView, record: Partition) -> None:
         )
 
 
-def start_reads(view: ClusterView, request: Request) -> list[str]:
-    plan = request.run or RunPlan("")
+def start_reads(view: ClusterView, wish: StartRun | DrainNodes) -> list[str]:
+    plan = wish.plan or RunPlan("")
     keys = [REBALANCE_KEY, *drains.begin_reads(view, plan)]
     for move in plan.moves:
         intent = view.agreed.intents.get(move.partition)
@@ -177,22 +187,22 @@ class _Turn:
 
 _NONE = ("no run is under way", "start one")
 _ENDING = ("{run} is being cancelled", "wait for its end")
-_TURNS: dict[RequestKind, _Turn] = {
-    "pause_run": _Turn(
+_TURNS: dict[type[Wish], _Turn] = {
+    PauseRun: _Turn(
         "pause",
         "{run} is paused; what is in flight ends",
         idle=_NONE,
         paused=("{run} is paused already", "resume it, or cancel it"),
         cancelling=_ENDING,
     ),
-    "resume_run": _Turn(
+    ResumeRun: _Turn(
         "resume",
         "{run} goes on",
         idle=_NONE,
         running=("{run} is running", "nothing is to be done"),
         cancelling=_ENDING,
     ),
-    "cancel_run": _Turn(
+    CancelRun: _Turn(
         "cancel",
         "{run} is being cancelled; what is committed stays",
         idle=_NONE,
@@ -201,18 +211,14 @@ _TURNS: dict[RequestKind, _Turn] = {
 }
 
 
-def turn(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def turn(view: ClusterView, wish: PauseRun | ResumeRun | CancelRun) -> RequestAnswer:
     """The state alone changes; what follows from it follows by other commits."""
     now = view.agreed.rebalance
-    asked = _TURNS[request.kind]
-    if request.name and request.name != now.run:
-        raise IllegalRequest(f"{request.name} is not under way", "look at the runs")
+    asked = _TURNS[type(wish)]
+    if wish.run and wish.run != now.run:
+        raise IllegalRequest(f"{wish.run} is not under way", "look at the runs")
     if now.state in asked.refusals:
         words, advice = asked.refusals[now.state]
         raise IllegalRequest(words.format(run=f"run {now.run}"), advice)
     after = replace(now, state=next_state(view, asked.event))
-    return RequestAnswer((Put(after),), asked.words.format(run=f"run {now.run}"))
-
-
-def turn_reads(view: ClusterView, request: Request) -> list[str]:
-    return [REBALANCE_KEY]
+    return RequestAnswer((Put(after),), asked.words.format(run=f"run {now.run}"), LedToRun(now.run))

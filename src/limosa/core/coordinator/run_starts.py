@@ -1,4 +1,4 @@
-"""Which moves of a run begin now? As many as the limits allow, in their order.
+"""Which moves of a run start now? As many as the limits allow, in the order of the plan.
 
 A move begins as any other does: by the intent of its partition, with the revision of the move's own
 record as the trigger. If another change of the partition came first, the move waits for its end; if
@@ -19,7 +19,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import RUN_MOVE
 from limosa.core.model.changes import CONTROLS_KEY, Change, Commit, Put, run_key, run_move_key
 from limosa.core.model.intent import Assignment, Intent, assign
-from limosa.core.model.keys import NodeId, PartitionId
+from limosa.core.model.keys import NodeId, PartitionId, transition_id
 from limosa.core.model.runs import IN_FLIGHT, Run, RunMove
 from limosa.errors import IllegalRequest
 
@@ -58,7 +58,7 @@ class MovesUnderWay:
 def has_begun(view: ClusterView, move: RunMove) -> bool:
     record = view.agreed.topology.partitions.get(move.partition)
     change = None if record is None else record.transition
-    return change is not None and change.id == f"t{move.trigger}"
+    return change is not None and change.id == transition_id(move.trigger)
 
 
 def stopped(view: ClusterView, run: Run) -> str:

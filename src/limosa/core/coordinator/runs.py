@@ -1,4 +1,4 @@
-"""What does a run do next? It begins moves, follows them, tries again, rolls back, and ends.
+"""What does a run do next? It starts moves, follows them, retries, rolls back, and ends.
 
 All of it is computed from the agreed state, so a successor goes on where the last coordinator was.
 """

@@ -1,4 +1,4 @@
-"""How long does a coordinator wait for what, and what does it keep? Read once, passed in."""
+"""How long does a coordinator wait for what, and how much does it keep? Read once, passed in."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""What does the planner need to know, and what would its plan cost? From what is agreed and said.
+"""What does the planner need to know, and what would its plan cost? Agreed state and statuses.
 
 Whoever has the agreed state and the nodes' statuses plans alike: the coordinator, a command, the
 admin service. What a person saw as a plan is what is started.

@@ -1,4 +1,4 @@
-"""May this table be made or dropped, and what is agreed then? All of it is one commit."""
+"""May this table be created or dropped, and which records result? One commit writes them all."""
 
 from limosa.core.coordinator.answers import RequestAnswer, check_name
 from limosa.core.coordinator.view import ClusterView
@@ -14,9 +14,10 @@ from limosa.core.model.changes import (
     table_key,
     zone_key,
 )
-from limosa.core.model.intent import Intent, Placement, Request
+from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, Revision, ZoneId
-from limosa.core.model.topology import Layout, NamedTable, Partition, Replica, Zone
+from limosa.core.model.requests import CreateTable, DropTable, LedToTable
+from limosa.core.model.topology import Layout, Partition, Replica, Zone
 from limosa.core.planning.placement import data_nodes
 from limosa.core.planning.spread import spread
 from limosa.errors import IllegalRequest
@@ -25,11 +26,9 @@ PARTITIONS_MAX = 4096
 REPLICAS_MAX = 7
 
 
-def create(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def create(view: ClusterView, wish: CreateTable, trigger: Revision) -> RequestAnswer:
     """A table in a zone that exists, or with a zone of its own."""
-    table = request.table
-    if table is None:
-        raise IllegalRequest("a table that is not described", "give its name, zone and columns")
+    table = wish.table
     check_name("table", table.name)
     check_name("zone", table.zone)
     tables = view.agreed.topology.tables.values()
@@ -40,27 +39,28 @@ def create(view: ClusterView, request: Request, trigger: Revision) -> RequestAns
     if any(other.id == table.id for other in tables):
         raise IllegalRequest(f"the table id {table.id} is taken", "make an id that is nobody's")
     zone = view.agreed.topology.zones.get(table.zone)
+    made = LedToTable(table.name, table.id)
     if zone is None:
-        return RequestAnswer((*new_zone(view, request, table.zone, trigger), Put(table)), "made")
-    check_fits(view, request, zone)
+        return RequestAnswer((*new_zone(view, wish, table.zone, trigger), Put(table)), "made", made)
+    check_fits(view, wish, zone)
     # The zone is written again, so that whoever counted its tables meanwhile has to count anew.
-    return RequestAnswer((Put(zone), Put(table)), f"made in zone {zone.id}")
+    return RequestAnswer((Put(zone), Put(table)), f"made in zone {zone.id}", made)
 
 
-def create_reads(view: ClusterView, request: Request) -> list[str]:
-    table = request.table or NamedTable("", "", "", b"")
+def create_reads(view: ClusterView, wish: CreateTable) -> list[str]:
+    table = wish.table
     nodes = view.agreed.topology.nodes
     keys = [table_key(table.name), zone_key(table.zone), layout_key(table.zone)]
     return keys + [key(node) for node in nodes for key in (node_key, lease_key)]
 
 
-def check_fits(view: ClusterView, request: Request, zone: Zone) -> None:
+def check_fits(view: ClusterView, wish: CreateTable, zone: Zone) -> None:
     """What is asked for and left open, the zone decides; it can't have two of anything."""
     has = sum(record.zone == zone.id for record in view.agreed.topology.partitions.values())
     for what, asked, there in (
-        ("partitions", request.partitions, has),
-        ("replicas", request.count, zone.replica_count),
-        ("replicas in sync at least", request.min_in_sync, zone.needed_in_sync()),
+        ("partitions", wish.partitions, has),
+        ("replicas", wish.count, zone.replica_count),
+        ("replicas in sync at least", wish.min_in_sync, zone.needed_in_sync()),
     ):
         if asked and asked != there:
             raise IllegalRequest(
@@ -70,23 +70,23 @@ def check_fits(view: ClusterView, request: Request, zone: Zone) -> None:
 
 
 def new_zone(
-    view: ClusterView, request: Request, name: ZoneId, trigger: Revision
+    view: ClusterView, wish: CreateTable, name: ZoneId, trigger: Revision
 ) -> tuple[Change, ...]:
     """Zone, layout, and for each partition where it is and is meant to be."""
-    check_numbers(request)
+    check_numbers(wish)
     topology = view.agreed.topology
-    zone = Zone(name, request.count, request.min_in_sync)
+    zone = Zone(name, wish.count, wish.min_in_sync)
     nodes = {node: topology.nodes[node] for node in data_nodes(zone, topology.nodes.values())}
     live = {name: node for name, node in nodes.items() if view.is_live(name)}
-    if request.count > len(live):
+    if wish.count > len(live):
         raise IllegalRequest(
-            f"{request.count} replicas, but {len(live)} data nodes live",
+            f"{wish.count} replicas, but {len(live)} data nodes live",
             "start more nodes, or ask for fewer replicas",
         )
-    names = tuple(f"{name}-{index:04d}" for index in range(request.partitions))
+    names = tuple(f"{name}-{index:04d}" for index in range(wish.partitions))
     # A version that no earlier zone of this name had: what was routed by one is sent back.
-    layout = Layout(name, trigger, even_starts(request.partitions), names)
-    places = spread(request.count, live, names, topology.partitions.values())
+    layout = Layout(name, trigger, even_starts(wish.partitions), names)
+    places = spread(wish.count, live, names, topology.partitions.values())
     changes: list[Change] = [Put(zone), Put(layout)]
     for index, partition in enumerate(names):
         replicas = made_by(trigger, places[partition])
@@ -95,16 +95,16 @@ def new_zone(
     return tuple(changes)
 
 
-def check_numbers(request: Request) -> None:
-    if not 1 <= request.partitions <= PARTITIONS_MAX:
+def check_numbers(wish: CreateTable) -> None:
+    if not 1 <= wish.partitions <= PARTITIONS_MAX:
         raise IllegalRequest(
-            f"{request.partitions} partitions", f"ask for 1 to {PARTITIONS_MAX} of them"
+            f"{wish.partitions} partitions", f"ask for 1 to {PARTITIONS_MAX} of them"
         )
-    if not 1 <= request.count <= REPLICAS_MAX:
-        raise IllegalRequest(f"{request.count} replicas", f"ask for 1 to {REPLICAS_MAX} of them")
-    if not 0 <= request.min_in_sync <= request.count:
+    if not 1 <= wish.count <= REPLICAS_MAX:
+        raise IllegalRequest(f"{wish.count} replicas", f"ask for 1 to {REPLICAS_MAX} of them")
+    if not 0 <= wish.min_in_sync <= wish.count:
         raise IllegalRequest(
-            f"{request.min_in_sync} of {request.count} replicas in sync at least",
+            f"{wish.min_in_sync} of {wish.count} replicas in sync at least",
             "ask for as many as there are at most; 0 means a majority",
         )
 
@@ -119,21 +119,22 @@ def made_by(trigger: Revision, places: tuple[Placement, ...]) -> tuple[Replica, 
     return tuple(Replica(each.node, f"c{trigger}", each.volume) for each in places)
 
 
-def drop(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
+def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
     """With the last table of a zone, the zone goes; nodes discard what nothing names any more."""
     topology = view.agreed.topology
-    table = topology.tables.get(request.name)
+    table = topology.tables.get(wish.name)
     if table is None:
-        raise IllegalRequest(f"there is no table {request.name}", "list the tables")
-    if table.id != request.table_id:
+        raise IllegalRequest(f"there is no table {wish.name}", "list the tables")
+    if table.id != wish.table_id:
         raise IllegalRequest(
-            f"{request.name} is another table by now: it was dropped and made again",
+            f"{wish.name} is another table by now: it was dropped and made again",
             "look at it again",
         )
+    dropped = LedToTable(table.name, table.id)
     gone: list[Change] = [Remove(table_key(table.name))]
     if sum(other.zone == table.zone for other in topology.tables.values()) > 1:
         # Written again, so that of two that are dropped at once one sees that it is the last.
-        return RequestAnswer((*gone, Put(topology.zones[table.zone])), "dropped")
+        return RequestAnswer((*gone, Put(topology.zones[table.zone])), "dropped", dropped)
     for record in in_zone(view, table.zone):
         if record.transition is not None:
             raise IllegalRequest(
@@ -142,12 +143,12 @@ def drop(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswe
             )
         gone += [Remove(partition_key(record.id)), Remove(intent_key(record.id))]
     gone += [Remove(layout_key(table.zone)), Remove(zone_key(table.zone))]
-    return RequestAnswer(tuple(gone), f"dropped with its zone {table.zone}")
+    return RequestAnswer(tuple(gone), f"dropped with its zone {table.zone}", dropped)
 
 
-def drop_reads(view: ClusterView, request: Request) -> list[str]:
-    keys = [table_key(request.name)]
-    table = view.agreed.topology.tables.get(request.name)
+def drop_reads(view: ClusterView, wish: DropTable) -> list[str]:
+    keys = [table_key(wish.name)]
+    table = view.agreed.topology.tables.get(wish.name)
     if table is not None:
         keys += [zone_key(table.zone), layout_key(table.zone)]
         for record in in_zone(view, table.zone):

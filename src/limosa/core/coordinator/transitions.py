@@ -18,13 +18,13 @@ from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.turns import topology_request_waits
 from limosa.core.coordinator.view import ClusterView, with_stage
 from limosa.core.effects import Compare, Effect, Send, StartCopy
-from limosa.core.machines.catalogue import FALLBACK, MACHINES, READ_NEW, USE_NEW
+from limosa.core.machines.catalogue import MACHINES
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import DropReplica, Link, Seal, Trouble, Verify
 from limosa.core.model.changes import Change, Commit, Put
 from limosa.core.model.intent import Assignment, Intent, Placement, cancelled, completed
-from limosa.core.model.reports import CANCELLED
-from limosa.core.model.topology import Grant, Partition, Replica, Transition
+from limosa.core.model.keys import transition_id
+from limosa.core.model.topology import GivenUpBy, Grant, Partition, Replica, Transition
 from limosa.errors import IllegalRequest
 
 
@@ -33,12 +33,18 @@ class Waiting(NamedTuple):
 
     why: str
     effects: tuple[Effect, ...] = ()
+    work: Work | None = None
+    """Of the stage; None: something else is waited for."""
+
+
+CANCELLED = "cancelled"
 
 
 class GivenUp(NamedTuple):
-    """It can't be done: why."""
+    """It can't be done: why, and who says so."""
 
     why: str
+    by: GivenUpBy = "cluster"
 
 
 class Differs(NamedTuple):
@@ -54,15 +60,23 @@ def start(view: ClusterView, record: Partition, intent: Intent) -> Commit | Wait
     """A transition begins only here, and only because intent says so."""
     pending = intent.pending
     assert pending is not None
-    transition = f"t{pending.trigger}"
+    transition = transition_id(pending.trigger)
     places = pending.placements or intent.stable
     targets = tuple(_target(record, place, pending, transition) for place in places)
     if pending.kind != "repair" and sorted(targets) == sorted(record.replicas):
         return view.commit(record, record, "already so", settle(view, record, True))
     problem = no_longer_possible(view, record, pending, places, targets)
     if problem:
-        never = Transition(transition, pending.kind, "", targets, begun=view.wall)
-        report = Put(report_of(view, record, never, "reverted", problem))
+        never = Transition(
+            transition,
+            pending.kind,
+            "",
+            targets,
+            giving_up=problem,
+            begun=view.wall,
+            given_up_by="cluster",
+        )
+        report = Put(report_of(view, record, never, "reverted"))
         settled = settle(view, record, False)
         return view.commit(record, record, f"given up: {problem}", (*settled, report))
     stage = MACHINES[pending.kind].first.name
@@ -110,19 +124,21 @@ def advance(view: ClusterView, record: Partition, held_since: float) -> Commit |
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
     intent = view.agreed.intents.get(record.id)
-    if change.giving_up and stage.given_up:
-        return fall_back(view, record) if stage.name == READ_NEW else compare(view, record)
-    if stage.given_up and stage.name != READ_NEW and intent is not None and intent.cancel:
-        return give_up(view, record, CANCELLED)
+    if change.given_up_by and stage.given_up:
+        return fall_back(view, record) if stage.switched else compare(view, record)
+    if stage.given_up and not stage.switched and intent is not None and intent.cancel:
+        return give_up(view, record, CANCELLED, "operator")
     for work in stage.work:
         progress = DO[work](view, record, held_since)
         if isinstance(progress, GivenUp):
-            return give_up(view, record, progress.why)
+            return give_up(view, record, progress.why, progress.by)
         if isinstance(progress, Differs):
-            after = with_stage(record, stage.name, giving_up=progress.why)
+            after = with_stage(
+                record, stage.name, giving_up=progress.why, given_up_by="verification"
+            )
             return view.commit(record, after, progress.why)
         if progress is not None:
-            return progress
+            return progress._replace(work=work)
     return leave(view, record, stage)
 
 
@@ -132,12 +148,13 @@ def leave(view: ClusterView, record: Partition, stage: Stage) -> Commit | Waitin
     if Work.BARRIER in stage.work:
         after = replace(after, fence=fence_after(view, record))
     if stage.next in (END, REVERT):
-        return finish(view, record, after, stage.next == END, record.transition.giving_up)
+        return finish(view, record, after, stage.next == END)
     if must_hand_over(record, stage):
         new = [r for r in in_sync_side(record, Side.NEW) if view.of(record, r) is not None]
         made = [r for r in new if r in routing.new_only(record)] or new
         if not made:
-            return Waiting("hand-over: no in-sync replica of the new side lives")
+            why = "hand-over: no in-sync replica of the new side lives"
+            return Waiting(why, work=Work.SEAL)
         grant = Grant(made[0], view.lease_of(made[0].node))
         after = enter(next_epoch(after, grant), stage.next)
         view.memory.handing_over(record.id, fence_after(view, record), after.epoch)
@@ -166,9 +183,9 @@ def must_hand_over(record: Partition, stage: Stage) -> bool:
     return leaves and record.owner.replica not in routing.side(record, Side.NEW)
 
 
-def finish(view: ClusterView, record: Partition, after: Partition, done: bool, why: str) -> Commit:
+def finish(view: ClusterView, record: Partition, after: Partition, done: bool) -> Commit:
     """The transition ceases to exist, and intent and a report say so in the same commit."""
-    change = record.transition
+    change = after.transition
     assert change is not None
     targets = change.targets if done else record.replicas
     after = replace(
@@ -177,9 +194,10 @@ def finish(view: ClusterView, record: Partition, after: Partition, done: bool, w
         in_sync=tuple(r for r in record.in_sync if r in targets),
         transition=None,
     )
-    report = Put(report_of(view, record, change, "done" if done else "reverted", why))
+    report = Put(report_of(view, record, change, "done" if done else "reverted"))
     settled = settle(view, record, done)
-    return view.commit(record, after, "done" if done else f"reverted: {why}", (*settled, report))
+    why = "done" if done else f"reverted: {change.giving_up}"
+    return view.commit(record, after, why, (*settled, report))
 
 
 def settle(view: ClusterView, record: Partition, done: bool) -> tuple[Change, ...]:
@@ -190,35 +208,38 @@ def settle(view: ClusterView, record: Partition, done: bool) -> tuple[Change, ..
     return (Put(after),)
 
 
-def give_up(view: ClusterView, record: Partition, why: str) -> Commit | Waiting:
+def give_up(view: ClusterView, record: Partition, why: str, by: GivenUpBy) -> Commit | Waiting:
     stage = routing.stage_of(record)
     assert stage is not None
     if stage.given_up[0] == END:
-        return finish(view, record, record, False, why)
-    return view.commit(record, given_up(record, why), f"given up: {why}")
+        after = with_stage(record, stage.name, giving_up=why, given_up_by=by)
+        return finish(view, record, after, False)
+    return view.commit(record, given_up(record, why, by), f"given up: {why}")
 
 
 def fall_back(view: ClusterView, record: Partition) -> Commit | Waiting:
-    """Out of write_both_read_new: back if an in-sync old replica lives, on if only new ones do."""
-    assert record.owner is not None and record.transition is not None
+    """After the switch: back if an in-sync old replica lives, forward if only new ones do."""
+    stage = routing.stage_of(record)
+    assert record.owner is not None and record.transition is not None and stage is not None
+    back, forward = stage.given_up
     candidates = fallback_candidates(view, record)
     old = [r for r in candidates if view.of(record, r) is not None]
     unheard = [r for r in candidates if r not in old and not view.is_lost(record, r)]
     if not old and unheard:
         return Waiting(f"fall back: {unheard[0].node} has not said yet what it holds")
     if not old:
-        forward = replace(record, transition=replace(record.transition, giving_up=""))
-        return view.commit(record, enter(forward, USE_NEW), "no in-sync old replica lives: on")
+        after = with_stage(record, stage.name, giving_up="", given_up_by="")
+        return view.commit(record, enter(after, forward), "no in-sync old replica lives: on")
     why = f"fall back: {record.transition.giving_up}"
     after = with_pause(view, record)
     if record.owner.replica in record.replicas:
-        return view.commit(record, enter(after, FALLBACK), why)
+        return view.commit(record, enter(after, back), why)
     progress = seal(view, record, 0.0)
     if progress is not None:
         assert isinstance(progress, Waiting)
-        return progress
+        return progress._replace(work=Work.SEAL)
     grant = Grant(old[0], view.lease_of(old[0].node))
-    after = enter(next_epoch(after, grant), FALLBACK)
+    after = enter(next_epoch(after, grant), back)
     view.memory.handing_over(record.id, fence_after(view, record), after.epoch)
     return view.commit(record, after, why)
 
@@ -323,7 +344,7 @@ def verify(view: ClusterView, record: Partition, targets: tuple[Replica, ...]) -
     assert source is not None and session is not None
     for replica in (record.owner.replica, *targets):
         if is_in(view, record, replica, "unreadable"):
-            return GivenUp(f"verification: {replica.node} can't read its rows")
+            return GivenUp(f"verification: {replica.node} can't read its rows", "verification")
     for replica in targets:
         known = view.of(record, replica)
         theirs = None if known is None else known.digest
@@ -346,23 +367,24 @@ def compare(view: ClusterView, record: Partition) -> Commit | Waiting:
     targets = routing.new_only(record)
     known = [view.of(record, replica) for replica in targets]
     if any(each is not None and each.copied != change.session for each in known):
-        return give_up(view, record, change.giving_up)  # that copy is gone
+        return give_up(view, record, change.giving_up, change.given_up_by)  # that copy is gone
     found = view.memory.comparing(record.id, change.session, view.now)
     if not found.ended and view.now - found.since < view.settings.compare_seconds:
         ask = Compare(record.id, change.session, record.owner.replica, targets)
         return Waiting(f"{change.giving_up}; their rows are compared", (ask,))
     if not found.differences:
-        return give_up(view, record, change.giving_up)
-    after = given_up(record, change.giving_up)
-    about = (change.giving_up, found.differences, found.more)
-    report = Put(report_of(view, record, change, "reverted", *about))
+        return give_up(view, record, change.giving_up, change.given_up_by)
+    after = given_up(record, change.giving_up, change.given_up_by)
+    report = Put(report_of(view, record, change, "reverted", found.differences, found.more))
     return view.commit(record, after, f"given up: {change.giving_up}", (report,))
 
 
 def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
     """Every commit that names another owner needs the present one's seal for this revision."""
     assert record.owner is not None
-    if record.owner.replica in routing.side(record, _side_after(record)):
+    stage = routing.stage_of(record)
+    assert stage is not None
+    if record.owner.replica in routing.side(record, stage.owner.other):
         return None
     revision = view.agreed.topology.revision_of(record.id)
     source = view.owner_status(record)
@@ -380,21 +402,16 @@ def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
 
 def would_pause_too_long(view: ClusterView, record: Partition, in_flight: float) -> str:
     """Only the way forward can wait for a better moment."""
-    assert record.transition is not None
+    stage = routing.stage_of(record)
+    assert record.transition is not None and stage is not None
     limit = record.transition.max_pause_seconds
     pause = in_flight + view.memory.hand_over_seconds(view.now)
-    if not limit or pause <= limit or record.transition.stage == READ_NEW:
+    if not limit or pause <= limit or stage.switched:
         return ""
     return (
         f"hand-over: it would pause writes for about {pause * 1000:.0f} ms, "
         f"and at most {limit * 1000:.0f} ms are allowed"
     )
-
-
-def _side_after(record: Partition) -> Side:
-    stage = routing.stage_of(record)
-    assert stage is not None
-    return Side.OLD if stage.name == READ_NEW else Side.NEW
 
 
 def open_(view: ClusterView, record: Partition, held_since: float) -> Progress:

@@ -1,28 +1,34 @@
-"""Whose turn is it? Some requests wait: for an operator's lock, or for moves that are in flight.
+"""Must a request wait? Some wait for the operator's lock, or for moves that are in flight.
 
 While a request that changes the topology waits, a run begins no more moves, and holds end. So what
 is in flight ends, the request is served, and the run goes on: neither starves the other.
 """
 
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.model.intent import Request, RequestKind
-
-TOPOLOGY: tuple[RequestKind, ...] = (
-    "set_replicas",
-    "follow_nodes",
-    "drop_table",
-    "join",
-    "remove_node",
-    "undrain_nodes",
+from limosa.core.model.requests import (
+    CreateTable,
+    DrainNodes,
+    DropTable,
+    FollowNodes,
+    JoinCluster,
+    MovePartition,
+    MoveToVolume,
+    RemoveNode,
+    Request,
+    SetReplicas,
+    StartRun,
+    UndrainNodes,
 )
+
+TOPOLOGY = (SetReplicas, FollowNodes, DropTable, JoinCluster, RemoveNode, UndrainNodes)
 """These wait until what a run has in flight has ended."""
-HELD_BY_THE_LOCK: tuple[RequestKind, ...] = (
+HELD_BY_THE_LOCK = (
     *TOPOLOGY,
-    "create_table",
-    "move",
-    "volume_move",
-    "start_run",
-    "drain_nodes",
+    CreateTable,
+    MovePartition,
+    MoveToVolume,
+    StartRun,
+    DrainNodes,
 )
 """What heals (`rebuild`, `repair`), what stops and what unlocks is served also while locked."""
 
@@ -30,9 +36,9 @@ HELD_BY_THE_LOCK: tuple[RequestKind, ...] = (
 def held_back(view: ClusterView, request: Request) -> str:
     """Why it is not answered yet, in words; nothing: it is its turn."""
     locked = view.agreed.controls.locked
-    if locked and request.kind in HELD_BY_THE_LOCK:
+    if locked and isinstance(request.what, HELD_BY_THE_LOCK):
         return f"the cluster is locked: {locked}"
-    if request.kind in TOPOLOGY:
+    if isinstance(request.what, TOPOLOGY):
         for move in view.flights():
             if view.is_under_way(move) and not may_wait_for_ever(view):
                 return f"the move of {move.partition} in run {move.run} ends first"
@@ -50,4 +56,4 @@ def topology_request_waits(view: ClusterView) -> Request | None:
     """One that a run makes way for."""
     if view.agreed.rebalance.state == "idle" or view.agreed.controls.locked:
         return None
-    return next((each for each in view.waiting() if each.kind in TOPOLOGY), None)
+    return next((each for each in view.waiting() if isinstance(each.what, TOPOLOGY)), None)

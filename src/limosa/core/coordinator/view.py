@@ -1,4 +1,4 @@
-"""What does the coordinator know? The agreed state, and what live nodes last said of themselves.
+"""What does the coordinator know? The agreed state, and the last status of each live node.
 
 Nothing here is needed by a successor: the agreed state is read again, and nodes are asked again.
 """
@@ -19,8 +19,8 @@ from limosa.core.model.changes import (
     lease_key,
     partition_key,
 )
-from limosa.core.model.intent import Request
 from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.requests import Request
 from limosa.core.model.runs import IN_FLIGHT, RunMove
 from limosa.core.model.topology import Partition, Replica
 

@@ -1,4 +1,4 @@
-"""Why is a partition where it is, what comes next, and what may a person do about it?
+"""What is a partition doing, why, what comes next, and what may an operator do about it?
 
 What it waits for is what a coordinator would say now: the same function, of the agreed state and of
 what nodes report. So whoever has these can explain, and a coordinator need not be asked.
@@ -18,7 +18,6 @@ from limosa.core.coordinator.turns import TOPOLOGY, held_back
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import StartCopy
 from limosa.core.insight.progress import NO_COORDINATOR, waits_in_a_run
-from limosa.core.machines.catalogue import READ_NEW
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import Status
 from limosa.core.model.changes import (
@@ -141,11 +140,12 @@ def explain(view: ClusterView, record: Partition, held_since: float) -> Explanat
 def waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
     words = _waits_for(view, record, held_since)
     if view.agreed.coordinator is not None:
-        return words
-    return NO_COORDINATOR if words == NOTHING else f"{NO_COORDINATOR}. Then: {words}"
+        return words or NOTHING
+    return f"{NO_COORDINATOR}. Then: {words}" if words else NO_COORDINATOR
 
 
 def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
+    """Empty: the partition waits for nothing."""
     for request in view.agreed.requests.values():
         if request.partition == record.id and request.state == "waiting":
             why = held_back(view, request)
@@ -153,7 +153,7 @@ def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
             return f"{answer}: {why}" if why else answer
     decision = decide(view, record, held_since)
     if decision is None:
-        return waits_in_a_run(view, record.id) or NOTHING
+        return waits_in_a_run(view, record.id)
     if isinstance(decision, Commit):
         why = decision.why.removeprefix(f"{record.id}: ")
         return f"the coordinator's next commit: {why}"
@@ -195,7 +195,7 @@ def what_is_next(record: Partition, intent: Intent) -> str:
 
 def _after(change: Transition, stage: Stage) -> str:
     """By the edge that it is going to take."""
-    goes_back = bool(change.giving_up) and bool(stage.given_up)
+    goes_back = bool(change.given_up_by) and bool(stage.given_up)
     name = stage.given_up[0] if goes_back else stage.next
     if name in AFTER_THE_END:
         return AFTER_THE_END[name]
@@ -238,14 +238,14 @@ def may_change(
     name = record.id
     follow = f"`limosa explain {name}` shows how far it is"
     goes_back = stage.reads is Side.OLD and not stage.given_up
-    if change.giving_up or intent.cancel is not None or goes_back:
+    if change.given_up_by or intent.cancel is not None or goes_back:
         return (f"wait: it goes back, without loss; {follow}",)
     if stage.reads is Side.OLD:
         return (f"cancel it, which loses nothing: `limosa partition cancel {name}`",)
     out: list[str] = []
-    if stage.name == READ_NEW and change.hold_seconds and not change.released:
+    if routing.is_held(change):
         out.append(f"end the hold: `limosa partition complete {name}`")
-    if stage.name == READ_NEW and stage.given_up:
+    if stage.switched and stage.given_up:
         out.append(f"go back, without loss: `limosa partition reverse {name}`")
     return tuple(out) or (f"wait: it can't go back any more; {follow}",)
 
@@ -316,7 +316,8 @@ def about(agreed: Agreed, partition: PartitionId) -> Agreed:
     requests = {
         key: each
         for key, each in agreed.requests.items()
-        if each.partition == partition or (each.state == "waiting" and each.kind in TOPOLOGY)
+        if each.partition == partition
+        or (each.state == "waiting" and isinstance(each.what, TOPOLOGY))
     }
     run = agreed.rebalance.run
     moves = {n: m for n, m in agreed.moves.get(run, {}).items() if m.partition == partition}

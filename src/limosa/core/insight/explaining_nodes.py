@@ -1,4 +1,4 @@
-"""Where is a node: what does it hold, what comes and goes, what does it wait for, what may I do?"""
+"""What does a node hold, what comes and goes, what does it wait for, and what may be done?"""
 
 from msgspec import Struct
 

@@ -1,6 +1,4 @@
-"""How far is a run, and what does it wait for? For people: of the agreed state and of what nodes
-say, by whoever has these.
-"""
+"""How far is a run, and what does it wait for? Computed from the agreed state and statuses."""
 
 from collections import Counter
 
@@ -10,9 +8,9 @@ from msgspec.structs import replace
 from limosa.core import routing
 from limosa.core.coordinator.run_starts import MovesUnderWay, busy, stopped
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.machines.catalogue import READ_NEW
-from limosa.core.model.keys import PartitionId
+from limosa.core.model.keys import PartitionId, transition_id
 from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RebalanceState, Run, RunMove
+from limosa.core.model.topology import Transition
 from limosa.errors import IllegalRequest
 
 NO_COORDINATOR = "no coordinator lives: nothing advances; start one: `limosa serve coordinator`"
@@ -45,6 +43,8 @@ class Progress(Struct, frozen=True):
     """What it waits for, in words."""
     current: tuple[RunMove, ...]
     """Those in flight, with what there is to say about them."""
+    held: tuple[PartitionId, ...] = ()
+    """Those of them whose hold can be ended."""
 
 
 def progress(view: ClusterView, name: str) -> Progress:
@@ -76,6 +76,7 @@ def progress(view: ClusterView, name: str) -> Progress:
         max((move.pause_seconds for move in moves), default=0.0),
         waits_of(view, run),
         current,
+        tuple(move.partition for move in current if is_held(view, move)),
     )
 
 
@@ -97,14 +98,22 @@ def seconds_left(
 
 def shown(view: ClusterView, move: RunMove) -> RunMove:
     """With what its partition's transition has to say."""
+    change = transition_of(view, move)
+    if change is not None and change.given_up_by:
+        return replace(move, detail=f"goes back: {change.giving_up}")
+    return replace(move, detail="held") if is_held(view, move) else move
+
+
+def is_held(view: ClusterView, move: RunMove) -> bool:
+    change = transition_of(view, move)
+    return change is not None and not change.given_up_by and routing.is_held(change)
+
+
+def transition_of(view: ClusterView, move: RunMove) -> Transition | None:
+    """What the last attempt of the move made of its partition, as long as that lasts."""
     record = view.agreed.topology.partitions.get(move.partition)
     change = None if record is None else record.transition
-    if change is None or change.id != f"t{move.trigger}":
-        return move
-    if change.giving_up:
-        return replace(move, detail=f"goes back: {change.giving_up}")
-    held = change.stage == READ_NEW and change.hold_seconds and not change.released
-    return replace(move, detail="held") if held else move
+    return change if change is not None and change.id == transition_id(move.trigger) else None
 
 
 def copied(view: ClusterView, move: RunMove) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Which run should be proposed? The plan for what a person wants, or why there is none.
+"""Which run does what an operator wants? A plan, or the reasons why there is none.
 
 What is proposed is a value; it becomes a run when the coordinator has accepted it.
 """

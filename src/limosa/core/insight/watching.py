@@ -1,6 +1,4 @@
-"""How far is each move of a run that is in flight? For those who watch it: the stage, how much of
-the copy has landed, and what it waits for, by the rules that `explaining` has for one partition.
-"""
+"""How far is each move of a run that is in flight? Its stage, its copy, and what it waits for."""
 
 from msgspec import Struct
 
@@ -11,7 +9,7 @@ from limosa.core.insight.progress import Progress, progress
 from limosa.core.machines.machine import Side
 from limosa.core.messages import Status
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed
-from limosa.core.model.keys import NodeId
+from limosa.core.model.keys import NodeId, transition_id
 from limosa.core.model.runs import RunMove
 
 
@@ -54,7 +52,7 @@ def moving(view: ClusterView, move: RunMove) -> Moving:
         return Moving(move)
     change, stage = record.transition, routing.stage_of(record)
     why = waits_for(view, record, view.now if change is None else change.since)
-    if change is None or stage is None or change.id != f"t{move.trigger}":
+    if change is None or stage is None or change.id != transition_id(move.trigger):
         return Moving(move, waits_for=why)
     if not copies(stage):
         share = 1.0 if stage.reads is Side.NEW else 0.0

@@ -1,1 +1,1 @@
-"""What may change? Each machine is a table; rules over neighbouring stages refuse unsafe ones."""
+"""What may change? Each machine is a table of stages; rules refuse unsafe tables."""

@@ -1,4 +1,4 @@
-"""Which machines are there?
+"""Which machines are there? A table for each kind of transition, and states of other records.
 
 A move has the stages that ScyllaDB's topology-over-raft describes, one more that its diagram lacks
 (`write_both_read_old_fallback`: going straight from reading the new side to not writing it loses
@@ -7,8 +7,12 @@ reads), and the seals and openings of a hand-over, since one owner orders a part
 
 from limosa.core.machines.machine import END, REVERT, Life, Machine, Side, Stage, Work
 from limosa.core.machines.rules import checked
+from limosa.core.model.runs import MoveState
 
 OLD, NEW, BOTH = Side.OLD, Side.NEW, Side.BOTH
+_DUAL: MoveState = "DUAL_WRITE"
+_COPY: MoveState = "COPYING"
+_DONE: MoveState = "COMMITTED"
 
 ALLOW = "allow_write_both_read_old"
 WRITE_BOTH = "write_both_read_old"
@@ -22,29 +26,29 @@ CLEANUP_TARGET = "cleanup_target"
 REPAIR = "repair"
 
 # fmt: off
-_ALLOW     = Stage(ALLOW,      OLD, OLD,  OLD, False, (Work.PREPARE, Work.BARRIER),              WRITE_BOTH,     (CLEANUP_TARGET,),
+_ALLOW     = Stage(ALLOW,      OLD, OLD,  OLD, False, _DUAL, (Work.PREPARE, Work.BARRIER),              WRITE_BOTH,     (CLEANUP_TARGET,),
                    "the transition is known; the new replicas may be made, and are not used")
-_BOTH      = Stage(WRITE_BOTH, OLD, BOTH, OLD, True,  (Work.BARRIER,),                           STREAMING,      (CLEANUP_TARGET,),
+_BOTH      = Stage(WRITE_BOTH, OLD, BOTH, OLD, True,  _DUAL, (Work.BARRIER,),                           STREAMING,      (CLEANUP_TARGET,),
                    "the new replicas are there, empty, and ready for writes")
-_BOTH_MEND = Stage(WRITE_BOTH, OLD, BOTH, OLD, True,  (Work.BARRIER,),                           REBUILD_REPAIR, (CLEANUP_TARGET,),
+_BOTH_MEND = Stage(WRITE_BOTH, OLD, BOTH, OLD, True,  _DUAL, (Work.BARRIER,),                           REBUILD_REPAIR, (CLEANUP_TARGET,),
                    "the new replicas are there, empty, and ready for writes")
-_MEND      = Stage(REBUILD_REPAIR, OLD, BOTH, OLD, True, (Work.REPAIR, Work.BARRIER),           STREAMING,      (CLEANUP_TARGET,),
+_MEND      = Stage(REBUILD_REPAIR, OLD, BOTH, OLD, True, _DUAL, (Work.REPAIR, Work.BARRIER),           STREAMING,      (CLEANUP_TARGET,),
                    "every write that is acknowledged from now on is on both sides")
-_STREAMING = Stage(STREAMING,  OLD, BOTH, OLD, True,  (Work.COPY, Work.SEAL),                    READ_NEW,       (CLEANUP_TARGET,),
+_STREAMING = Stage(STREAMING,  OLD, BOTH, OLD, True,  _COPY, (Work.COPY, Work.SEAL),                    READ_NEW,       (CLEANUP_TARGET,),
                    "every write that is acknowledged from now on is on both sides")
-_READ_NEW  = Stage(READ_NEW,   NEW, BOTH, NEW, False, (Work.OPEN, Work.BARRIER, Work.HOLD),      USE_NEW,        (FALLBACK, USE_NEW),
+_READ_NEW  = Stage(READ_NEW,   NEW, BOTH, NEW, False, _COPY, (Work.OPEN, Work.BARRIER, Work.HOLD),      USE_NEW,        (FALLBACK, USE_NEW),
                    "the new replicas hold every acknowledged write")
-_ONE_WAY   = Stage(READ_NEW,   NEW, BOTH, NEW, False, (Work.OPEN, Work.BARRIER, Work.HOLD),      USE_NEW,        (),
+_ONE_WAY   = Stage(READ_NEW,   NEW, BOTH, NEW, False, _COPY, (Work.OPEN, Work.BARRIER, Work.HOLD),      USE_NEW,        (),
                    "the new replicas hold every acknowledged write")
-_USE_NEW   = Stage(USE_NEW,    NEW, NEW,  NEW, False, (Work.BARRIER,),                           CLEANUP,        (),
+_USE_NEW   = Stage(USE_NEW,    NEW, NEW,  NEW, False, _DONE, (Work.BARRIER,),                           CLEANUP,        (),
                    "nobody reads the old replicas any more")
-_CLEANUP   = Stage(CLEANUP,    NEW, NEW,  NEW, False, (Work.DROP_OLD,),                          END,            (),
+_CLEANUP   = Stage(CLEANUP,    NEW, NEW,  NEW, False, _DONE, (Work.DROP_OLD,),                          END,            (),
                    "no write reaches the old replicas any more")
-_FALLBACK  = Stage(FALLBACK,   OLD, BOTH, OLD, False, (Work.OPEN, Work.BARRIER),                 CLEANUP_TARGET, (),
+_FALLBACK  = Stage(FALLBACK,   OLD, BOTH, OLD, False, _DUAL, (Work.OPEN, Work.BARRIER),                 CLEANUP_TARGET, (),
                    "the old replicas hold every acknowledged write and are read again")
-_REVERT    = Stage(CLEANUP_TARGET, OLD, OLD, OLD, False, (Work.BARRIER, Work.DROP_NEW),          REVERT,         (),
+_REVERT    = Stage(CLEANUP_TARGET, OLD, OLD, OLD, False, _DUAL, (Work.BARRIER, Work.DROP_NEW),          REVERT,         (),
                    "nobody reads the new replicas, and they are written no more")
-_REPAIR    = Stage(REPAIR,     OLD, OLD,  OLD, True,  (Work.REPAIR,),                            END,            (END,),
+_REPAIR    = Stage(REPAIR,     OLD, OLD,  OLD, True,  _DUAL, (Work.REPAIR,),                            END,            (END,),
                    "the replicas are being compared and mended; nothing else changes")
 
 MOVE = checked(Machine("move", (
@@ -74,16 +78,6 @@ NODE = Life(
     },
 )
 
-SESSION = Life(
-    "session",
-    {
-        "unknown": {"open": "open"},
-        "open": {"close": "closing", "be drained": "open"},
-        "closing": {"be drained": "closed"},
-        "closed": {},
-    },
-)
-
 REBALANCE = Life(
     "rebalance",
     {
@@ -105,4 +99,4 @@ RUN_MOVE = Life(
     },
 )
 
-LIVES: dict[str, Life] = {life.name: life for life in (NODE, SESSION, REBALANCE, RUN_MOVE)}
+LIVES: dict[str, Life] = {life.name: life for life in (NODE, REBALANCE, RUN_MOVE)}

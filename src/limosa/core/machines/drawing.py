@@ -1,18 +1,19 @@
-"""How does a machine look? Tables and diagrams for the docs, printed from the tables themselves."""
+"""How are machines printed? As tables and diagrams for the docs, from the tables themselves."""
 
-from limosa.core.machines.machine import Life, Machine
+from limosa.core.machines.machine import END, REVERT, Life, Machine
 
 
 def markdown_table(machine: Machine) -> str:
     lines = [
-        "| stage | reads | writes | owner | session | to leave it | then | given up → "
-        "| what holds in it |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| stage | reads | writes | owner | session | a run's move is | to leave it | then "
+        "| given up → | what holds in it |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {stage.name} | {stage.reads.value} | {stage.writes.value} | {stage.owner.value} "
-        f"| {'open' if stage.session else '–'} | {', '.join(work.value for work in stage.work)} "
-        f"| {stage.next} | {', '.join(stage.given_up) or '–'} | {stage.holds} |"
+        f"| {'open' if stage.session else '–'} | {stage.run_move} "
+        f"| {', '.join(work.value for work in stage.work)} | {stage.next} "
+        f"| {', '.join(stage.given_up) or '–'} | {stage.holds} |"
         for stage in machine.stages
     ]
     return "\n".join(lines)
@@ -27,7 +28,7 @@ def mermaid(machine: Machine) -> str:
         name
         for stage in machine.stages
         for name in (stage.next, *stage.given_up)
-        if name in ("end", "revert")
+        if name in (END, REVERT)
     )
     lines += [f"    {name} --> [*]" for name in ends]
     return "\n".join(lines)

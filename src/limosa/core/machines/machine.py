@@ -1,8 +1,9 @@
 """What is a machine? A table with a line per stage, checked when it is built.
 
 A transition's table says for every stage which side is read, which is written, who owns, what must
-be done to leave it, where it goes then, and where it goes when it is given up. Routing reads two
-columns, the coordinator one, and the drawings in the docs are printed from the same lines. Where
+be done to leave it, where it goes then, and where it goes when it is given up. No code compares the
+names of stages: routing, the coordinator, nodes and runs read the columns, and the drawings in the
+docs are printed from the same lines. Where
 what is read or written changes, every node must have followed (a barrier), so no two processes are
 more than one such step apart, and it is enough to check neighbours (`rules`).
 
@@ -13,6 +14,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from limosa.core.model.runs import MoveState
 from limosa.errors import IllegalTransition, UnknownStage
 
 
@@ -25,6 +27,11 @@ class Side(Enum):
 
     def within(self, other: "Side") -> bool:
         return other is Side.BOTH or self is other
+
+    @property
+    def other(self) -> "Side":
+        """Of one of the two sides."""
+        return Side.NEW if self is Side.OLD else Side.OLD
 
 
 class Work(Enum):
@@ -49,12 +56,20 @@ class Stage(Struct, frozen=True):
     writes: Side
     owner: Side
     session: bool
+    run_move: MoveState
+    """How far a move of a run is while its transition goes forward through this stage."""
     work: tuple[Work, ...]
     next: str
     given_up: tuple[str, ...]
-    """Where it goes when given up, by preference; empty: it only goes forward."""
+    """Where the transition goes when it is given up; empty: it only goes forward. While the new
+    side is read there are two ways: back, or forward if no old replica can serve any more."""
     holds: str
     """What is true once this stage is committed, in words."""
+
+    @property
+    def switched(self) -> bool:
+        """Is the new side read? Then giving up means to hand over once more."""
+        return self.reads is Side.NEW
 
 
 class Machine(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which stage tables are safe? Each rule is a named function that yields what is wrong with one.
+"""Which stage tables are safe? Each rule is a named function that yields violations.
 
 The rules look at one stage or at two neighbours. An unsafe table raises `UnsafeMachine` when it is
 built, so it can't be imported.
@@ -7,13 +7,14 @@ built, so it can't be imported.
 from collections.abc import Callable, Iterable, Iterator
 
 from limosa.core.machines.machine import END, REVERT, Machine, Side, Stage, Work
+from limosa.core.model.runs import FAR
 from limosa.errors import UnsafeMachine
 
 _ENDS = {
-    END: Stage(END, Side.NEW, Side.NEW, Side.NEW, False, (), END, (), ""),
-    REVERT: Stage(REVERT, Side.OLD, Side.OLD, Side.OLD, False, (), REVERT, (), ""),
+    END: Stage(END, Side.NEW, Side.NEW, Side.NEW, False, "COMMITTED", (), END, (), ""),
+    REVERT: Stage(REVERT, Side.OLD, Side.OLD, Side.OLD, False, "DUAL_WRITE", (), REVERT, (), ""),
 }
-_AFTER_REPAIR = Stage(END, Side.OLD, Side.OLD, Side.OLD, False, (), END, (), "")
+_AFTER_REPAIR = Stage(END, Side.OLD, Side.OLD, Side.OLD, False, "DUAL_WRITE", (), END, (), "")
 
 
 def _stages(machine: Machine) -> dict[str, Stage]:
@@ -200,6 +201,34 @@ def new_replicas_are_prepared(machine: Machine) -> Iterator[str]:
             yield f"{stage.name} opens a session for a side that is not written"
 
 
+def a_switch_is_taken_back_or_completed(machine: Machine) -> Iterator[str]:
+    """The coordinator gives up by these columns: before the switch by one edge back; after it by
+    the first edge to the old side, or by the second one forward."""
+    stages = _stages(machine)
+    for stage in machine.stages:
+        ways = tuple(stages[name].reads for name in stage.given_up)
+        wanted = (Side.OLD, Side.NEW) if stage.switched else (Side.OLD,)
+        if ways and ways != wanted:
+            yield f"{stage.name} is not given up {' or '.join(f'to {s.value}' for s in wanted)}"
+
+
+def only_what_is_switched_is_held(machine: Machine) -> Iterator[str]:
+    for stage in machine.stages:
+        if Work.HOLD in stage.work and not (stage.switched and stage.writes is Side.BOTH):
+            yield f"{stage.name} is held, though it has not switched or can't go back"
+
+
+def a_run_s_move_goes_forward(machine: Machine) -> Iterator[str]:
+    """A move of a run copies from the copy on, and is committed once the old side is not used."""
+    for stage in machine.stages:
+        copies = Work.COPY in stage.work and stage.run_move != "COPYING"
+        if copies or (stage.run_move == "COMMITTED") is not (stage.writes is Side.NEW):
+            yield f"{stage.name} says that a run's move is {stage.run_move}"
+    for at, to, given_up in edges(machine):
+        if not given_up and FAR[at.run_move] > FAR[to.run_move]:
+            yield f"{to.name} takes a run's move back from {at.run_move} to {to.run_move}"
+
+
 RULES: tuple[Callable[[Machine], Iterable[str]], ...] = (
     edges_lead_somewhere,
     what_is_read_was_written,
@@ -214,6 +243,9 @@ RULES: tuple[Callable[[Machine], Iterable[str]], ...] = (
     every_copy_can_be_given_up,
     giving_up_is_final,
     new_replicas_are_prepared,
+    a_switch_is_taken_back_or_completed,
+    only_what_is_switched_is_held,
+    a_run_s_move_goes_forward,
 )
 
 

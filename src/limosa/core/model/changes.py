@@ -6,9 +6,10 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.core.model.intent import Intent, Request
+from limosa.core.model.intent import Intent
 from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.requests import Request
 from limosa.core.model.runs import Controls, Rebalance, Run, RunMove
 from limosa.core.model.topology import (
     Cluster,

@@ -1,11 +1,13 @@
-"""How is a record written? One codec, readable JSON, for the metastore and messages about it."""
+"""How are records encoded? As readable JSON, by one codec, for the metastore and for messages."""
 
 from typing import TypeAlias
 
 import msgspec
 
-from limosa.core.model.intent import Intent, Request
+from limosa.core.model import legacy
+from limosa.core.model.intent import Intent
 from limosa.core.model.reports import Pipeline, Report
+from limosa.core.model.requests import Request
 from limosa.core.model.runs import Controls, Rebalance, Run, RunMove
 from limosa.core.model.topology import (
     Cluster,
@@ -52,10 +54,14 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
+    """Also of a row that version 0.1.0 wrote."""
     try:
-        return _decoder.decode(data)
+        return legacy.completed(_decoder.decode(data))
     except msgspec.DecodeError as error:
-        raise BadInput(
-            f"this is no record of Limosa: {error}",
-            "the key was written by something else, or by a newer version",
-        ) from error
+        try:
+            return legacy.decode_flat(data)
+        except msgspec.DecodeError:
+            raise BadInput(
+                f"this is no record of Limosa: {error}",
+                "the key was written by something else, or by a newer version",
+            ) from error

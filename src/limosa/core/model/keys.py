@@ -1,4 +1,4 @@
-"""Where in the token space does something lie, and where in a partition's log?"""
+"""Where does a token or a log entry lie? Ranges of tokens, and positions in a partition's log."""
 
 from typing import TypeAlias
 
@@ -30,6 +30,11 @@ def position(epoch: int, counter: int) -> Position:
 
 def epoch_of(at: Position) -> int:
     return at >> COUNTER_BITS
+
+
+def transition_id(trigger: Revision) -> str:
+    """Of the transition that the assignment of this trigger leads to; no other is named so."""
+    return f"t{trigger}"
 
 
 class TokenRange(Struct, frozen=True, order=True):

@@ -1,14 +1,9 @@
-"""How did a transition end, and what carries the rows of one? Records for people, not topology."""
+"""How did a transition end, and which pipeline copies rows? Records for people, not topology."""
 
 from typing import Literal
 
 from limosa.core.model.keys import PartitionId
-from limosa.core.model.topology import Record, Replica, TransitionKind
-
-CANCELLED = "cancelled"
-REVERSED = "reversed by request"
-BY_HAND = (CANCELLED, REVERSED)
-"""Why a transition was given up, if somebody wanted that."""
+from limosa.core.model.topology import GivenUpBy, Record, Replica, TransitionKind
 
 
 class Report(Record, frozen=True):
@@ -32,6 +27,7 @@ class Report(Record, frozen=True):
     """Rows that a verification found to differ, in words."""
     differences_more: int = 0
     """How many there are besides."""
+    given_up_by: GivenUpBy = ""
 
 
 class Pipeline(Record, frozen=True):

@@ -1,4 +1,4 @@
-"""What does the core need to know of rows? Their number, their digest, and which tokens they have.
+"""What does the core need to know about rows? Their number, their digest and their tokens.
 
 What rows are made of is the driver's business: Arrow batches in a node, small tuples in the
 simulator.

@@ -1,4 +1,4 @@
-"""What is a rebalance? A run of many moves: its plan, how far it is, and what it came to.
+"""What is a rebalance run? Many moves with one plan, their progress, and the run's totals.
 
 All of it is agreed: every move of a run has a record of its own, so that whoever coordinates next
 goes on from there, and a change of one move writes no other. Ended runs are kept for a while.
@@ -16,6 +16,8 @@ MoveState: TypeAlias = Literal["PENDING", "DUAL_WRITE", "COPYING", "COMMITTED", 
 Outcome: TypeAlias = Literal["", "done", "cancelled", "failed-in-part"]
 
 IN_FLIGHT: tuple[MoveState, ...] = ("DUAL_WRITE", "COPYING")
+FAR: dict[MoveState, int] = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
+"""How far a move is that goes forward."""
 ATTEMPTS_MAX = 3
 """How often a move is tried."""
 

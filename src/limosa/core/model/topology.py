@@ -22,6 +22,21 @@ from limosa.errors import InvalidLayout
 TransitionKind: TypeAlias = Literal["move", "rebuild", "volume_move", "repair"]
 
 
+NodeState: TypeAlias = Literal[
+    "none",
+    "bootstrapping",
+    "replacing",
+    "normal",
+    "rebuilding",
+    "decommissioning",
+    "removing",
+    "left",
+]
+GivenUpBy: TypeAlias = Literal["", "operator", "run", "verification", "cluster"]
+"""What gives a transition up: a request of an operator, the cancellation of its run, the comparison
+of the copy with its source, or the cluster, since the transition can't succeed. Empty: nothing."""
+
+
 class Record(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Something agreed upon; it lives under one key of the metastore."""
 
@@ -48,7 +63,7 @@ class Node(Record, frozen=True):
     address: str = ""
     rack: str = ""
     datacenter: str = ""
-    state: str = "normal"
+    state: NodeState = "normal"
     volumes: tuple[str, ...] = ("",)
     tokens: bool = True
     host: str = ""
@@ -171,6 +186,7 @@ class Transition(Struct, frozen=True):
     since: float = 0.0
     pause_seconds: float = 0.0
     """How long its hand-over took; 0: there was none so far, or nobody knows."""
+    given_up_by: GivenUpBy = ""
 
 
 class Partition(Record, frozen=True):

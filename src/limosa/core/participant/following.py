@@ -1,8 +1,10 @@
 """What does a follower do? It takes its owner's log without gaps, and says what is durable."""
 
+from typing import Literal
+
 from limosa.core import routing
 from limosa.core.effects import AppendEntries, BeginLog, Surprise, TruncateLog
-from limosa.core.messages import Acked, Probe, Probed, Replicate, Unheld
+from limosa.core.messages import Acked, Objection, Probe, Probed, Replicate, Unheld
 from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
@@ -24,12 +26,14 @@ class Following:
             return
         held = node.held.get((message.partition, message.to))
         why = self.objection(held, message)
-        if held is None or why:
+        if why:
             replica = Replica(node.node, message.to) if held is None else held.replica
             named = self._named(message.partition, message.to) or replica
             refusal = Unheld(message.partition, named, message.epoch, message.revision, why)
             node.send(sender, refusal)
-        elif isinstance(message, Probe):
+            return
+        assert held is not None
+        if isinstance(message, Probe):
             node.send(sender, self._probed(held, message, held.last))
         else:
             self._replicate(sender, held, message)
@@ -41,7 +45,7 @@ class Following:
                 return replica
         return None
 
-    def objection(self, held: Held | None, message: Probe | Replicate) -> str:
+    def objection(self, held: Held | None, message: Probe | Replicate) -> Objection | Literal[""]:
         if held is None:
             dropped = self._hosting.was_dropped(message.partition, message.to)
             return "dropped" if dropped else "lost"

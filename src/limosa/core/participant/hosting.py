@@ -15,7 +15,6 @@ from limosa.core.effects import (
     StoreEpoch,
 )
 from limosa.core.events import Received, Started, TopologyRead
-from limosa.core.machines.catalogue import ALLOW
 from limosa.core.messages import DropReplica, Probe, Replicate, Seal
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import Incarnation, PartitionId, Revision
@@ -147,7 +146,7 @@ class Hosting:
         """Only what was never used is made from nothing; anything else that is missing is lost."""
         if record.transition is None:
             return record.epoch == 0
-        return record.transition.stage == ALLOW and replica in routing.new_only(record)
+        return routing.prepares(record.transition) and replica in routing.new_only(record)
 
     def _create(self, record: Partition, replica: Replica) -> None:
         node = self._node

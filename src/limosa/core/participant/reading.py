@@ -23,7 +23,6 @@ read is asked for its right to read once more, by the topology that is applied b
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.machines.catalogue import ALLOW
 from limosa.core.messages import Answer, Read, Wait
 from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.topology import Partition, Replica
@@ -112,7 +111,4 @@ class Reading:
 
 def complete_replicas(record: Partition) -> tuple[Replica, ...]:
     """Replicas that hold everything: the side that is read, and the one that was until now."""
-    stage = routing.stage_of(record)
-    if routing.is_copied(record):
-        return record.replicas
-    return routing.written(record) if stage is None or stage.name != ALLOW else record.replicas
+    return record.replicas if routing.is_copied(record) else routing.written(record)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from limosa.core import routing
 from limosa.core.effects import Effect, ReadTail, Send, Surprise
 from limosa.core.machines.machine import Work
-from limosa.core.messages import Acked, Probe, Probed, Replicate, Unheld
+from limosa.core.messages import Acked, Appending, Probe, Probed, Replicate, Unheld
 from limosa.core.model.keys import LeaseId, Position, Revision
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Partition, Replica
@@ -123,7 +123,7 @@ class Replication(ABC):
         return max(bases) if bases and len(bases) == len(peers) else None
 
     def replicate(
-        self, peer: Peer, previous: Position, how: str = "append", probed: LeaseId = 0
+        self, peer: Peer, previous: Position, how: Appending = "append", probed: LeaseId = 0
     ) -> None:
         if previous < self.held.first:
             peer.reachable = peer.matched = False
@@ -139,7 +139,7 @@ class Replication(ABC):
         peer: Peer,
         previous: Position,
         entries: tuple[Entry, ...],
-        how: str,
+        how: Appending,
         probed: LeaseId,
     ) -> None:
         held = self.held
@@ -158,7 +158,7 @@ class Replication(ABC):
         peer.sent = entries[-1].at if entries else previous
         self._send(peer, message)
 
-    def _read_tail(self, peer: Peer, previous: Position, how: str, probed: LeaseId) -> None:
+    def _read_tail(self, peer: Peer, previous: Position, how: Appending, probed: LeaseId) -> None:
         held = self.held
         peer.reading = next(self.tickets)
         self.tickets.tails[peer.reading] = Tail(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from limosa.core.messages import Appending
 from limosa.core.model.keys import LeaseId, PartitionId, Position, Revision
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
@@ -18,7 +19,7 @@ class Tail(Struct, frozen=True, gc=False):
     revision: Revision
     to: Replica
     previous: Position
-    how: str
+    how: Appending
     probed: LeaseId
 
 

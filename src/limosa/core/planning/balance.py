@@ -1,5 +1,4 @@
-"""How does load become even? From the most loaded node to the least loaded, never so much that
-their order turns around.
+"""How does load become even? Partitions move from the most loaded node to the least loaded one.
 
 First each node gives what it has beyond its fair share, and no more, so little is moved. Where
 racks, zones or large partitions stand in the way of fair shares, nodes that differ much are brought

@@ -1,4 +1,4 @@
-"""Where is every replica by now, and where may it go? Plans are made by moving on this board."""
+"""Where is every replica in the plan so far, and where may it go? Plans move replicas here."""
 
 from collections.abc import Iterable
 

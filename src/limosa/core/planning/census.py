@@ -1,4 +1,4 @@
-"""What does a situation look like in numbers? Counted once; nothing here changes.
+"""What does a situation look like in numbers? Counted once; the numbers do not change.
 
 Nodes, zones and partitions are numbered in the order of their names, volumes in the order of their
 nodes. A replica is its partition's number times `width`, plus its place in the record.

@@ -1,4 +1,4 @@
-"""How does a node become empty? One source, many targets; or the reasons why it can't."""
+"""How is a node emptied? Its replicas go to many targets, or the plan says why they can't."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How even is it, and what is too large to become so?"""
+"""How even is the load, and which partitions are too large to spread?"""
 
 import numpy as np
 

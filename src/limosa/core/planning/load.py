@@ -1,4 +1,4 @@
-"""How much does a replica weigh? Bytes, writes, reads and its mere existence, as one whole number.
+"""How much does a replica weigh? Bytes, writes, reads and a base cost, as one whole number.
 
 Shares of the cluster's totals are added by weight, and scaled to whole numbers: sums are then the
 same in every order, so a plan that was carried out looks exactly as it was planned.

@@ -1,4 +1,4 @@
-"""What if only some moves of a plan are made? The same moves on a board of their own."""
+"""What if only some moves of a plan are made? The same moves, with figures of their own."""
 
 from collections.abc import Sequence
 

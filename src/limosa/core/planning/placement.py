@@ -1,4 +1,4 @@
-"""Where should replicas be? Where they are, as far as possible; else spread over distinct nodes."""
+"""Which nodes should hold a partition? Those that hold it, if possible; else in other racks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What is a plan? Moves in their order, what they cost and bring, and what is left out and why."""
+"""What is a plan? Moves in their order, their cost and effect, and what is left out and why."""
 
 from collections import Counter
 from typing import Literal, TypeAlias, get_args

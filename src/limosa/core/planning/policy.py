@@ -1,4 +1,4 @@
-"""When does a cluster rebalance by itself? Seldom, and only if it is told to."""
+"""When does a cluster rebalance by itself? Only if automatic runs are on, and not too often."""
 
 from collections.abc import Mapping
 

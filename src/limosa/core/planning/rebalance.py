@@ -1,4 +1,4 @@
-"""What should move? Drained nodes become empty; then racks, load, zones and volumes are spread."""
+"""What should move? Drained nodes are emptied; then racks, load, zones and volumes are evened."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What must not be together? Replicas of one partition in a rack; then partitions of a zone."""
+"""Which replicas are too close? Those of a partition in one rack; those of a zone on one node."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What is a plan made from? The agreed records, what was measured, and what the operator wants."""
+"""What is a plan computed from? The agreed records, measured loads, and the operator's wishes."""
 
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet

@@ -1,4 +1,4 @@
-"""Where do the partitions of a new zone go? Replicas, turns to own and volumes are spread alike."""
+"""Where do the partitions of a new zone go? Replicas, owners and volumes are spread evenly."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

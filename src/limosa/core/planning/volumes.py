@@ -1,4 +1,4 @@
-"""How do a node's volumes become even? As nodes do: from the fullest to the emptiest."""
+"""How do a node's volumes become even? Replicas move from the fullest to the emptiest."""
 
 import numpy as np
 

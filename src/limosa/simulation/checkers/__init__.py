@@ -1,1 +1,1 @@
-"""What must be true of a finished run?"""
+"""What must be true when a simulated run has ended?"""

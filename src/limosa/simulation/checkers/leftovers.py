@@ -1,4 +1,4 @@
-"""Is anything left behind? After healing every operation has ended; only what is named is held."""
+"""Is anything left behind? After healing, every operation has ended and nothing unnamed is held."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Could one register per key, touched by one operation at a time, have given these answers?
+"""Is each key's history linearizable? Could one register have given these answers?
 
 The search is Wing and Gong's with Lowe's two improvements: an operation takes effect only *just in
 time*, when some operation returns and cannot be explained otherwise, and a configuration is never
@@ -63,6 +63,8 @@ class Verdict(msgspec.Struct, frozen=True):
     ok: bool
     gave_up: bool = False
     reason: str = ""
+    key: str = ""
+    """Of which it is told."""
 
 
 def check(operations: Iterable[ObservedOperation], steps_max: int = STEPS_MAX) -> Verdict:
@@ -74,19 +76,19 @@ def check(operations: Iterable[ObservedOperation], steps_max: int = STEPS_MAX) -
             by_key[operation.key] = [operation]
         else:
             mine.append(operation)
-    gave_up: list[str] = []
+    gave_up: dict[str, str] = {}
     for key, mine in by_key.items():
         steps = _steps(mine)
         try:
             dead_end = _Search(steps_max).run(steps)
         except _GaveUp:
-            gave_up.append(f"{key!r} ({len(mine)} operations)")
+            gave_up[key] = f"{key!r} ({len(mine)} operations)"
             continue
         if dead_end is not None:
-            return Verdict(ok=False, reason=_explain(key, steps, dead_end, steps_max))
+            return Verdict(False, reason=_explain(key, steps, dead_end, steps_max), key=key)
     if gave_up:
-        reason = f"gave up after {steps_max} steps on key {', '.join(gave_up)}"
-        return Verdict(ok=False, gave_up=True, reason=reason)
+        reason = f"gave up after {steps_max} steps on key {', '.join(gave_up.values())}"
+        return Verdict(ok=False, gave_up=True, reason=reason, key=next(iter(gave_up)))
     return Verdict(ok=True)
 
 

@@ -1,0 +1,364 @@
+"""What can be asked for, and what is answered? One struct for each kind of request.
+
+Operators, the balancer and the coordinator itself ask by a row, the `Request`. The revision of the
+row's key is the request's trigger: it names the transition or the run that the request leads to.
+"""
+
+from typing import Literal, TypeAlias, cast
+
+from msgspec import Struct
+
+from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
+from limosa.core.model.runs import Policy, RunPlan
+from limosa.core.model.topology import NamedTable, Node, Placement, Record
+
+RequestKind: TypeAlias = Literal[
+    "move",
+    "rebuild",
+    "volume_move",
+    "repair",
+    "cancel",
+    "reverse",
+    "complete",
+    "set_replicas",
+    "follow_nodes",
+    "create_table",
+    "drop_table",
+    "join",
+    "remove_node",
+    "start_run",
+    "drain_nodes",
+    "pause_run",
+    "resume_run",
+    "cancel_run",
+    "undrain_nodes",
+    "set_balancing",
+    "set_policy",
+    "lock",
+    "unlock",
+    "withdraw",
+]
+
+
+RequestState: TypeAlias = Literal["waiting", "done", "refused"]
+
+
+class Wish(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """What somebody asks for."""
+
+    @property
+    def kind(self) -> RequestKind:
+        return cast(RequestKind, self.__struct_config__.tag)
+
+    @property
+    def about(self) -> str:
+        """The partition, zone, table, node, run or request that the wish concerns."""
+        return "cluster"
+
+
+# --- of one partition
+
+
+class PartitionWish(Wish, frozen=True):
+    partition: PartitionId
+
+    @property
+    def about(self) -> str:
+        return self.partition
+
+
+class MovePartition(PartitionWish, frozen=True, tag="move"):
+    """Move replicas: all `placements`, or one replica from `source` to `target`."""
+
+    placements: tuple[Placement, ...] = ()
+    source: NodeId = ""
+    target: Placement | None = None
+    hold_seconds: float = 0.0
+    max_pause_seconds: float = 0.0
+    """For how long the hand-over may pause writes; 0: there is no limit."""
+    after_pending: bool = False
+    """If another change of the partition is pending, plan this one behind it."""
+
+
+class MoveToVolume(PartitionWish, frozen=True, tag="volume_move"):
+    """Move replicas to other volumes of their nodes; named as for `MovePartition`."""
+
+    placements: tuple[Placement, ...] = ()
+    source: NodeId = ""
+    target: Placement | None = None
+    hold_seconds: float = 0.0
+    max_pause_seconds: float = 0.0
+
+
+class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):
+    """Make the replicas on these nodes anew, from the others."""
+
+    renewed: tuple[NodeId, ...] = ()
+    hold_seconds: float = 0.0
+    max_pause_seconds: float = 0.0
+
+
+class RepairPartition(PartitionWish, frozen=True, tag="repair"):
+    """Compare the replicas with their owner, and mend them."""
+
+
+class CancelChange(PartitionWish, frozen=True, tag="cancel"):
+    """Give the pending change up."""
+
+    cancels: Revision = 0
+    """The trigger of the pending assignment that the caller saw."""
+
+
+class ReverseMove(PartitionWish, frozen=True, tag="reverse"):
+    """Take a held move back."""
+
+
+class CompleteMove(PartitionWish, frozen=True, tag="complete"):
+    """End the hold of a move."""
+
+
+# --- of a zone
+
+
+class ZoneWish(Wish, frozen=True):
+    zone: ZoneId
+
+    @property
+    def about(self) -> str:
+        return self.zone
+
+
+class SetReplicas(ZoneWish, frozen=True, tag="set_replicas"):
+    """Another number of replicas for every partition of a zone."""
+
+    count: int
+
+
+class FollowNodes(ZoneWish, frozen=True, tag="follow_nodes"):
+    """Place the partitions of a zone on the data nodes that there are now."""
+
+
+# --- of a table
+
+
+class CreateTable(Wish, frozen=True, tag="create_table"):
+    """A table in a zone that exists, or in a new zone."""
+
+    table: NamedTable
+    partitions: int = 0
+    """0: as many as the zone has."""
+    count: int = 0
+    """How many replicas; 0: as many as the zone has."""
+    min_in_sync: int = 0
+    """0: a majority of the replicas."""
+
+    @property
+    def about(self) -> str:
+        return self.table.name
+
+
+class DropTable(Wish, frozen=True, tag="drop_table"):
+    name: str
+    table_id: str
+    """The table that the caller saw under this name."""
+
+    @property
+    def about(self) -> str:
+        return self.name
+
+
+# --- of nodes
+
+
+class JoinCluster(Wish, frozen=True, tag="join"):
+    node: Node
+    cluster: str
+    """The name of the cluster that the node means to join."""
+
+    @property
+    def about(self) -> str:
+        return self.node.id
+
+
+class RemoveNode(Wish, frozen=True, tag="remove_node"):
+    node: NodeId
+
+    @property
+    def about(self) -> str:
+        return self.node
+
+
+class UndrainNodes(Wish, frozen=True, tag="undrain_nodes"):
+    """Let nodes that were drained take replicas again."""
+
+    nodes: tuple[NodeId, ...]
+
+
+# --- of runs
+
+
+class StartRun(Wish, frozen=True, tag="start_run"):
+    plan: RunPlan | None
+    """None once the request is answered: then the run has the plan."""
+
+
+class DrainNodes(Wish, frozen=True, tag="drain_nodes"):
+    """Start a run that empties nodes."""
+
+    plan: RunPlan | None
+
+
+class RunWish(Wish, frozen=True):
+    run: str = ""
+    """Its id; empty: whichever run is under way."""
+
+    @property
+    def about(self) -> str:
+        return self.run or super().about
+
+
+class PauseRun(RunWish, frozen=True, tag="pause_run"):
+    """Begin no more moves of the run."""
+
+
+class ResumeRun(RunWish, frozen=True, tag="resume_run"):
+    """Continue a paused run."""
+
+
+class CancelRun(RunWish, frozen=True, tag="cancel_run"):
+    """End the run, and take back its moves that can be taken back."""
+
+
+# --- of the cluster
+
+
+class SetBalancing(Wish, frozen=True, tag="set_balancing"):
+    """Allow or stop the runs of the balancer."""
+
+    on: bool
+
+
+class SetPolicy(Wish, frozen=True, tag="set_policy"):
+    """Set when the balancer starts runs."""
+
+    policy: Policy
+
+
+class LockCluster(Wish, frozen=True, tag="lock"):
+    """Let nothing begin that changes the topology."""
+
+    why: str = ""
+
+
+class UnlockCluster(Wish, frozen=True, tag="unlock"):
+    """End the lock."""
+
+
+class WithdrawRequest(Wish, frozen=True, tag="withdraw"):
+    """Refuse a request that is not answered yet."""
+
+    request: str
+
+    @property
+    def about(self) -> str:
+        return self.request
+
+
+TransitionWish: TypeAlias = MovePartition | MoveToVolume | RebuildReplicas | RepairPartition
+AnyWish: TypeAlias = (
+    TransitionWish
+    | CancelChange
+    | ReverseMove
+    | CompleteMove
+    | SetReplicas
+    | FollowNodes
+    | CreateTable
+    | DropTable
+    | JoinCluster
+    | RemoveNode
+    | UndrainNodes
+    | StartRun
+    | DrainNodes
+    | PauseRun
+    | ResumeRun
+    | CancelRun
+    | SetBalancing
+    | SetPolicy
+    | LockCluster
+    | UnlockCluster
+    | WithdrawRequest
+)
+
+# --- what a request leads to
+
+
+class LedToTransition(Struct, frozen=True, tag="transition", forbid_unknown_fields=True):
+    """The transition that the request begins, finds under way, or ends."""
+
+    partition: PartitionId
+    transition: str
+
+
+class LedToRun(Struct, frozen=True, tag="run", forbid_unknown_fields=True):
+    """The run that the request starts or changes."""
+
+    run: str
+
+
+class LedToTable(Struct, frozen=True, tag="table", forbid_unknown_fields=True):
+    """The table that the request makes or drops."""
+
+    name: str
+    id: str
+
+
+class LedToNodes(Struct, frozen=True, tag="nodes", forbid_unknown_fields=True):
+    """The nodes whose state the request changes."""
+
+    nodes: tuple[NodeId, ...]
+
+
+LedTo: TypeAlias = LedToTransition | LedToRun | LedToTable | LedToNodes
+
+
+class Request(Record, frozen=True):
+    """A wish, who asks, and its answer; the revision of the row's key is the trigger."""
+
+    id: str
+    what: AnyWish
+    state: RequestState = "waiting"
+    answer: str = ""
+    """For people: nothing is decided by it."""
+    led_to: LedTo | None = None
+    """Of a request that is done: what it changed."""
+    fingerprint: str = ""
+    """Of the caller's own words: an id that is used again for another wish is refused."""
+    trigger: Revision = 0
+    """Of a request that was answered."""
+    asked: float = 0.0
+    """By the wall clock of whoever asks; 0: unknown. Nothing is decided by it."""
+    answered: float = 0.0
+    """By the coordinator's wall clock; 0: not yet, or unknown."""
+
+    @property
+    def kind(self) -> RequestKind:
+        return self.what.kind
+
+    @property
+    def about(self) -> str:
+        return self.what.about
+
+    @property
+    def partition(self) -> PartitionId:
+        """Empty: the request is not about one partition."""
+        return self.what.partition if isinstance(self.what, PartitionWish) else ""
+
+    @property
+    def run(self) -> str:
+        """The run that the request led to; empty: none."""
+        return self.led_to.run if isinstance(self.led_to, LedToRun) else ""
+
+    @property
+    def transition(self) -> str:
+        """The transition that the request led to; empty: none."""
+        return self.led_to.transition if isinstance(self.led_to, LedToTransition) else ""
