@@ -155,7 +155,7 @@ def test_a_story_tells_the_partition_concerned(capsys: Output, something_is_left
     header, lines, footer, summary = printed.rstrip("\n").split("\n\n")
     assert header.startswith(f"Seed {seed}: ")
     assert " nodes, 2 partitions of " in header
-    assert "Not told: p1." in header
+    assert "Not shown: p1." in header
     places = {(line[12:16].strip(), line[16:].split()[0]) for line in lines.splitlines()}
     assert {who for place, who in places if place == "p1"} == {"FAULT"}
     assert {"FAULT", "VIOLATION:"} <= {who for place, who in places if place == "p0"}
