@@ -348,12 +348,12 @@ def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
     there = [f"{name}:{nodes[0]}:n1" for name, nodes in here.items() if nodes != ["n1"]]
     typed.well("rebalance", "start", *named(there), "--wait", "--json")
     assert set(map(tuple, homes(connection, "crowded").values())) == {("n1",)}
-    assert "off: looks every" in typed.well("rebalance", "auto").text
+    assert "off: checks every" in typed.well("rebalance", "auto").text
     before = typed.known()
     quick = ("--every", "1s", "--cooldown", "0", "--ratio", "1.5")
     halted = typed.well("rebalance", "auto", "--on", *quick, "--halt").text
     assert halted.startswith("halted: ")
-    assert "\non: looks every 1" in halted
+    assert "\non: checks every 1" in halted
     time.sleep(3.0)
     assert typed.known() == before, "halted, it begins nothing, though it is on"
     going_on = typed.well("rebalance", "auto", "--go-on", "--json").json
