@@ -280,7 +280,7 @@ def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
         ({"ranges": ((0, 2**64 - 1),)}, "is no range of tokens"),
         ({"ranges": ((0, 10), (5, 20))}, "overlap"),
         ({"ranges": tuple((n, n + 1) for n in range(2_000))}, "2000 ranges of tokens"),
-        ({"table": b"nothing"}, "this is no table's schema"),
+        ({"table": b"nothing"}, "this is not the schema of a table"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
