@@ -11,7 +11,7 @@ from limosa.metastore.memory import MemoryMetastore
 
 
 class _WorldClock:
-    """The metastore's machine keeps the world's own time."""
+    """The metastore's clock: the world's own time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -24,7 +24,7 @@ class _WorldClock:
 
 
 class SimulatedMetastore:
-    """Answers calls; the network between it and its callers is the world's."""
+    """Answers calls; the world simulates the network in between."""
 
     def __init__(
         self, now: Callable[[], float], schedule: Callable[..., None], lease_seconds: float
@@ -66,7 +66,7 @@ class SimulatedMetastore:
         return lease, revision, self.read()
 
     def renew(self, key: str, lease: int) -> bool:
-        """A lease whose key belongs to another one by now is as good as ended."""
+        """False also if another lease holds the key by now: then this lease counts as ended."""
         try:
             self._store.renew(lease)
         except LeaseLost:
@@ -80,7 +80,7 @@ class SimulatedMetastore:
         return lease
 
     def _watch_end(self, lease: int) -> None:
-        """Leases end inside the next operation, so there must be one when a lease is due."""
+        """Schedule an operation for when the lease is due: leases end inside the next operation."""
         left = self._store.lease_left(lease)
         if left > 0:
             self._schedule(left + 0.001, self._watch_end, lease)

@@ -11,7 +11,7 @@ from limosa.core.model.rows import Starts
 
 
 def token_of(key: str) -> int:
-    """Any fixed function will do: spread keys over the token space, the same in every run."""
+    """A fixed function that spreads keys over the token space, the same in every run."""
     return (crc32(key.encode()) << 32) - 2**63 + crc32(key[::-1].encode())
 
 

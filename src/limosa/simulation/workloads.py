@@ -23,7 +23,7 @@ Then = Callable[[Finished], None]
 
 
 class OperationHistory:
-    """What clients asked for and were answered, by key."""
+    """The clients' operations and answers, by key."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -34,7 +34,7 @@ class OperationHistory:
         world.finished = self.finished
 
     def ask(self, client: ClientProcess, then: Then, there: object = None, **what: object) -> None:
-        """`there` is what a compare-and-set had read: the value whose version it names."""
+        """`there` is the value that a compare-and-set had read with its version."""
         self.asked += 1
         asked = Asked(f"{client.name}-{self.asked}", "zone", **what)  # type: ignore[arg-type]
         self.expected[asked.id] = there
@@ -57,14 +57,14 @@ class OperationHistory:
             self.operations.append(operation)
 
     def unanswered(self) -> None:
-        """Whoever still waits at the end may or may not have had an effect."""
+        """Record operations without an answer at the end: each may have had an effect or not."""
         for asked, since, _ in list(self._waiting.values()):
             unknown = Finished(asked.id, "unknown")
             self.operations += self._operations(asked, since, unknown)
 
     def _operations(self, asked: Asked, since: float, effect: Finished) -> list[ObservedOperation]:
         client = asked.id.split("-")[0]
-        # An answer arrives a little before the client can ask again.
+        # An answer arrives a little before the client can start its next operation.
         returned = None if effect.outcome == "unknown" else self.world.now
         if asked.eventual or effect.outcome == "failed":
             return []
@@ -126,7 +126,7 @@ def rows_of(*pairs: tuple[str, object]) -> SimulatedRows:
 
 
 class Workload(ABC):
-    """Something that a client does over and over."""
+    """Operations that a client repeats."""
 
     def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         self.world = world
@@ -136,15 +136,15 @@ class Workload(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Ask for something."""
+        """Start an operation."""
 
     def verdict(self, rows: dict[str, object]) -> list[str]:
-        """What is wrong with the rows at the end."""
+        """Problems with the rows at the end."""
         return []
 
     @abstractmethod
     def keys(self) -> list[str]:
-        """What to read at the end."""
+        """The keys to read at the end."""
 
 
 class Registers(Workload):
@@ -203,7 +203,7 @@ class Registers(Workload):
 
 
 class StickyReader(Registers):
-    """Only reads, so nothing tells it of a new owner: it stays with an old one that answers."""
+    """Only reads, so it learns of no new owner: it stays with an old owner that answers."""
 
     def step(self) -> None:
         for key in self.dice.sample(self.NAMES, 3):
@@ -254,7 +254,7 @@ class Appends(Workload):
 
 
 class UniqueSet(Workload):
-    """Keys that are each written once: those acknowledged must all be there."""
+    """Keys that are each written once: all acknowledged keys must exist."""
 
     def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         super().__init__(world, history, client)
@@ -302,10 +302,10 @@ class Bank(Workload):
         self.busy = False
         self.started = False
         self.over = False
-        """A transfer of unknown outcome may still happen: another would be computed without it."""
+        """A transfer has an unknown outcome: it may still happen, so no other may follow."""
 
     def _names(self) -> list[str]:
-        """Names whose tokens lie in one partition."""
+        """Account names whose tokens lie in one partition."""
         layout = self.world.agreed.topology.layouts["zone"]
         held = layout.range_of(0)
         names: list[str] = []
@@ -377,7 +377,7 @@ class Bank(Workload):
 
 
 def _ignore(effect: Finished) -> None:
-    """The history has it."""
+    """Do nothing: the history has recorded the answer."""
 
 
 KINDS: tuple[type[Workload], ...] = (Registers, Appends, UniqueSet, Bank)

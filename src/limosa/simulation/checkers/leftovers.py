@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def unfinished(world: "World") -> list[tuple[str, str]]:
-    """What still has to end: (what, partition)."""
+    """Operations that have not ended: (what, partition)."""
     waiting: list[tuple[str, str]] = []
     agreed = world.agreed
     for name, record in agreed.topology.partitions.items():
@@ -55,7 +55,7 @@ def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
 
 
 def leftovers(world: "World") -> list[tuple[str, str]]:
-    """Data that nobody names, staged chunks, and replicas that differ."""
+    """Data that the topology does not name, staged chunks, and replicas that differ."""
     problems: list[tuple[str, str]] = []
     for name, record in world.agreed.topology.partitions.items():
         named = {(replica.node, replica.incarnation) for replica in record.replicas}
