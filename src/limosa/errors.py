@@ -1,32 +1,32 @@
 """What can go wrong?
 
-Every error says what happened and what to do, and whether the operation *surely did not happen*
+Every error says what happened and what to do, and whether the operation certainly did not happen
 (`definite`), so that a caller knows when a retry needs its producer sequence.
 
     LimosaError
-    ├── BadInput                definite; the caller can mend it
-    │   ├── InvalidLayout       ranges with a gap, an overlap or nothing at all
+    ├── BadInput                definite; the caller can correct it
+    │   ├── InvalidLayout       ranges with a gap or an overlap, or no ranges
     │   ├── InvalidKey          null, NaN, or a type that has no token
-    │   ├── InvalidSchema       columns that no table can have, or that this table does not
+    │   ├── InvalidSchema       columns that no table can have, or that this table lacks
     │   ├── UnknownTable        no table of that name
     │   ├── UnknownStage        a stage that the machine does not have
     │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
-    │   ├── IllegalTransition   an edge that the machine does not draw
+    │   ├── IllegalTransition   an edge that the machine does not have
     │   ├── IllegalRequest      a request that contradicts the agreed state
     │   └── UnusableFile        a path that can't be used, a damaged file, or another program's
-    │       └── VolumeInUse     another process has it
-    ├── Refused                 definite; right, but not here or not now
+    │       └── VolumeInUse     another process has locked the directory
+    ├── Refused                 definite; a valid request, but not here or not now
     │   ├── Redirected          another owner or another layout version: refresh and route again
-    │   ├── Fenced              an epoch, generation, session or incarnation of the past
+    │   ├── Fenced              an outdated epoch, generation, session or incarnation
     │   ├── SessionClosed       the transition that this work belongs to is over
-    │   ├── NotEnoughReplicas   fewer replicas in sync than the zone asks for
-    │   ├── Unauthenticated     who are you? no token or certificate, or one that is not valid
-    │   ├── Forbidden           we know who you are, and you may not
-    │   ├── HistoryTrimmed      changes that the metastore no longer keeps: read again
-    │   └── MetastoreUnavailable  the metastore is busy, full, failing or closed: try again
-    ├── StaleGuard              definite; the agreed state moved on since it was read
-    ├── LeaseLost               definite; the holder must register anew
-    ├── VolumeFailed            not definite; a disk failed: the node must be started anew
+    │   ├── NotEnoughReplicas   fewer replicas in sync than the zone requires
+    │   ├── Unauthenticated     the token or certificate is missing or invalid
+    │   ├── Forbidden           the caller's role or name does not allow it
+    │   ├── HistoryTrimmed      the metastore no longer keeps these changes: read again
+    │   └── MetastoreUnavailable  the metastore is busy, full, failing or closed: retry
+    ├── StaleGuard              definite; the agreed state changed since it was read
+    ├── LeaseLost               definite; the holder must register again
+    ├── VolumeFailed            not definite; a disk failed: the node must be restarted
     └── OutcomeUnknown          not definite; it may have happened: retry with the same sequence
 """
 
@@ -49,7 +49,7 @@ class BadInput(LimosaError):
 
 
 class InvalidLayout(BadInput):
-    """Partitions that do not tile the token space exactly."""
+    """Partitions that do not cover the token space exactly."""
 
 
 class InvalidKey(BadInput):
@@ -73,7 +73,7 @@ class UnsafeMachine(BadInput):
 
 
 class IllegalTransition(BadInput):
-    """An edge that the machine does not draw."""
+    """An edge that the machine does not have."""
 
 
 class IllegalRequest(BadInput):
@@ -89,15 +89,15 @@ class VolumeInUse(UnusableFile):
 
 
 class Refused(LimosaError):
-    """A sound request that can't be served here or now; nothing changed."""
+    """A valid request that can't be served here or now; nothing changed."""
 
 
 class Redirected(Refused):
-    """The owner or the layout version is another one by now."""
+    """The owner or the layout version has changed."""
 
 
 class Fenced(Refused):
-    """Work of an epoch, generation, session or incarnation that is over."""
+    """Work of an outdated epoch, generation, session or incarnation."""
 
 
 class SessionClosed(Refused):
@@ -105,19 +105,19 @@ class SessionClosed(Refused):
 
 
 class NotEnoughReplicas(Refused):
-    """Fewer replicas are in sync than the zone asks for."""
+    """Fewer replicas are in sync than the zone requires."""
 
 
 class Unauthenticated(Refused):
-    """Who are you? The token or the certificate is missing or not valid."""
+    """The token or the certificate is missing or invalid."""
 
 
 class Forbidden(Refused):
-    """You may not: the role, or the name, has no right to do this."""
+    """The caller's role or name does not allow this."""
 
 
 class HistoryTrimmed(Refused):
-    """The metastore no longer keeps the changes that were asked for; read, then watch again."""
+    """The metastore no longer keeps the requested changes; read, then watch again."""
 
 
 class MetastoreUnavailable(Refused):
@@ -133,7 +133,7 @@ class StaleGuard(LimosaError):
 
 
 class LeaseLost(LimosaError):
-    """The lease has ended; its holder must register anew."""
+    """The lease has ended; its holder must register again."""
 
 
 class OutcomeUnknown(LimosaError):
@@ -143,6 +143,6 @@ class OutcomeUnknown(LimosaError):
 
 
 class VolumeFailed(LimosaError):
-    """A disk did not take or sync what was written; what was under way may or may not be kept."""
+    """A write or sync of a disk failed; changes in flight may or may not be stored."""
 
     definite: ClassVar[bool] = False

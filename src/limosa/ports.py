@@ -1,18 +1,18 @@
 """What does Limosa need from its environment?
 
-Each port is a `Protocol`: what the core's drivers ask for, and what every implementation promises.
-One suite of tests per port runs against all of its implementations.
+Each port is a `Protocol`: what the drivers need, and what every implementation guarantees. One
+test suite per port runs against all of its implementations.
 
-**The metastore** keeps the agreed state as keys (`str`) and values (`bytes`). Its promises are
-those that an embedded file and etcd v3 can both keep:
+**The metastore** keeps the agreed state as keys (`str`) and values (`bytes`). It guarantees only
+what both an embedded file and etcd v3 could guarantee:
 
 - One `revision` counts the commits that changed something. A put always changes something; a delete
-  does when the key is there. Granting and renewing leases never raise it.
-- A commit is a set of guards and a set of changes, and happens whole or not at all.
+  does if the key exists. Granting and renewing leases never raise it.
+- A commit is a set of guards and a set of changes, and happens completely or not at all.
 - Every change can be watched, in order and without gaps, until the history is trimmed.
-- A lease ends a time to live after its last renewal, by a clock that counts sleep, never by wall
-  time; a reboot ends every lease. When it ends, its keys are deleted in one revision. It ends
-  inside whatever operation comes next, so nobody ever sees a key whose lease is due.
+- A lease ends one time to live after its last renewal, by a clock that counts sleep, never by wall
+  time; a reboot ends every lease. When a lease ends, its keys are deleted in one revision. The next
+  operation of any kind ends due leases first, so no reader sees a key whose lease is due.
 """
 
 import math
@@ -29,25 +29,25 @@ LAST = "\U0010ffff"
 
 
 class Clock(Protocol):
-    """Time that goes on while the machine sleeps (CLOCK_BOOTTIME); a reboot starts it anew."""
+    """Time that keeps counting while the machine sleeps (CLOCK_BOOTTIME), reset by a reboot."""
 
     def now(self) -> float:
-        """Seconds since some moment of this boot; never goes back while `boot_id` stays."""
+        """Seconds since some moment of this boot; never goes back while `boot_id` is the same."""
         ...
 
     def boot_id(self) -> str:
-        """Which boot `now` belongs to. Asked with every operation, so it should be cheap."""
+        """The boot that `now` belongs to. Called with every operation, so it should be cheap."""
         ...
 
 
 class KeyEntry(msgspec.Struct, frozen=True):
-    """A key's value, and when it got it."""
+    """A key's value and revisions."""
 
     value: bytes
     revision: int
-    """The revision of the last change: what a guard names."""
+    """The revision of the last change, for guards."""
     created: int
-    """The revision that made the key; a key that was deleted and put again is another one."""
+    """The revision that created the key; it changes if the key is deleted and put again."""
     lease: int | None = None
     """The lease that the key ends with, if the last put named one."""
 
@@ -65,7 +65,7 @@ class Watch(Protocol):
 
     @property
     def revision(self) -> int:
-        """All changes up to here have been handed out, also while other prefixes change."""
+        """All changes up to this revision were returned; it rises with other prefixes, too."""
         ...
 
     def poll(self, timeout: float = 0.0) -> list[KeyChange]:
@@ -78,19 +78,19 @@ class Watch(Protocol):
         ...
 
     def nudge(self) -> None:
-        """Something has probably changed: a poll that waits in another thread looks at once."""
+        """Wake a poll that waits in another thread: something has probably changed."""
         ...
 
     def close(self) -> None:
-        """Lets go; a poll that waits in another thread ends with `MetastoreUnavailable`."""
+        """End the watch; a poll that waits in another thread raises `MetastoreUnavailable`."""
         ...
 
 
 class Metastore(Protocol):
     """Where the agreed state lives. All methods may be called from several threads.
 
-    Every method may raise `MetastoreUnavailable` (it surely did not happen), and those that change
-    something `OutcomeUnknown` (the caller reads to find out).
+    Every method may raise `MetastoreUnavailable` (the operation did not happen), and methods that
+    change something `OutcomeUnknown` (the caller reads to find out).
     """
 
     def read(self, prefix: str) -> tuple[int, dict[str, KeyEntry]]:
@@ -128,11 +128,11 @@ class Metastore(Protocol):
         ...
 
     def grant(self, ttl_seconds: float) -> int:
-        """A new lease. Its id is above 0 and is never given again, not even after a restart."""
+        """A new lease. Its id is above 0 and is never reused, not even after a restart."""
         ...
 
     def renew(self, lease: int) -> None:
-        """Starts the lease's time anew. Raises `LeaseLost` if it has ended."""
+        """Restarts the lease's time to live. Raises `LeaseLost` if the lease has ended."""
         ...
 
     def revoke(self, lease: int) -> None:
@@ -144,7 +144,7 @@ class Metastore(Protocol):
         ...
 
     def trim(self, before_revision: int) -> None:
-        """Forgets the history, not the entries, before this revision.
+        """Deletes the history, not the entries, before this revision.
 
         A watch after `before_revision - 1` or later still works. Raises `IllegalRequest` for more
         than one above the store's revision.
@@ -178,30 +178,30 @@ def check_commit(
     for key in deletes:
         check_key(key)
         if key in puts:
-            raise BadInput(f"key {key!r} is both put and deleted", "decide on one")
+            raise BadInput(f"key {key!r} is both put and deleted", "choose one")
 
 
 def check_key(key: str) -> None:
     """Refuses a key that no metastore can hold."""
     if not key:
-        raise BadInput("a key is empty", "name it")
+        raise BadInput("a key is empty", "give it a name")
     check_prefix(key)
 
 
 def check_prefix(prefix: str) -> None:
     """Refuses text that can't be the beginning of a key."""
     if not isinstance(prefix, str):
-        raise BadInput(f"key or prefix {prefix!r} is no text", "keys are str")
+        raise BadInput(f"key or prefix {prefix!r} is not text", "use str")
     if not prefix.isascii():
         try:
             prefix.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(f"key or prefix {prefix!r} is not valid Unicode", "mend it") from error
+            raise BadInput(f"key or prefix {prefix!r} is not valid Unicode", "fix it") from error
     if "\0" in prefix or LAST in prefix:
-        raise BadInput(f"key or prefix {prefix!r} holds U+0000 or U+10FFFF", "leave it out")
+        raise BadInput(f"key or prefix {prefix!r} contains U+0000 or U+10FFFF", "remove it")
 
 
 def check_ttl(ttl_seconds: float) -> None:
-    """Refuses a time to live that never starts or never ends."""
+    """Refuses a time to live that is not positive and finite."""
     if not (math.isfinite(ttl_seconds) and ttl_seconds > 0):
         raise BadInput(f"time to live of {ttl_seconds} s", "it must be finite and above 0")

@@ -111,6 +111,16 @@ def test_a_move_becomes_intent_with_its_own_revision_as_trigger() -> None:
     assert put(commit.changes, Request) == [answered]
 
 
+def test_an_answer_names_the_transition_that_it_led_to() -> None:
+    """Also if the same change is under way by an earlier request."""
+    agreed, commit = asked(MOVE)
+    row = apply(agreed, commit.changes, 60).requests["r"]
+    assert (row.transition, row.run) == (f"t{TRIGGER}", "")
+    agreed, commit = asked(MOVE, moving(STREAMING), intends())
+    assert apply(agreed, commit.changes, 60).requests["r"].transition == "t9"
+    assert (MOVE.transition, MOVE.run) == ("", "")
+
+
 def test_an_answer_is_guarded_by_all_that_it_was_computed_from() -> None:
     """F158."""
     _, commit = asked(MOVE)

@@ -291,7 +291,7 @@ def test_closing_ends_it_and_leaves_nothing_behind(stage: Stage) -> None:
     assert not is_running(process)
     assert not stage.scratch.exists()
     assert under_way.why.startswith("Spark ended")
-    assert stage.run(carrier, "wave-3", "echo").why == "the coordinator stops"
+    assert stage.run(carrier, "wave-3", "echo").why == "the coordinator is stopping"
     carrier.cancel("wave-2")
     carrier.close()
 

@@ -3,7 +3,7 @@
 import random
 import struct
 from datetime import UTC
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from limosa.core import messages
 from limosa.core.messages import (
     Acked,
+    Appending,
     Chunk,
     Denied,
     DropReplica,
@@ -27,6 +28,7 @@ from limosa.core.messages import (
     Look,
     Message,
     Mismatched,
+    Objection,
     Probe,
     Probed,
     Read,
@@ -249,13 +251,15 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
         numbers,
         st.lists(entries, max_size=3).map(tuple),
         numbers,
-        words,
+        st.sampled_from(get_args(Appending)),
         st.none() | st.tuples(words, numbers),
         numbers,
     ),
     Probed: st.builds(Probed, words, replicas, numbers, numbers, numbers, numbers),
     Acked: st.builds(Acked, words, replicas, numbers, numbers, numbers),
-    Unheld: st.builds(Unheld, words, replicas, numbers, numbers, words),
+    Unheld: st.builds(
+        Unheld, words, replicas, numbers, numbers, st.sampled_from(get_args(Objection))
+    ),
     Fetch: st.builds(Fetch, words, words, words, numbers, numbers, numbers),
     Fetched: st.builds(Fetched, words, words, numbers, versioned_bundles, numbers, producers),
     Chunk: st.builds(

@@ -933,7 +933,7 @@ def test_streams_that_say_nothing_are_counted(victim: Victim) -> None:
         factory = AuthenticationFactory(None, "c", time.time, needs_certificate=False)
         info: Any = None
         held = [factory.start_call(info, {}) for _ in range(CALLS_MAX)]
-        with pytest.raises(flight.FlightServerError, match="under way"):
+        with pytest.raises(flight.FlightServerError, match="in progress"):
             factory.start_call(info, {})
         held.pop().call_completed(None)
         factory.start_call(info, {})

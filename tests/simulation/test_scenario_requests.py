@@ -484,7 +484,9 @@ def test_a_cancel_that_comes_after_the_switch_is_refused_and_the_change_complete
     world.until(lambda: bool(asked))
     state, why = world.answer(asked[0])
     assert state == "refused"
-    assert (f"has switched already ({stage})" if stage != "stable" else "it has ended") in why
+    assert (
+        f"has switched already ({stage})" if stage != "stable" else "the change has ended"
+    ) in why
     after = (before - {source}) | {target}
     assert world.replicas() == {place.node for place in world.intent().stable} == after
     assert (world.intent().pending, world.intent().cancel) == (None, None)

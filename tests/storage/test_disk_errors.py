@@ -210,7 +210,7 @@ def test_a_flush_without_room_is_given_up_and_done_later(label: str, moment: Mom
     expected, digest = in_view(host.view()), host.view().digest()
     host.files.arm(fails(label, errno.ENOSPC, times=3, moment=moment))
     for _ in range(3):
-        with pytest.raises(VolumeFailed, match="make room and try again"):
+        with pytest.raises(VolumeFailed, match="free disk space and try again"):
             host.flush()
         assert in_view(host.view()) == expected
         hand.put(songs(("rook", 2)))
@@ -532,7 +532,7 @@ def test_plans_can_be_combined() -> None:
         fails("append flush segment", errno.ENOSPC), fails("append log", errno.ENOSPC, nth=1)
     )
     host.files.arm(plan)
-    with pytest.raises(VolumeFailed, match="make room and try again"):
+    with pytest.raises(VolumeFailed, match="free disk space and try again"):
         host.flush()
     with pytest.raises(VolumeFailed, match="v1 failed"):
         host.flush()

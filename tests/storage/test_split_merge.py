@@ -400,7 +400,7 @@ def test_an_adoption_without_room_can_be_tried_again(host: Host) -> None:
     filled(host)
     host.hand("copy").put(birds(("swift", 2)))
     host.files.arm(fails("link flush segment", errno.ENOSPC))
-    with pytest.raises(VolumeFailed, match="make room"):
+    with pytest.raises(VolumeFailed, match="free disk space"):
         host.adopt("whole", "copy")
     assert in_view(host.view("copy")) == {"swift": 2}
     host.files.arm(lambda operation, moment: None)

@@ -178,7 +178,7 @@ def test_a_certificate_does_not_spare_the_token(
 ) -> None:
     with (
         connected(running["both"], authority.security("node-1")) as client,
-        pytest.raises(Unauthenticated, match="there is no token"),
+        pytest.raises(Unauthenticated, match="the call has no token"),
         errors_received(),
     ):
         who_am_i(client)
@@ -237,7 +237,7 @@ def test_a_token_gives_name_role_and_end(
 
 
 def test_without_a_token_nobody_gets_in(running: dict[str, Probe], authority: Authority) -> None:
-    assert refusal(running, authority).message == "there is no token"
+    assert refusal(running, authority).message == "the call has no token"
 
 
 def test_a_stale_token_is_refused(
@@ -264,7 +264,7 @@ def test_a_token_of_another_cluster_is_refused(
 def test_an_unsigned_token_is_refused(running: dict[str, Probe], authority: Authority) -> None:
     unsigned = signed(HEADER | {"alg": "none"}, CLAIMS).rpartition(".")[0] + "."
     error = refusal(running, authority, bearer(unsigned))
-    assert error.message == "the token is signed by another algorithm"
+    assert error.message == "the token is signed with another algorithm"
 
 
 def test_the_servers_public_certificate_is_no_secret(
@@ -274,7 +274,7 @@ def test_the_servers_public_certificate_is_no_secret(
     public = Path(authority.path).read_bytes()
     forged = signed(HEADER | {"alg": "RS256"}, CLAIMS | {"aud": CLUSTER}, public)
     error = refusal(running, authority, bearer(forged))
-    assert error.message == "the token is signed by another algorithm"
+    assert error.message == "the token is signed with another algorithm"
 
 
 def test_a_token_of_an_unknown_role_is_refused(
@@ -294,12 +294,12 @@ def test_another_kind_of_authorization_is_no_token(
     running: dict[str, Probe], authority: Authority, value: str
 ) -> None:
     error = refusal(running, authority, ("authorization", value))
-    assert error.message == "the authorization is no token"
+    assert error.message == "the authorization header is not a token"
 
 
 def test_two_tokens_are_none(running: dict[str, Probe], authority: Authority, secret: str) -> None:
     error = refusal(running, authority, bearer(token(secret)), bearer(token(secret)))
-    assert error.message == "the authorization is no token"
+    assert error.message == "the authorization header is not a token"
 
 
 def test_the_scheme_may_be_written_in_small_letters(
@@ -318,7 +318,7 @@ def test_every_kind_of_call_is_guarded(
     before = server.calls
     with (
         connected(server, Security(authority=authority.path)) as client,
-        pytest.raises(Unauthenticated, match="there is no token"),
+        pytest.raises(Unauthenticated, match="the call has no token"),
         errors_received(),
     ):
         way(client)
@@ -371,7 +371,7 @@ def test_a_handler_without_the_middleware_trusts_nobody() -> None:
 
 def test_a_token_with_odd_characters_is_not_sent() -> None:
     for odd in ("a\nb", "ä", "a\x00"):
-        with pytest.raises(BadInput, match="copied whole") as caught:
+        with pytest.raises(BadInput, match="copied completely") as caught:
             call_options(odd)
         assert odd not in str(caught.value)
 
@@ -424,7 +424,7 @@ def test_a_server_never_forgets_to_ask_for_certificates(authority: Authority) ->
 
 def test_a_client_with_a_certificate_never_calls_in_plain_text(authority: Authority) -> None:
     certificate, key = authority.issue("node-1")
-    with pytest.raises(BadInput, match="whom to trust"):
+    with pytest.raises(BadInput, match="needs an authority"):
         client_arguments(Security(certificate=certificate, key=key))
 
 

@@ -115,14 +115,14 @@ def test_a_token_that_names_another_algorithm_is_refused(algorithm: object) -> N
     """RS256 with a known public key as the HMAC secret is how other servers were fooled."""
     token = signed(HEADER | {"alg": algorithm}, CLAIMS)
     assert refusal(token) in (
-        "the token is signed by another algorithm",
+        "the token is signed with another algorithm",
         "the token is malformed",
     )
 
 
 def test_an_unsigned_token_is_refused() -> None:
     unsigned = jwt.encode(CLAIMS, "", algorithm="none")
-    assert refusal(unsigned) == "the token is signed by another algorithm"
+    assert refusal(unsigned) == "the token is signed with another algorithm"
 
 
 def test_a_token_of_an_unknown_role_is_refused() -> None:
@@ -242,7 +242,7 @@ def test_only_the_node_itself_is_that_node() -> None:
 
 def test_a_role_that_may_not_is_told_which_may() -> None:
     Identity("ada", "client").must_be("admin", "client")
-    with pytest.raises(Forbidden, match="'ada' has the role client, and this needs admin or node"):
+    with pytest.raises(Forbidden, match="'ada' has the role client, but needs admin or node"):
         Identity("ada", "client").must_be("admin", "node")
 
 
@@ -268,7 +268,7 @@ def test_a_secret_is_never_overwritten(tmp_path: Path) -> None:
     path = str(tmp_path / "secret")
     make_secret(path)
     before = read_secret(path)
-    with pytest.raises(UnusableFile, match="already there"):
+    with pytest.raises(UnusableFile, match="exists already"):
         make_secret(path)
     assert read_secret(path) == before
 

@@ -1,4 +1,4 @@
-"""How are a real cluster's runs planned, asked for and seen? As commands do it."""
+"""How does the service plan, start and describe runs? Like the commands, with the same rules."""
 
 from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on

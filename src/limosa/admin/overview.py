@@ -206,7 +206,7 @@ def partitions_of(overview: Overview, table: str | None) -> list[Partition]:
     """The partitions of one or all tables, ordered by zone and token."""
     topology = overview.topology
     if table is not None and table not in topology.tables:
-        raise UnknownTable(f"there is no table {table}", "list the tables")
+        raise UnknownTable(f"there is no table {table}", "see `limosa tables`")
     zone = None if table is None else topology.tables[table].zone
     wanted = [each for each in topology.partitions.values() if zone in (None, each.zone)]
     return sorted(wanted, key=lambda each: (each.zone, each.range.start))

@@ -1,4 +1,4 @@
-"""Is the service ready? It reaches the cluster, and a coordinator is in office."""
+"""Is the service ready? It needs to reach the cluster, and an active coordinator."""
 
 import threading
 import time

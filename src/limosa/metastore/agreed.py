@@ -1,6 +1,6 @@
 """How are the core's records read and committed? Through any metastore.
 
-A watch is a hint: the state is read again whenever the history since the last read was trimmed.
+The store follows a watch; if the watch's history was trimmed, the store reads everything again.
 """
 
 from limosa.core.model.changes import (
@@ -40,12 +40,12 @@ class AgreedStore:
                 dated = [(_as_change(each.key, each.value), each.revision) for each in changes]
                 self._agreed = apply_dated(self._agreed, dated, revision)
             except BaseException:
-                self._watch = None  # it has moved on: what it brought would be missing for ever
+                self._watch = None  # the watch has moved on: its changes would be lost
                 raise
         return self._agreed
 
     def nudge(self) -> None:
-        """Wake a waiting `read`, from any thread: something has probably changed."""
+        """Tell a waiting `read`, from any thread, that there is probably a change."""
         watch = self._watch
         if watch is not None:
             watch.nudge()
@@ -59,7 +59,7 @@ class AgreedStore:
         return self._agreed
 
     def commit(self, commit: Commit, lease: int | None = None) -> int:
-        """Make the commit, or raise `StaleGuard` and change nothing."""
+        """Make the commit, or raise `StaleGuard` with nothing changed."""
         changes = with_mark(commit)
         puts = {key_of(c.record): encode(c.record) for c in changes if isinstance(c, Put)}
         deletes = [c.key for c in changes if isinstance(c, Remove)]

@@ -1,7 +1,7 @@
 """Where does the agreed state live in the simulator and in tests? In memory.
 
-In this process: the `Metastore` port without a file. It is deterministic, its leases end by the
-given clock alone, and it is quick: reading a prefix again before the next commit copies one dict.
+The `Metastore` port without a file. It is deterministic, its leases end by the given clock alone,
+and it is fast: reading a prefix again before the next commit copies one dict.
 """
 
 import threading
@@ -29,7 +29,7 @@ from limosa.ports import (
     check_ttl,
 )
 
-# How long a waiting poll may miss that a lease became due; a commit wakes it at once.
+# How long a waiting poll may miss that a lease has ended; a commit wakes the poll at once.
 POLL_SECONDS = 0.02
 
 
@@ -41,7 +41,7 @@ class _Lease(msgspec.Struct):
 
 
 class MemoryMetastore:
-    """The `Metastore` port in memory. Those who share the agreed state share the object."""
+    """The `Metastore` port in memory. Processes that share the agreed state share the object."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,11 +53,11 @@ class MemoryMetastore:
         # `_history[i]` is what revision `_history_start + i` changed.
         self._history: list[list[KeyChange]] = []
         self._history_start = 1
-        # Read results of the present revision, by prefix: entries change with the revision only.
+        # Cached results of `read` at the current revision, by prefix.
         self._read_before: dict[str, dict[str, KeyEntry]] = {}
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
-        # No lease ends before this, so most operations need not look at each of them.
+        # No lease ends before this, so most operations need not check every lease.
         self._first_end = float("inf")
         self._boot = clock.boot_id()
 
@@ -95,7 +95,7 @@ class MemoryMetastore:
             if stale:
                 raise StaleGuard(
                     f"{', '.join(stale)} changed since they were read",
-                    "read again, decide again",
+                    "read again and retry",
                     keys=stale,
                 )
             self._apply(puts, deletes, lease)
@@ -139,7 +139,7 @@ class MemoryMetastore:
         with self._changed:
             self._catch_up()
             live = self._leases.get(lease)
-            # The clock went on since the due leases were ended, so this may just have passed.
+            # The clock advances: the lease may have ended since the due leases were ended.
             return max(0.0, live.ends - self._clock.now()) if live else 0.0
 
     def trim(self, before_revision: int) -> None:
@@ -148,7 +148,7 @@ class MemoryMetastore:
             if before_revision > self._revision + 1:
                 raise IllegalRequest(
                     f"trim before {before_revision}, but the store is at {self._revision}",
-                    "trim what has happened",
+                    "trim at most up to that revision",
                 )
             if before_revision > self._history_start:
                 del self._history[: before_revision - self._history_start]
@@ -167,7 +167,7 @@ class MemoryMetastore:
         if now < self._first_end and boot == self._boot:
             return
         self._boot = boot
-        # In the order of their ends, ties by id, so that every replay ends them alike.
+        # In the order of their ends, ties by id, so that every replay ends them in one order.
         due = sorted(
             (lease.boot == boot, lease.ends, id_)
             for id_, lease in self._leases.items()
@@ -183,7 +183,7 @@ class MemoryMetastore:
 
     def _live(self, lease: int) -> _Lease:
         if (live := self._leases.get(lease)) is None:
-            raise LeaseLost(f"lease {lease} has ended", "register anew")
+            raise LeaseLost(f"lease {lease} has ended", "register again")
         return live
 
     def _revision_of(self, key: str) -> int:
@@ -193,7 +193,7 @@ class MemoryMetastore:
     def _apply(
         self, puts: Mapping[str, bytes], deletes: Collection[str], lease: int | None
     ) -> None:
-        """Makes the changes in one revision; without any the revision stays."""
+        """Makes the changes in one revision; without changes the revision stays."""
         present = {key for key in deletes if key in self._entries}
         if not puts and not present:
             return
@@ -226,9 +226,9 @@ class MemoryMetastore:
     def _check_kept(self, after_revision: int) -> None:
         if after_revision < self._history_start - 1:
             raise HistoryTrimmed(
-                f"changes after {after_revision} are asked for, "
+                f"changes after {after_revision} were requested, "
                 f"but the history starts at {self._history_start}",
-                "read, then watch from there",
+                "read, then watch from the revision of the read",
             )
 
     def _changes(self, prefix: str, after_revision: int) -> tuple[int, list[KeyChange]]:
@@ -260,7 +260,7 @@ class MemoryWatch:
         with store._changed:
             while True:
                 if self._closed:
-                    raise MetastoreUnavailable("the watch is closed", "open another")
+                    raise MetastoreUnavailable("the watch is closed", "open another watch")
                 store._catch_up()
                 self._revision, changes = store._changes(self._prefix, self._revision)
                 left = deadline - time.monotonic() if deadline is not None else 0.0

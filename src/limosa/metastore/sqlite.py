@@ -1,12 +1,12 @@
 """Where does the agreed state of one machine's cluster live? In a SQLite file.
 
-In one SQLite file that all its processes open: the `Metastore` port without a server. Every change
-is one transaction (write-ahead log, `synchronous=FULL`), so a process that is killed leaves all of
-it or nothing, and a commit that returned survives a power cut.
+All processes of the cluster open the file; there is no server. Every change is one transaction
+(write-ahead log, `synchronous=FULL`), so a process that is killed leaves all of it or nothing, and
+a commit that returned survives a power failure.
 
-Who writes holds SQLite's write lock from the first read on (`BEGIN IMMEDIATE`), so guards are
-checked against what is there when the changes are made. Watchers in this process are woken; those
-in other processes look at the revision every few hundredths of a second.
+A writer holds SQLite's write lock from its first read on (`BEGIN IMMEDIATE`), so guards are checked
+against the state to which the changes apply. A commit wakes watchers in this process; watchers in
+other processes poll the revision every few hundredths of a second.
 
 The file is for one machine: SQLite's log needs shared memory, and leases need one clock. A
 connection does not survive `fork`; open the store in the process that uses it.
@@ -80,9 +80,9 @@ SCHEMA = (
     f"PRAGMA user_version = {FORMAT}",
 )
 
-# What SQLite says about a file that waiting does not mend.
+# SQLite's errors about a file that a retry does not fix.
 UNUSABLE = {
-    sqlite3.SQLITE_PERM: "may not be used by this user",
+    sqlite3.SQLITE_PERM: "is not accessible to this user",
     sqlite3.SQLITE_READONLY: "is read-only",
     sqlite3.SQLITE_CORRUPT: "is damaged",
     sqlite3.SQLITE_CANTOPEN: "can't be opened",
@@ -200,7 +200,7 @@ class SqliteMetastore:
     def lease_left(self, lease: int) -> float:
         def work(db: sqlite3.Connection) -> float:
             found = _find_lease(db, lease)
-            # The clock went on since the due leases were ended, so this may just have passed.
+            # The clock advances: the lease may have ended since the due leases were ended.
             return max(0.0, found[1] - self._clock.now()) if found else 0.0
 
         return self._look(work)
@@ -211,7 +211,7 @@ class SqliteMetastore:
             if before_revision > revision + 1:
                 raise IllegalRequest(
                     f"trim before {before_revision}, but the store is at {revision}",
-                    "trim what has happened",
+                    "trim at most up to that revision",
                 )
             if before_revision > _history_start(db):
                 db.execute("DELETE FROM changes WHERE revision < ?", (before_revision,))
@@ -237,8 +237,8 @@ class SqliteMetastore:
     def _change(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """Ends the leases that are due and does the work, in one transaction.
 
-        If the work refuses, their end is undone with it, and happens in the next operation: to
-        whoever looks through this port it is the same.
+        If the work raises an error, the end of the leases is rolled back, too, and happens in the
+        next operation; callers can't tell the difference.
         """
         with self._changed:
             with self._transaction("BEGIN IMMEDIATE") as db:
@@ -252,8 +252,10 @@ class SqliteMetastore:
         if self._closed:
             raise MetastoreUnavailable("the metastore is closed", "open it again")
         if _identity(self._path) != self._file:
-            # Others may open the new file while we go on with the old: two agreed states.
-            raise UnusableFile(f"{self._path} was removed or replaced while in use", "restart")
+            # Other processes may open the new file while this one uses the old: a split brain.
+            raise UnusableFile(
+                f"{self._path} was removed or replaced while in use", "restart this process"
+            )
         db = self._db
         try:
             db.execute(begin)
@@ -271,7 +273,7 @@ class SqliteMetastore:
                 raise _explain(error, self._path) from error
             # The log's last frame may or may not have reached the disk.
             raise OutcomeUnknown(
-                f"{self._path} failed while it committed: {error}", "read what holds now"
+                f"{self._path} failed during a commit: {error}", "read the state to find out"
             ) from error
 
     def _is_due(self, db: sqlite3.Connection) -> bool:
@@ -326,7 +328,7 @@ class SqliteWatch:
         with store._changed:
             while True:
                 if self._closed:
-                    raise MetastoreUnavailable("the watch is closed", "open another")
+                    raise MetastoreUnavailable("the watch is closed", "open another watch")
                 changes = store._advance(self)
                 left = deadline - time.monotonic()
                 if changes or left <= 0:
@@ -368,7 +370,7 @@ def _open(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection, path: Path, deadline: float) -> None:
-    """Makes sure that the file is ours and whole, before anything in it is changed."""
+    """Checks that the file is an intact Limosa metastore, before anything in it is changed."""
     # One transaction, because another process may be creating the file at this moment.
     db.execute("BEGIN")
     _is_new(db, path)
@@ -378,7 +380,7 @@ def _prepare(db: sqlite3.Connection, path: Path, deadline: float) -> None:
     db.execute("COMMIT")
     _use_log(db, path, deadline)
     db.execute("PRAGMA synchronous = FULL")
-    # Also for a file that exists: it fails now, not at the first commit, if we may not write.
+    # Also for an existing file: without write permission this fails now, not at the first commit.
     db.execute("BEGIN IMMEDIATE")
     if _is_new(db, path):
         for statement in SCHEMA:
@@ -387,7 +389,7 @@ def _prepare(db: sqlite3.Connection, path: Path, deadline: float) -> None:
 
 
 def _is_new(db: sqlite3.Connection, path: Path) -> bool:
-    """True for an empty file, False for a metastore of our format; refuses all else."""
+    """True for an empty file, False for a metastore of this format; refuses other files."""
     (owner,) = db.execute("PRAGMA application_id").fetchone()
     (found,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -404,7 +406,7 @@ def _is_new(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _use_log(db: sqlite3.Connection, path: Path, deadline: float) -> None:
-    # SQLite does not wait here when another process does the same at this moment, so we do.
+    # SQLite does not wait here for another process that does the same, so retry.
     while True:
         try:
             (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -445,8 +447,8 @@ def _check_kept(db: sqlite3.Connection, after_revision: int) -> None:
     start = _history_start(db)
     if after_revision < start - 1:
         raise HistoryTrimmed(
-            f"changes after {after_revision} are asked for, but the history starts at {start}",
-            "read, then watch from there",
+            f"changes after {after_revision} were requested, but the history starts at {start}",
+            "read, then watch from the revision of the read",
         )
 
 
@@ -460,7 +462,7 @@ def _check_guards(db: sqlite3.Connection, guards: Mapping[str, int]) -> None:
         stale.sort()
         raise StaleGuard(
             f"{', '.join(stale)} changed since they were read",
-            "read again, decide again",
+            "read again and retry",
             keys=tuple(stale),
         )
 
@@ -468,7 +470,7 @@ def _check_guards(db: sqlite3.Connection, guards: Mapping[str, int]) -> None:
 def _apply(
     db: sqlite3.Connection, puts: Mapping[str, bytes], deletes: Collection[str], lease: int | None
 ) -> int:
-    """Makes the changes in one revision and returns it; without any the revision stays."""
+    """Makes the changes in one revision and returns it; without changes the revision stays."""
     revision = _revision(db)
     new = revision + 1
     present = [
@@ -501,7 +503,7 @@ def _find_lease(db: sqlite3.Connection, lease: int) -> tuple[float, float] | Non
 
 def _live(db: sqlite3.Connection, lease: int) -> tuple[float, float]:
     if (found := _find_lease(db, lease)) is None:
-        raise LeaseLost(f"lease {lease} has ended", "register anew")
+        raise LeaseLost(f"lease {lease} has ended", "register again")
     return found
 
 
@@ -512,7 +514,7 @@ def _end(db: sqlite3.Connection, lease: int) -> None:
 
 
 def _roll_back(db: sqlite3.Connection) -> None:
-    # SQLite may have rolled back by itself, and a failing disk may refuse even this.
+    # SQLite may have rolled back by itself, and on a failing disk a rollback may fail, too.
     with suppress(sqlite3.Error):
         if db.in_transaction:
             db.execute("ROLLBACK")
@@ -522,15 +524,15 @@ def _roll_back(db: sqlite3.Connection) -> None:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; 0 for what Python's module found itself."""
+    """SQLite's primary result code; 0 for an error of Python's module itself."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _explain(error: sqlite3.Error, path: Path) -> LimosaError:
-    """What happened, for an error before which nothing was committed."""
+    """The error to raise when SQLite failed before anything was committed."""
     code = _code(error)
     if code in UNUSABLE:
         return UnusableFile(f"{path} {UNUSABLE[code]}: {error}", ADVICE_ON_FILE)
     if code == sqlite3.SQLITE_BUSY:
-        return MetastoreUnavailable(f"{path} is busy: other processes write", "try again")
-    return MetastoreUnavailable(f"{path} does not answer: {error}", "look at the disk, try again")
+        return MetastoreUnavailable(f"{path} is busy: other processes write to it", "retry")
+    return MetastoreUnavailable(f"{path} does not answer: {error}", "check the disk, then retry")

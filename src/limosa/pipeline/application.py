@@ -1,10 +1,11 @@
 """What runs on Spark? A process of its own, which its parent gives jobs to.
 
     python -m limosa.pipeline.application        orders on standard input, news on standard output,
-                                                 both a JSON object a line
+                                                 both as one JSON object per line
 
-A process of its own, so that a Java that dies, hangs or talks takes nobody with it: whoever needs
-it again starts another. It ends when its input ends, and Java ends with it.
+Spark has a process of its own, so that a Java that dies, hangs or prints does not affect its
+parent, which starts another one when needed. The process ends when its input ends, and Java with
+it.
 """
 
 import base64
@@ -26,25 +27,25 @@ from limosa.pipeline import java
 from limosa.pipeline.package import as_zip
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java starts in half the time like this, and our rows never pass through it."""
+"""With these options Java starts in half the time; rows never pass through Java."""
 ENVIRONMENT = "LIMOSA_PIPELINE"
 NICENESS = 5
-"""Java and the workers inherit it: where processors are few, users' rows come before copies."""
+"""Java and the workers inherit it, so that users' requests have priority over copies."""
 STOP_SECONDS = 10.0
-"""Java that has not ended by then hangs; if our parent was killed, nobody else sees to it."""
+"""After this time Java is killed; if the parent was killed, no other process would do it."""
 LOOPBACK = "127.0.0.1"
 SOCKET_DIRECTORY_BYTES_MAX = 106 - len("/.00000000-0000-0000-0000-000000000000.sock")
-"""For Java, a Unix socket's path has at most 106 bytes, one less than for the kernel; Spark names
-its own like this."""
+"""In Java, a Unix socket's path has at most 106 bytes, one less than in the kernel; Spark names its
+sockets like this."""
 
 
 class Options(Struct, frozen=True):
     """How to start Spark."""
 
     scratch: str
-    """A directory of its own, for all that Spark leaves behind."""
+    """A directory for Spark's temporary files; it is deleted at the start."""
     master: str = ""
-    """Empty: on this machine, a thread for each core."""
+    """Empty: this machine, with a thread for each core."""
     conf: dict[str, str] = {}
     name: str = "limosa"
 
@@ -55,13 +56,13 @@ class JobOrder(Struct, frozen=True, omit_defaults=True):
     do: Literal["run", "cancel"]
     job: str
     work: str = ""
-    """Which function carries a task out: its module and name."""
+    """The function that runs a task, as `module:name`."""
     tasks: tuple[bytes, ...] = ()
     access: bytes = b""
 
 
 class News(Struct, frozen=True, omit_defaults=True):
-    """It is ready to run so many tasks at once; a job is done, or has failed."""
+    """The application is ready for so many tasks at once; or a job is done, or has failed."""
 
     what: Literal["ready", "done", "failed"]
     job: str = ""
@@ -92,13 +93,13 @@ class Application:
         gateway: Any = SparkContext._gateway
         self._jvm = gateway.proc
         self.workers = int(self._context.defaultParallelism)
-        # The first task of a worker imports everything; no move should wait for that.
+        # A worker's first task imports all modules; no move should wait for that.
         self._context.parallelize(range(self.workers), self.workers).map(_warm).collect()
 
     # --- orders
 
     def follow(self, orders: Iterable[JobOrder]) -> None:
-        """Until there are no more."""
+        """Carry out orders until there are no more."""
         threading.Thread(target=self._watch_java, daemon=True).start()
         self.tell(News("ready", workers=self.workers))
         for order in orders:
@@ -123,7 +124,7 @@ class Application:
             self.tell(News("failed", order.job, why=_in_one_line(error)))
 
     def _watch_java(self) -> None:
-        """Without it, this process is of no use; whoever started it sees it end."""
+        """Exit when Java has died; the parent notices."""
         self._jvm.wait()
         os._exit(3)
 
@@ -138,10 +139,10 @@ class Application:
 
 
 class Orders:
-    """What we are told, from the beginning: whoever tells us may go while Spark still starts.
+    """Orders from standard input, read from the start: the parent may exit while Spark starts.
 
-    Then nobody needs us, and our scratch directory may be gone as well: PySpark would wait for a
-    file in it for ever.
+    Then this process must end at once: the scratch directory may be gone, and PySpark would wait
+    for a file in it for ever.
     """
 
     def __init__(self, scratch: str) -> None:
@@ -155,8 +156,8 @@ class Orders:
         return iter(self._given.get, None)
 
     def _read(self) -> None:
-        # Not `sys.stdin`: that can't be left in a thread. If who tells us was killed meanwhile, the
-        # last line is not whole.
+        # Not `sys.stdin`, which can't be abandoned in a thread. If the parent was killed, the last
+        # line is incomplete.
         with open(0, closefd=False) as lines, suppress(msgspec.DecodeError):
             for line in lines:
                 self._given.put(msgspec.json.decode(line, type=JobOrder))
@@ -166,7 +167,7 @@ class Orders:
 
 
 def _end_at_once(scratch: str) -> None:
-    """And Java with us, whatever it does just now."""
+    """Kill this process and Java, whatever Java is doing."""
     shutil.rmtree(scratch, ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -174,11 +175,11 @@ def _end_at_once(scratch: str) -> None:
 
 
 def settings_of(options: Options) -> dict[str, str]:
-    """All that Spark is told; what the operator says comes last."""
+    """Spark's settings; those of the operator take precedence."""
     scratch = Path(options.scratch)
     has_room = len(os.fsencode(scratch)) <= SOCKET_DIRECTORY_BYTES_MAX
     return {
-        "spark.master": options.master or "local[*,4]",  # a task may fail three times
+        "spark.master": options.master or "local[*,4]",  # up to four attempts for each task
         "spark.app.name": options.name,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -196,7 +197,7 @@ def settings_of(options: Options) -> dict[str, str]:
 
 
 def _is_local(master: str) -> bool:
-    """Elsewhere, Spark finds out itself by which address its workers reach us."""
+    """With a remote master, Spark finds out by itself how workers reach this machine."""
     return not master or master.startswith("local")
 
 
@@ -205,7 +206,7 @@ def _warm(_: int) -> None:
 
 
 def _perform(work: str, access: bytes, task: bytes) -> bytes:
-    """In a worker: find the function, and let it do the task."""
+    """In a worker: find the function and run the task."""
     from importlib import import_module
 
     from pyspark import TaskContext
@@ -220,7 +221,7 @@ def _perform(work: str, access: bytes, task: bytes) -> bytes:
 
 
 def _in_one_line(error: Exception) -> str:
-    """What a person can use of it: Java's traces are long, and their first lines say little."""
+    """The useful part of an error: Java's traces are long, and their first lines say little."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("at ")]
     telling = [line for line in lines if "Error" in line or "Exception" in line] or lines
@@ -228,7 +229,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def main() -> int:
-    # What Java and the workers print must not come between the news.
+    # Output of Java and the workers must not mix with the news.
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.nice(NICENESS)
@@ -245,7 +246,7 @@ def main() -> int:
     hangs.daemon = True
     hangs.start()
     application.stop()
-    shutil.rmtree(options.scratch, ignore_errors=True)  # if our parent was killed, nobody else does
+    shutil.rmtree(options.scratch, ignore_errors=True)  # the parent may have been killed
     return 0
 
 

@@ -1,45 +1,45 @@
 """How fast may rows be copied? All waves together share one limit of bytes per second.
 
-A wave is given a rate, and keeps to it but for its first slices, which go at once. So when it has
-ended, what it took is compared with what its time allowed, and the next one waits for the rest:
-many small partitions, one wave after the other, would know no limit otherwise.
+A wave gets a rate and keeps to it, except for its first slices, which start at once. When a wave
+has ended, its bytes are compared with what its time allowed, and the next wave waits for the
+excess. Otherwise many small partitions, one wave after the other, would exceed the limit.
 """
 
 SHARE_MIN = 0.125
 
 
 class Budget:
-    """Of one mover. Time is an argument."""
+    """The bandwidth of one mover. Time is an argument."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._always = bytes_per_second
         self._of_run = 0.0
         self._waves: dict[str, tuple[float, int]] = {}
-        """Waves under way: their rate, and the period in which they began."""
+        """Running waves: their rate, and the period in which they started."""
         self._period = 0
         self._since = 0.0
-        """When this period began: since then, something was carried or waited for all the time."""
+        """When this period started: since then, a wave was always running or waiting."""
         self._taken = 0
-        """By waves that began in it, and have ended."""
+        """Bytes of waves that started in this period and have ended."""
 
     @property
     def allowed(self) -> float:
-        """Bytes a second; 0: as fast as it goes."""
+        """Bytes per second; 0: no limit."""
         limits = [each for each in (self._always, self._of_run) if each]
         return min(limits, default=0.0)
 
     def limit(self, now: float, bytes_per_second: float) -> None:
-        """What a run allows, if that is less than what is allowed anyway; 0: all of it."""
+        """Set a run's limit, if it is lower than the coordinator's; 0: the coordinator's."""
         if bytes_per_second != self._of_run:
             self._of_run = bytes_per_second
-            self._begin_period(now)  # what was owed was owed to the old limit
+            self._begin_period(now)  # an excess over the old limit no longer counts
 
     def is_free(self, now: float) -> bool:
-        """May another wave begin?"""
+        """May another wave start?"""
         return not self.allowed or now >= self._since + self._taken / self.allowed
 
     def begin(self, now: float, wave: str) -> float:
-        """Its rate: what others have left, but never so little that it would take for ever."""
+        """Start a wave; returns its rate: what other waves leave, but at least a minimum share."""
         if not self._waves and self.is_free(now):
             self._begin_period(now)
         left = self.allowed - sum(rate for rate, _ in self._waves.values())

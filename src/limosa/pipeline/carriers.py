@@ -24,18 +24,18 @@ from limosa.pipeline.application import JobOrder, News, Options
 
 START_SECONDS = 180.0
 AGAIN_SECONDS = (1.0, 5.0, 30.0)
-"""After so many failures in a row, Spark is started again so much later."""
+"""Delays before Spark is restarted after one, two, and more failures in a row."""
 STOP_SECONDS = 10.0
 CANCEL_SECONDS = 30.0
 
 State: TypeAlias = Literal["off", "starting", "ready", "failed"]
 Done: TypeAlias = Callable[[Sequence[bytes], str], None]
-"""The tasks' results, or why there are none."""
+"""Called with the tasks' results, or with the reason why there are none."""
 Changed: TypeAlias = Callable[[State, str], None]
 
 
 class Carrier(Protocol):
-    """Runs jobs of several tasks. Never blocks, and always says how a job ended."""
+    """Runs jobs of several tasks. Never blocks, and always reports how a job ended."""
 
     workers: int
 
@@ -49,7 +49,7 @@ class Carrier(Protocol):
 
 
 class ThreadCarrier:
-    """Tasks on threads of this process: where there is no Spark, replicas are still rebuilt."""
+    """Runs tasks on threads of this process, so that replicas are rebuilt without Spark, too."""
 
     workers = 1
 
@@ -68,14 +68,14 @@ class ThreadCarrier:
         threading.Thread(target=perform, name=f"carry-{job}", daemon=True).start()
 
     def cancel(self, job: str) -> None:
-        """Its session is closed: the nodes deny what still comes."""
+        """Do nothing: the job's session is closed, so nodes reject its messages."""
 
     def close(self) -> None:
-        """What still runs ends with the process; whoever coordinates next begins again."""
+        """Do nothing: threads end with the process, and the next coordinator copies again."""
 
 
 class SparkCarrier:
-    """A Spark application, started when it is first needed, and again when it has died."""
+    """A Spark application, started when it is first needed, and restarted when it has died."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SparkCarrier:
     ) -> None:
         self.workers = os.cpu_count() or 1
         self._words = words
-        """The file that Spark's own words go to: they are many, and seldom of use."""
+        """The file for Spark's own log."""
         self._options = options
         self._changed = changed
         self._log = log
@@ -97,9 +97,9 @@ class SparkCarrier:
         self._not_before = 0.0
         self._why = ""
         self._orders: list[JobOrder] = []
-        """For when it is ready."""
+        """Orders to be sent when the application is ready."""
         self._said: queue.SimpleQueue[JobOrder | None] = queue.SimpleQueue()
-        """To the one that is; None: that was all."""
+        """Orders for the running application; None: no more orders."""
         self._done: dict[str, Done] = {}
         self._closed = False
 
@@ -115,7 +115,7 @@ class SparkCarrier:
             done((), refusal)
 
     def cancel(self, job: str) -> None:
-        """One that does not even end when it is cancelled hangs: then Spark is started anew."""
+        """Cancel a job; if the job does not end then, Spark hangs and is restarted."""
         done: Done | None = None
         with self._lock:
             if self._is_ready:
@@ -129,7 +129,7 @@ class SparkCarrier:
 
     def _refusal(self) -> str:
         if self._closed:
-            return "the coordinator stops"
+            return "the coordinator is stopping"
         if self._child is None and time.monotonic() < self._not_before:
             return f"Spark does not start: {self._why}"
         return ""
@@ -143,7 +143,7 @@ class SparkCarrier:
     # --- the application
 
     def _start_if_off(self) -> str:
-        """Why that can't be; empty: it runs."""
+        """Start Spark unless it runs; returns why that failed, or an empty string."""
         if self._child is None:
             try:
                 self._start()
@@ -161,13 +161,13 @@ class SparkCarrier:
 
     def _start(self) -> None:
         self._why = ""
-        # One that was killed left its own behind; one that is just ending must not take ours along.
+        # A killed application left its directory behind; an ending one must not remove the new one.
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         scratch = Path(self._options.scratch) / secrets.token_hex(4)
         scratch.mkdir(parents=True)
         given = structs.replace(self._options, scratch=str(scratch))
         options = base64.b64encode(msgspec.json.encode(given)).decode()
-        # Whatever it leaves when it is killed goes with its scratch.
+        # Files that it leaves when it is killed are deleted with its scratch directory.
         named = {application.ENVIRONMENT: options, "TMPDIR": str(scratch)}
         with open(self._words, "wb") as words:
             self._child = subprocess.Popen(
@@ -233,7 +233,7 @@ class SparkCarrier:
     def _ended(self, child: "subprocess.Popen[str]") -> None:
         assert child.stdout is not None
         code = child.wait()
-        _kill(child)  # Java that was still starting would wait for ever
+        _kill(child)  # a Java that was still starting would wait for ever
         child.stdout.close()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         with self._lock:
@@ -252,7 +252,7 @@ class SparkCarrier:
             done((), f"Spark ended: {why}")
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
-        """Whatever has not ended by itself after so long is killed, and Java with it."""
+        """Stop Spark; if it has not ended after so many seconds, kill it and Java."""
         with self._lock:
             self._closed = True
             child = self._child
@@ -266,15 +266,15 @@ class SparkCarrier:
 
 
 def _kill(child: "subprocess.Popen[str]") -> None:
-    """And Java with it: it leads a group of its own, which is there as long as one of them is."""
+    """Kill the process group of the application, which includes Java."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def _talk(child: "subprocess.Popen[str]", orders: "queue.SimpleQueue[JobOrder | None]") -> None:
-    """On a thread of its own: an application that hangs reads nothing, and would hold us up."""
+    """Send orders on a thread of its own: an application that hangs would block the sender."""
     assert child.stdin is not None
-    with suppress(OSError), child.stdin:  # whoever reads its news sees it end
+    with suppress(OSError), child.stdin:  # the thread that reads its news notices the end
         for order in iter(orders.get, None):
             child.stdin.write(msgspec.json.encode(order).decode() + "\n")
             child.stdin.flush()

@@ -1,27 +1,27 @@
 """Which rows differ between replicas that are being written to? A rule for one key, then for many.
 
-Replicas are read one after the other, each as it was at its own watermark. One that is behind is
-not different, only late. So the *lead*, which is the owner if there is one, is read first, at its
-watermark W; another is read only once its own watermark has reached W. Both replicas then hold all
-that was committed up to W, a version is a place in that common log, and of a key each shows the
-newest version that it knows. What is above W says nothing yet:
+Replicas are read one after the other, each at its own watermark. A replica that is behind is not
+different, only late. So the *lead* (the owner, if there is one) is read first, at its watermark W;
+another replica is read only once its own watermark has reached W. Both then hold everything that
+was committed up to W. A version is a position in their common log, and each replica shows the
+newest version of a key that it knows. Versions above W decide nothing yet:
 
-    the same version at both                                it must be the same row
+    the same version in both                                the rows must be equal
     two versions, both up to W                              they differ, whichever is newer
-    any version above W                                     open: written again since, read again
-    nothing at the other, which collected tombstones up to
-      a point above W                                       open: it may be deleted since
-    nothing at one of them, a row up to W at the other      they differ
-    nothing at one of them, a tombstone at the other        they agree
+    any version above W                                     open: written since; read again
+    no row in the other, which collected tombstones up to
+      a position above W                                    open: the row may be deleted since
+    no row in one of them, a row up to W in the other       they differ
+    no row in one of them, a tombstone in the other         they agree
 
-The last line is because tombstones are collected: one replica may be rid of a tombstone that the
-other still has, and nobody can read the difference. `strict` counts a tombstone that neither of
-them has collected as a row like any other, as the digests of a move's verification do.
+The last line holds because tombstones are collected: one replica may have dropped a tombstone that
+the other still stores, and readers see no difference. `strict` treats a tombstone that neither
+replica has collected like a row, as the digests of a move's verification do.
 
-So under any writes two sound replicas never differ by this rule: if the other's version of a key is
-at most W, it is also its newest up to W, and that is what the lead shows. And a key that differs
-is found, unless it is written again before it was read; then its rows are whole and new, and it
-stays open until it was read in peace.
+By this rule two correct replicas never differ, whatever is written meanwhile: if the other's
+version of a key is at most W, it is also its newest version up to W, which the lead shows. A key
+that differs is found, unless it is written again before it is read; then its row is new in both
+replicas, and the key stays open until it is read without a concurrent write.
 """
 
 from collections.abc import Collection, Iterable
@@ -40,7 +40,7 @@ from limosa.tabular.rows import Flags, Versions
 from limosa.tabular.schema import Table, comparable_column
 
 Key: TypeAlias = tuple[Any, ...]
-"""As `Table.comparable_key` has it."""
+"""As returned by `Table.comparable_key`."""
 Verdict: TypeAlias = Literal["same", "differs", "open"]
 
 WORD_LENGTH_MAX = 80
@@ -48,7 +48,7 @@ KEY_LENGTH_MAX = 200
 
 
 class State(NamedTuple):
-    """What a replica has of a key."""
+    """A replica's row of a key."""
 
     version: Position
     deleted: bool
@@ -56,7 +56,7 @@ class State(NamedTuple):
 
 
 class Moment(Struct, frozen=True):
-    """When a replica was read."""
+    """The state at which a replica was read."""
 
     watermark: Position
     collected: Position = 0
@@ -65,7 +65,7 @@ class Moment(Struct, frozen=True):
 def judge(
     lead: State | None, lead_at: Moment, other: State | None, other_at: Moment, strict: bool = False
 ) -> Verdict:
-    """The rule, for one key; None is nothing at all."""
+    """The rule for one key; None: the replica has no row and no tombstone."""
     if lead == other:
         return "same"
     if lead is not None and other is not None and lead.version == other.version:
@@ -88,7 +88,7 @@ def judge(
 
 
 class ReplicaRows:
-    """What one replica has of some ranges of tokens, at one moment."""
+    """The rows of one replica in some ranges of tokens, at one moment."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class ReplicaRows:
         return hashed
 
     def unlike(self, other: "ReplicaRows") -> Indices:
-        """Rows that the other does not have exactly so; a hash is of all that a row is."""
+        """Rows that the other replica lacks or has differently, by the hash of the whole row."""
         return np.flatnonzero(~np.isin(self.hashes, other.hashes))
 
 
 class Candidate(NamedTuple):
-    """A key that is not the same at both, or not yet."""
+    """A key that differs between two replicas, or is open."""
 
     verdict: Verdict
     token: int
@@ -145,7 +145,7 @@ class Candidate(NamedTuple):
     other: State | None
     keys: pa.RecordBatch
     row: int
-    """Where the key can be read."""
+    """The row number at which the key can be read."""
 
     @property
     def words(self) -> str:
@@ -155,7 +155,7 @@ class Candidate(NamedTuple):
 def compare(
     lead: ReplicaRows, other: ReplicaRows, only: Collection[Key] | None = None, strict: bool = False
 ) -> dict[Key, Candidate]:
-    """Keys that differ or are open, or of some of them; all others are the same."""
+    """The keys that differ or are open, among all or some keys; all others are equal."""
     if digest(lead.hashes) == digest(other.hashes):
         return {}
     found: dict[Key, Candidate] = {}
@@ -186,7 +186,7 @@ def key_words(keys: pa.RecordBatch, row: int) -> str:
 def _word(value: Any) -> str:
     try:
         known = value.as_py()
-    except (ValueError, OverflowError):  # a year that Python does not have
+    except (ValueError, OverflowError):  # a year that Python can't represent
         known = value.value
     said = repr(known) if isinstance(known, str | bytes) else str(known)
     return said if len(said) <= WORD_LENGTH_MAX else said[: WORD_LENGTH_MAX - 1] + "…"
@@ -203,7 +203,7 @@ def sentence(key: str, lead: NodeId, has: State | None, others: dict[NodeId, Sta
 
 
 def _as_against(state: State | None, lead: State | None) -> tuple[str, str]:
-    """What it is, and a remark."""
+    """A replica's state in words, and a remark."""
     if state is None:
         return "missing", ""
     if state.deleted:

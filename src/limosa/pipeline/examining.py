@@ -1,9 +1,9 @@
 """How does one worker compare replicas? Slice by slice: the lead's rows, then the others'.
 
-A slice is a few megabytes of keys and hashes of each replica. Mostly their digests agree, and that
-was it. What does not agree is read again, only those keys, after a moment: a row counts as
-different when it was found so twice. What `comparing` leaves open because it is being written is
-read again, too, up to a few times; if it was never read in peace, it is counted as unsettled.
+A slice is a few megabytes of keys and hashes of each replica. Usually the hashes are equal, and the
+slice is done. Keys that differ are read again after a moment: a row counts as different only if it
+differed twice. Keys that `comparing` leaves open, because they are being written, are read again
+up to a few times; a key that was being written each time counts as unsettled.
 """
 
 import time
@@ -39,12 +39,12 @@ from limosa.tabular.schema import Table, newer
 from limosa.transport.failures import errors_received
 
 SLICE_BYTES_MAX = 256 << 20
-"""A slice of more, because its keys are long, is cut in two."""
+"""A larger slice, with long keys, is cut in two."""
 CALL_SECONDS = 10.0
 READ_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 TOKENS_MAX = 32
-"""As measured: looking for more tokens than these, one by one, takes longer than reading all."""
+"""For more tokens than this, single lookups were measured to take longer than reading the slice."""
 
 
 class RowSource(Protocol):
@@ -60,12 +60,12 @@ class RowSource(Protocol):
         ranges: Sequence[TokenRange],
         at_least: Position,
     ) -> ReplicaRows:
-        """No rows, with its watermark, if the replica is not as far as that."""
+        """The rows; only the watermark and no rows if the replica is behind `at_least`."""
         ...
 
 
 class PortionTooLarge(Exception):
-    """More rows than a worker should have in memory."""
+    """A slice has more rows than a worker should hold in memory."""
 
 
 # --- one portion
@@ -100,7 +100,7 @@ class Examiner:
         self._now = now
         self._sleep = sleep
         self._others = list(portion.others)
-        """Those that are still compared."""
+        """The replicas that are still compared."""
         self._rows = 0
         self._told: list[str] = []
         self._more = 0
@@ -145,7 +145,7 @@ class Examiner:
                 self._examine(name, table, slice_of(token_range, number, slices))
 
     def _tables(self, known: Iterable[Holding]) -> list[tuple[str, Table]]:
-        """With the name to tell rows by, if there are rows of several tables."""
+        """The tables, each with a name to show if there are several."""
         if self._portion.table:
             return [("", Table.decode(self._portion.table))]
         found: dict[str, tuple[str, Table]] = {}
@@ -158,7 +158,7 @@ class Examiner:
         return [found[id] for id in sorted(found)]
 
     def _examine(self, name: str, table: Table, token_range: TokenRange) -> None:
-        """One slice; in two halves if it is too large."""
+        """Compare one slice; in two halves if it is too large."""
         if not self._others:
             return
         try:
@@ -166,7 +166,7 @@ class Examiner:
         except PortionTooLarge:
             middle = (token_range.start + token_range.end) // 2
             if middle == token_range.start:
-                raise Refused(f"token {token_range.start} has rows of too many bytes") from None
+                raise Refused(f"the rows of token {token_range.start} are too large") from None
             self._examine(name, table, TokenRange(token_range.start, middle))
             self._examine(name, table, TokenRange(middle, token_range.end))
             return
@@ -181,7 +181,7 @@ class Examiner:
     # --- one slice
 
     def _rounds(self, table: Table, token_range: TokenRange) -> list[_Row]:
-        """Keys that were found to differ, twice."""
+        """The keys that differed twice."""
         differing: dict[Key, _Row] = {}
         suspects: dict[NodeId, dict[Key, Candidate]] = {}
         pause, counted = self._limits.pause_seconds, 0
@@ -200,7 +200,7 @@ class Examiner:
                 rows = self._await(other, lead, ranges)
                 if rows is None:
                     continue
-                if rows.table.version > lead.table.version:  # it was hashed by other columns
+                if rows.table.version > lead.table.version:  # hashed with other columns
                     return self._rounds(rows.table, token_range)
                 found = compare(lead, rows, known, self._strict)
                 left = _settle(other.node, known, found, differing)
@@ -215,7 +215,7 @@ class Examiner:
     def _await(
         self, other: CopyTarget, lead: ReplicaRows, ranges: Sequence[TokenRange]
     ) -> ReplicaRows | None:
-        """The other's rows, once it is as far as the lead was; None: it counts no longer."""
+        """The other's rows, once it has reached the lead's watermark; None: it is dropped."""
         portion, wanted = self._portion, lead.at.watermark
         deadline = self._now() + self._limits.lag_seconds
         try:
@@ -232,7 +232,7 @@ class Examiner:
         self._others.remove(other)
         self._lags.append(
             f"{portion.partition}: {other.node} lags behind {portion.lead.node}: it is at "
-            f"{version_words(rows.at.watermark)}, and was not at {version_words(wanted)} after "
+            f"{version_words(rows.at.watermark)}, and did not reach {version_words(wanted)} within "
             f"{self._limits.lag_seconds:.0f} s"
         )
         return None
@@ -251,7 +251,7 @@ def _settle(
     found: dict[Key, Candidate],
     differing: dict[Key, _Row],
 ) -> dict[Key, Candidate]:
-    """What differed before and still does is certain; what is left is looked at again."""
+    """Keys that differed before and still differ are certain; the others are read again."""
     suspects: dict[Key, Candidate] = {}
     for key, candidate in found.items():
         before = None if known is None else known.get(key)
@@ -266,7 +266,7 @@ def _settle(
 def ranges_of(
     suspects: Iterable[dict[Key, Candidate]], token_range: TokenRange
 ) -> list[TokenRange]:
-    """Where to look again: at single tokens, or at all of the slice if they are many."""
+    """The ranges to read again: single tokens, or the whole slice if they are many."""
     found = sorted({candidate.token for keys in suspects for candidate in keys.values()})
     if len(found) > TOKENS_MAX:
         return [TokenRange(max(token_range.start, found[0]), min(token_range.end, found[-1] + 1))]
@@ -277,7 +277,7 @@ def ranges_of(
 
 
 class FlightSource:
-    """Replicas of nodes; one that did not answer is not waited for again."""
+    """Reads replicas over Flight; a node that did not answer once is not called again."""
 
     def __init__(self, addresses: dict[NodeId, str], dialer: Dialer) -> None:
         self._addresses = addresses
@@ -347,7 +347,7 @@ class FlightSource:
 def rows_of(
     node: NodeId, at: Moment, table: Table, batches: Sequence[pa.RecordBatch]
 ) -> ReplicaRows:
-    """Of batches as a node sends them."""
+    """The rows of batches that a node has sent."""
     whole = pa.Table.from_batches(batches, schema_of(table)).combine_chunks()
     (batch,) = whole.to_batches() or [pa.RecordBatch.from_pylist([], schema=schema_of(table))]
     return ReplicaRows(
@@ -362,7 +362,7 @@ def rows_of(
 
 
 def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
-    """Compare what a task names; reading twice changes nothing."""
+    """Run a task of comparisons; a retry changes nothing."""
     wanted = msgspec.msgpack.decode(task, type=Examination)
     who = msgspec.msgpack.decode(access, type=Access)
     findings = []

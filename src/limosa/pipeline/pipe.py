@@ -1,8 +1,8 @@
 """How does one worker copy rows? It fetches a slice from the source and sends it to the targets.
 
-A slice counts when its target has said that it landed: durable, whole and under an open session.
-Whatever gets lost on the way is asked for again, and a slice that arrives twice changes nothing. A
-few slices are under way at once, so that source, worker and target all have something to do.
+A slice counts when its target has confirmed that it landed: durable, complete and under an open
+session. Lost messages are retried, and a slice that arrives twice changes nothing. A few slices are
+in flight at once, so that source, worker and target are all busy.
 """
 
 import itertools
@@ -25,17 +25,17 @@ from limosa.transport.security import Security
 
 AT_ONCE = 4
 SILENT_SECONDS = 10.0
-"""After this, a slice is asked for again."""
+"""After this time without an answer, a slice is requested again."""
 ATTEMPTS_MAX = 5
 BROKEN_SECONDS = 0.5
 DENIED_SECONDS = 0.05
 PATIENCE_SECONDS = 5.0
-"""A node may follow the topology a little later; a session that is closed stays closed."""
+"""How long a denial is retried: a node may learn of the session a little later."""
 LOOK_SECONDS = 0.05
 
 
 class Access(Struct, frozen=True, array_like=True):
-    """As whom a worker calls the nodes. Of certificates only the paths: keys do not travel."""
+    """A worker's credentials. Of certificates only the paths: private keys are not sent."""
 
     cluster: str
     token: str | None = None
@@ -54,7 +54,7 @@ class Access(Struct, frozen=True, array_like=True):
 
 
 class _Slice:
-    """One slice on its way."""
+    """One slice in flight."""
 
     __slots__ = (
         "attempts",
@@ -75,23 +75,23 @@ class _Slice:
         self.number = number
         self.attempts = 0
         self.due = 0.0
-        """When it is asked for again."""
+        """When it is requested again."""
         self.fetched = 0
-        """Rows that were passed on."""
+        """Rows that were sent to the targets."""
         self.bytes = 0
         self.paid = 0
-        """Bytes that the limit of bandwidth was already told of."""
+        """Bytes that were already counted against the bandwidth."""
         self.missing: set[str] = {target.node for target in load.targets}
         self.is_passed_on = False
-        """In the present attempt."""
+        """Sent to the targets in this attempt."""
         self.is_denied = False
-        """In the present attempt: it was not lost."""
+        """Denied in this attempt, so it was not lost."""
         self.denied_since: dict[tuple[str, bool], float] = {}
-        """By which node, and whether as a target: it may be the source as well."""
+        """By node and whether it is denied as a target: a node may be the source, too."""
 
 
 class Pipe:
-    """One task's loads. `carry` returns when each has landed, or has failed."""
+    """The loads of one task. `carry` returns when each load has landed or failed."""
 
     def __init__(
         self, task: Task, dialer: Dialer, is_over: Callable[[], bool] = lambda: False
@@ -148,10 +148,10 @@ class Pipe:
             self._pay(slice, now, _slice_bytes(slice.load))
 
     def _pay(self, slice: _Slice, now: float, size: int) -> None:
-        """So much of the bandwidth is used: another slice is begun when it is there again.
+        """Count bytes against the bandwidth; the next slice starts when bandwidth is available.
 
-        Slices pay when they are asked for, by a guess: or they would come in bursts, and whoever
-        writes meanwhile would feel each.
+        A slice is counted when it is requested, by an estimate. Otherwise slices would come in
+        bursts, which users' writes would notice.
         """
         if self._task.bytes_per_second:
             owed = (size - slice.paid) / self._task.bytes_per_second
@@ -177,7 +177,7 @@ class Pipe:
         self._send(load.source.node, fetch)
 
     def _ask_whether_landed(self, slice: _Slice, now: float) -> None:
-        """The end of a slice without its rows: denied, unless the slice is there already."""
+        """Send the end of a slice without its rows: denied, unless the slice has landed."""
         slice.due = now + SILENT_SECONDS
         for target in slice.load.targets:
             self._send(target.node, _end(slice, target, "", 1, 0, 0, ()))
@@ -211,7 +211,7 @@ class Pipe:
                         self._take(now, sender, slice, message)
 
     def _broke(self, now: float, node: str) -> None:
-        """What was under way there is lost."""
+        """Slices in flight at this node are lost."""
         for slice in self._under_way.values():
             if node == slice.load.source.node or node in slice.missing:
                 slice.due = min(slice.due, now + BROKEN_SECONDS)
@@ -226,7 +226,7 @@ class Pipe:
             case Landed():
                 slice.missing.discard(sender)
                 if not slice.missing:
-                    self._pay(slice, now, 0)  # one that had landed before took nothing
+                    self._pay(slice, now, 0)  # a slice that had landed before used no bandwidth
                     self._landed(slice)
             case Denied():
                 self._denied(now, sender, slice, message.why)
@@ -238,7 +238,7 @@ class Pipe:
         slice.is_passed_on = True
         slice.due = now + SILENT_SECONDS
         self._pay(slice, now, slice.bytes)
-        slice.paid = 0  # what is carried again counts again
+        slice.paid = 0  # a repeated slice counts again
         attempt = secrets.token_hex(8)
         load = slice.load
         parts = [Bundle([batch]) for batch in rows.batches] or [Bundle()]
@@ -268,10 +268,10 @@ class Pipe:
 
     def _denied(self, now: float, sender: str, slice: _Slice, why: str) -> None:
         if not slice.attempts:
-            self._ask(slice, now)  # it is not there yet
+            self._ask(slice, now)  # it has not landed yet
             return
         if sender != slice.load.source.node and not slice.is_passed_on:
-            return  # it speaks of an earlier attempt
+            return  # the denial is of an earlier attempt
         since = slice.denied_since.setdefault((sender, slice.is_passed_on), now)
         if now - since > PATIENCE_SECONDS:
             self._fail(slice.load, why)
@@ -280,7 +280,7 @@ class Pipe:
             slice.due = now + DENIED_SECONDS
 
     def _fail(self, load: CopyLoad, why: str) -> None:
-        """The others go on."""
+        """Give up on one load; the others continue."""
         self._result(load).failure = why
         for key, slice in list(self._under_way.items()):
             if slice.load is load:
@@ -299,14 +299,14 @@ class _Result:
 
 
 def _slices(loads: Iterable[CopyLoad]) -> Iterable[_Slice]:
-    """In turns, so that different sources and targets are busy at once."""
+    """Slices of all loads in turn, so that different sources and targets are busy at once."""
     turns = [[_Slice(load, number) for number in range(load.first, load.last)] for load in loads]
     for turn in itertools.zip_longest(*turns):
         yield from (slice for slice in turn if slice is not None)
 
 
 def _slice_bytes(load: CopyLoad) -> int:
-    """About what one of its slices has; 0: nobody knows."""
+    """The estimated bytes of one slice; 0: unknown."""
     return load.bytes // (load.last - load.first)
 
 
@@ -329,7 +329,7 @@ def _end(
 
 
 def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
-    """Carry a task from its description to its result; both travel as bytes."""
+    """Run an encoded task; returns its encoded result."""
     wanted = msgspec.msgpack.decode(task, type=Task)
     if again:
         loads = tuple(msgspec.structs.replace(load, again=True) for load in wanted.loads)

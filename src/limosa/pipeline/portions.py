@@ -14,40 +14,40 @@ from limosa.pipeline.loads import CopyTarget
 
 EXAMINE = "limosa.pipeline.examining:run"
 SLICE_ROWS = 250_000
-"""What a slice should have: so many keys and hashes of each replica are in memory at once."""
+"""The intended rows of a slice: so many keys and hashes of each replica are in memory at once."""
 PORTION_SLICES = 4
 TASK_ROWS_MIN = 100_000
-"""What is worth a task of its own."""
+"""The minimum size of a task."""
 TASKS_PER_WORKER = 4
-"""So that the last ones end at about the same time, and progress can be seen."""
+"""Several, so that all workers end at about the same time, and progress is visible."""
 
 
 class Portion(Struct, frozen=True, array_like=True):
-    """Slices `first` to `last`, without that, of one partition: a replica against others."""
+    """Slices `first` to `last` (exclusive) of a partition: a replica against others."""
 
     partition: PartitionId
     lead: CopyTarget
     others: tuple[CopyTarget, ...]
     table: bytes = b""
-    """The definition of the only table that counts; empty: all that there are."""
+    """The definition of the only table to compare; empty: all tables."""
     slices: int = 0
-    """0: as many as its rows need, and all of them."""
+    """The number of slices; 0: all rows, in as many slices as they need."""
     first: int = 0
     last: int = 0
 
 
 class PortionLimits(Struct, frozen=True, array_like=True):
     differences: int = 100
-    """So many are told; of more, how many there are."""
+    """How many differences are named; further ones are only counted."""
     rounds: int = 6
     pause_seconds: float = 0.05
-    """Before the second round; twice as long before each further one."""
+    """Delay before the second round; it doubles with each further round."""
     lag_seconds: float = 10.0
-    """How long a replica may take to come as far as the lead was."""
+    """How long a replica may take to reach the lead's watermark."""
 
 
 class Examination(Struct, frozen=True, array_like=True):
-    """All that one worker needs to know."""
+    """Everything that one worker needs to know."""
 
     portions: tuple[Portion, ...]
     addresses: dict[NodeId, str]
@@ -56,18 +56,18 @@ class Examination(Struct, frozen=True, array_like=True):
 
 
 class PortionResult(Struct, frozen=True, array_like=True):
-    """What came of a portion."""
+    """The result of a portion."""
 
     partition: PartitionId
     rows: int = 0
-    """That the lead has."""
+    """Rows of the lead."""
     nodes: tuple[NodeId, ...] = ()
-    """Whose replicas were compared, to the end."""
+    """Nodes whose replicas were compared completely."""
     differences: tuple[str, ...] = ()
     more: int = 0
-    """So many differences besides."""
+    """The number of further differences."""
     unsettled: int = 0
-    """Rows that were written whenever they were read."""
+    """Rows that were being written each time they were read."""
     lags: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     bytes: int = 0
@@ -78,7 +78,7 @@ class PortionResult(Struct, frozen=True, array_like=True):
 
 
 def whole(record: Partition) -> tuple[Replica, ...]:
-    """Replicas that hold all that is committed: in sync, still written, and not being copied to."""
+    """The replicas that hold every committed row: in sync, written, and not a copy's target."""
     stage = routing.stage_of(record)
     copied = stage is not None and stage.reads is Side.NEW
     sound = routing.side(record, Side.BOTH if copied else Side.OLD)
@@ -86,7 +86,7 @@ def whole(record: Partition) -> tuple[Replica, ...]:
 
 
 def portion_of(record: Partition, table: bytes = b"") -> Portion:
-    """The owner's replica against the others; without an owner the first one leads."""
+    """Compare the owner's replica with the others; without an owner, the first one leads."""
     found = whole(record)
     owner = None if record.owner is None else record.owner.replica
     first = owner if owner in found else next(iter(found), None)
@@ -97,7 +97,7 @@ def portion_of(record: Partition, table: bytes = b"") -> Portion:
 
 
 def cut(portion: Portion, rows: int) -> list[Portion]:
-    """A large one in several, so that workers share it; of one whose size nobody knows, all."""
+    """Cut a large portion, so that workers share it; one of unknown size stays whole."""
     if not rows:
         return [portion]
     slices = -(-rows // SLICE_ROWS)
@@ -111,7 +111,7 @@ def cut(portion: Portion, rows: int) -> list[Portion]:
 def share_out(
     weighed: Iterable[tuple[Portion, int]], workers: int
 ) -> list[tuple[list[Portion], int]]:
-    """Tasks of like weight, in rows; small portions share one."""
+    """Tasks of similar size, in rows; small portions share a task."""
     given = list(weighed)
     total = sum(rows for _, rows in given)
     enough = max(TASK_ROWS_MIN, total // (TASKS_PER_WORKER * workers))

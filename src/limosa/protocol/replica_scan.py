@@ -1,7 +1,7 @@
 """How is one replica read on its own? By a scan of its keys, versions and hashes.
 
-Rows come as their key, their version, whether they are deleted, and a hash of the whole row: all
-that a comparison needs, in a fraction of the bytes.
+A row travels as its key, its version, its deletion mark and a hash of the whole row: all that a
+comparison needs, in a fraction of the bytes.
 """
 
 from typing import Final
@@ -19,47 +19,47 @@ RANGES_MAX: Final = 1_024
 SIZE_MAX: Final = 1 << 20
 
 KIND: Final = b"replica:"
-"""How such a ticket begins; no scan does."""
+"""Prefix of a replica scan's ticket; no client's scan begins with it."""
 MOMENT: Final = b"limosa"
 
 
 class ReplicaScan(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Rows of one table in some ranges of tokens, of one replica."""
+    """Rows of one table in some token ranges of one replica."""
 
     partition: PartitionId
     incarnation: Incarnation
     table: bytes
-    """Its definition, which must be of the asker's own time or older."""
+    """The table's encoded definition: the caller's, or an older version."""
     ranges: tuple[tuple[int, int], ...]
     at_least: Position = 0
-    """With a lower watermark there are no rows, only the word how far the replica is."""
+    """A replica with a lower watermark sends no rows, only its moment."""
 
     def encode(self) -> bytes:
         return KIND + msgspec.msgpack.encode(self)
 
 
 class ReplicaMoment(Struct, frozen=True, array_like=True):
-    """When that was; it comes with the schema, before the first row."""
+    """The moment of the view; it travels with the schema, before the first row."""
 
     watermark: Position
     collected: Position
     table: bytes
-    """What the rows were hashed by: the newest definition that is known here."""
+    """The definition that the rows were hashed by: the newest that the node knows."""
 
 
 class Holding(Struct, frozen=True, array_like=True):
-    """What a replica is made of, about."""
+    """Rough contents of a replica."""
 
     watermark: Position
     rows: int
     range: tuple[int, int]
-    """Of its partition."""
+    """The partition's token range."""
     tables: tuple[tuple[str, bytes], ...]
-    """Names, or ids of those that were dropped, and definitions."""
+    """Names of tables (ids of dropped ones) and their definitions."""
 
 
 class Named(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which replica is meant."""
+    """The name of a replica."""
 
     partition: PartitionId
     incarnation: Incarnation

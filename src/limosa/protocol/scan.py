@@ -6,7 +6,7 @@ import msgspec
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """All rows of a table in one partition, or those that a filter lets through."""
+    """The rows of a table in one partition, or those that a filter accepts."""
 
     table: int
     partition: str

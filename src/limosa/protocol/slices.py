@@ -4,7 +4,7 @@ from limosa.core.model.keys import TokenRange
 
 
 def slice_of(token_range: TokenRange, number: int, count: int) -> TokenRange:
-    """One of so many equal parts of a range."""
+    """Part `number` of a range that is cut into `count` equal parts."""
     span = (token_range.end - token_range.start) // count
     start = token_range.start + number * span
     return TokenRange(start, token_range.end if number == count - 1 else start + span)

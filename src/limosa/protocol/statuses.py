@@ -1,8 +1,8 @@
 """How does a status travel? As the difference from the status before it on the same link.
 
-A node of a thousand replicas tells of its status at every step of a move, and next to nothing in it
-is new. A link loses nothing as long as it lasts, and the first status on it is whole: so what is
-put together at its other end is the very status that the node had.
+A node with a thousand replicas reports its status at every step of a move, and hardly anything in
+it is new. A stream delivers every message or breaks, and the first status on it is complete; so the
+receiver rebuilds exactly the status that the node sent.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ WHOLE: Final = -1
 
 
 class DigestNews(Struct, frozen=True, array_like=True):
-    """It has more bits than a number in msgpack."""
+    """As text: a digest has more bits than a msgpack number."""
 
     partition: PartitionId
     place: int
@@ -28,7 +28,7 @@ class DigestNews(Struct, frozen=True, array_like=True):
 
 
 class StatusNews(Struct, frozen=True, array_like=True, tag="Status"):
-    """A status, and of its replicas those that are not as they were in an earlier one."""
+    """A status with only those replicas that changed since an earlier status."""
 
     node: str
     lease: LeaseId
@@ -39,12 +39,12 @@ class StatusNews(Struct, frozen=True, array_like=True, tag="Status"):
     free_bytes: dict[str, int]
     digests: tuple[DigestNews, ...]
     after: int = WHOLE
-    """The sequence of that earlier one."""
+    """The sequence of the earlier status."""
     gone: tuple[str, ...] = ()
 
 
 class StatusTeller:
-    """At a link's near end: knows what was said on it."""
+    """Encodes statuses on one stream: remembers the last one."""
 
     def __init__(self) -> None:
         self._last: Status | None = None
@@ -60,7 +60,7 @@ class StatusTeller:
 
 
 class StatusHearer:
-    """At a link's far end: the same statuses again."""
+    """Decodes statuses on one stream: restores what the node sent."""
 
     def __init__(self) -> None:
         self._last: Status | None = None
@@ -70,7 +70,7 @@ class StatusHearer:
         if news.after != WHOLE:
             before = self._last
             if before is None or (before.lease, before.sequence) != (news.lease, news.after):
-                raise BadInput("news of a status that was not heard", "connect again")
+                raise BadInput("changes of a status that was not received", "reconnect")
             replicas = {**before.replicas, **replicas}
             for name in news.gone:
                 replicas.pop(name, None)

@@ -1,8 +1,8 @@
 """How are the core's messages encoded? As frames: msgpack for messages, Arrow for rows.
 
-Rows travel as they are kept in the log, so that a node stores and passes on the very bytes that it
-was sent. A table is named by its fingerprint; between nodes its definition goes before its first
-rows on a link, and from a client rows of a table that the node does not know are refused.
+Rows travel as the log stores them, so that a node stores and forwards the bytes that it received.
+A fingerprint names the table. Between nodes, a table's definition precedes its first rows on a
+stream; rows from a client are refused if the node does not know their table.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,17 +41,17 @@ MESSAGES_MAX = 1_024
 PARTS_MAX = 256
 KEY_COLUMNS_MAX = 256
 CLIENT_HEAD_BYTES_MAX = 16 << 20
-"""A head becomes objects, many times its size: a client's must stay small, and be flat."""
+"""A decoded head takes many times its bytes: a client's head must be small and flat."""
 
 _FLAGGED = 4
 
 
 class Goodbye(Message, frozen=True):
-    """This process is about to stop: close the stream, and go elsewhere."""
+    """This process is stopping: close the stream, and use another node."""
 
 
 class Keys(Struct, frozen=True):
-    """Which rows of a table somebody wants: one key of plain values, or a batch of keys."""
+    """The rows to read: one key of plain values, or a batch of keys."""
 
     table: Table
     one: tuple[Any, ...] | None = None
@@ -59,7 +59,7 @@ class Keys(Struct, frozen=True):
 
 
 class FoundRows(Struct, frozen=True):
-    """The rows that are there, in the order of the keys, and their versions."""
+    """The rows that exist, in the order of the keys, and their versions."""
 
     table: Table
     rows: pa.RecordBatch
@@ -74,18 +74,18 @@ class FoundRow(Struct, frozen=True):
 
 
 class Unreadable(Struct, frozen=True):
-    """A request that can't be what its sender meant."""
+    """A client's request that failed its checks; only this request is refused."""
 
     id: str
     error: LimosaError
 
 
-# Messages with rows, as they are written: the same tags, with places of bodies for rows.
+# Messages with rows, as encoded: the same tags, with references to bodies instead of rows.
 
 _Parts: TypeAlias = tuple[BodyPart, ...]
 _FewParts: TypeAlias = Annotated[tuple[BodyPart, ...], Meta(max_length=PARTS_MAX)]
 _Key: TypeAlias = Annotated[list[msgspec.Raw], Meta(max_length=KEY_COLUMNS_MAX)]
-"""Looked at one by one: a nest of empty lists would take seventy times its bytes."""
+"""Values are decoded one by one: nested empty lists would take seventy times their bytes."""
 
 
 class _Wire(Struct, frozen=True, array_like=True):
@@ -164,7 +164,7 @@ class _Chunk(_Wire, frozen=True, tag="Chunk"):
     parts: _Parts
 
 
-# Digests are longer than msgpack's numbers, so they go as text.
+# Digests are longer than msgpack numbers, so they travel as text.
 
 
 class _End(_Wire, frozen=True, tag="End"):
@@ -214,14 +214,14 @@ _Any: TypeAlias = (
 
 class _Head(Struct, frozen=True, array_like=True):
     definitions: tuple[bytes, ...]
-    """Of tables whose rows follow, on this link for the first time."""
+    """Tables whose rows appear on this stream for the first time."""
     messages: tuple[_Any, ...]
     lone: bool = False
     """The sender waits for the answer to this message and to no other: see `transport.lone`."""
 
 
 class _ClientHead(Struct, frozen=True, array_like=True):
-    """All that a client can say; anything else is not even decoded."""
+    """The messages that a client may send; others are not even decoded."""
 
     definitions: Annotated[tuple[bytes, ...], Meta(max_length=0)]
     messages: Annotated[tuple[_Write | _Read, ...], Meta(max_length=MESSAGES_MAX)]
@@ -235,14 +235,14 @@ _Copying: TypeAlias = messages.Fetch | _Chunk | _End
 
 
 class _CoordinatorHead(Struct, frozen=True, array_like=True):
-    """All that a coordinator can say to a node."""
+    """The messages that a coordinator may send to a node."""
 
     definitions: Annotated[tuple[bytes, ...], Meta(max_length=0)]
     messages: tuple[_Order, ...]
 
 
 class _MoverHead(Struct, frozen=True, array_like=True):
-    """All that a mover can say to a node."""
+    """The messages that a mover may send to a node."""
 
     definitions: tuple[bytes, ...]
     messages: tuple[_Copying, ...]
@@ -256,8 +256,8 @@ _heads: dict[str, Any] = {
     "node": msgspec.msgpack.Decoder(_Head),
 }
 
-# What else than a `BadInput` can come of a stranger's bytes: text that is no UTF-8, a nest that is
-# too deep, and whatever Arrow says of a damaged batch.
+# Errors besides `BadInput` that a stranger's bytes can cause: text that is not UTF-8, nesting that
+# is too deep, and Arrow's errors about damaged batches.
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -272,7 +272,7 @@ _UNREADABLE = (
 
 
 class Encoder:
-    """Messages to frames, on one link."""
+    """Encodes messages as frames, on one stream."""
 
     def __init__(self, define: bool, pending: PendingAnswers | None = None) -> None:
         self._define = define
@@ -381,7 +381,7 @@ def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -
 
 
 def _without_tokens(rows: object) -> Bundle:
-    """The owner works them out itself: it would have to check them anyway."""
+    """Rows without tokens: the owner computes them, since it would have to check them anyway."""
     assert isinstance(rows, Bundle)
     return Bundle(Batch(each.table, each.columns, deleted=each.deleted) for each in rows.batches)
 
@@ -391,10 +391,10 @@ def _add_columns(bodies: Bodies, table: Table, columns: pa.RecordBatch) -> BodyP
 
 
 class Decoder:
-    """Frames to messages, on one link; what can't be read is a `BadInput`, whatever it is.
+    """Decodes frames to messages, on one stream; raises `BadInput` for a malformed frame.
 
-    `tables` are those that this process knows; a trusted peer may bring others along. `speaker` is
-    who talks, if it is known: a `coordinator` says less than a `node`.
+    `tables` finds the tables that this process knows; a trusted peer may define others. `speaker`
+    is the kind of the peer, if known: a `coordinator` may send fewer messages than a `node`.
     """
 
     def __init__(
@@ -425,7 +425,7 @@ class Decoder:
             raise
         except (LimosaError, *_UNREADABLE) as error:
             raise BadInput(
-                f"a frame that can't be read: {brief(error)}", "speak Limosa's protocol"
+                f"malformed frame: {brief(error)}", "check the version of the sender"
             ) from None
 
     def _unpack(self, message: Any, bodies: pa.Buffer) -> Message | Unreadable:
@@ -511,13 +511,15 @@ class Decoder:
         keys = Keys(table, None if message.key is None else tuple(map(_plain, message.key)))
         if message.key is None:
             if len(message.parts) != 1:
-                raise BadInput("a read without keys", "name some, in one batch")
+                raise BadInput("a read without keys", "send the keys as one batch")
             (part,) = message.parts
             schema = pa.schema([table.physical.field(name) for name in table.key])
             many = sound_batch(_slice(bodies, part), schema, trusted=self._trusted)
             keys = Keys(table, None, many)
         elif len(message.key) != len(table.key) or message.parts:
-            raise BadInput("a key of another length than the table's", "name every key column")
+            raise BadInput(
+                "a key with another number of columns than the table's", "give every key column"
+            )
         return Read(
             message.id,
             message.partition,
@@ -556,11 +558,11 @@ class Decoder:
     def _batch(self, part: BodyPart, bodies: pa.Buffer) -> Batch:
         table = self._table(part.schema)
         if not self._trusted and part.extras & ~_FLAGGED:
-            raise BadInput("rows that bring versions or tokens along", "the owner makes them")
+            raise BadInput("rows with versions or tokens", "leave them out: the owner assigns them")
         body = _slice(bodies, part)
         stored = sound_batch(body, stored_schema(table, part.extras), trusted=self._trusted)
         if not self._trusted and part.extras and stored.columns[-1].null_count:
-            raise BadInput("rows that are perhaps deleted", "say of each row whether it is")
+            raise BadInput("rows with a null deletion mark", "mark each row as deleted or not")
         batch = unpack(table, part.extras, stored)
         if not self._trusted:
             table.align(batch.columns)
@@ -570,7 +572,7 @@ class Decoder:
         return batch
 
     def _check_required(self, table: Table, batch: Batch) -> None:
-        """One null where a table declares that there is none, and no scan could show its rows."""
+        """Refuse nulls in required columns: one null would make every scan of its rows fail."""
         places = self._required.get(table.fingerprint)
         if places is None:
             declared = [one.nullable or one.name in table.key for one in table.columns]
@@ -582,7 +584,7 @@ class Decoder:
                 column = column.filter(pa.array(~batch.deleted))
             if column.null_count:
                 raise InvalidSchema(
-                    f"column {table.names[place]} has nulls, and was declared without",
+                    f"column {table.names[place]} has nulls, but is declared as not null",
                     "give every row a value",
                 )
 
@@ -590,41 +592,41 @@ class Decoder:
         table = self._learned.get(fingerprint) or self._tables(fingerprint)
         if table is None:
             raise InvalidSchema(
-                "the table is not known here by this definition",
-                "it was changed or dropped: look at it again",
+                "this node does not know this version of the table",
+                "the table was changed or dropped: refresh the topology",
             )
         return table
 
 
 def _slice(bodies: pa.Buffer, part: BodyPart) -> pa.Buffer:
     if part.at < 0 or part.size <= 0 or part.at + part.size > bodies.size:
-        raise BadInput("rows that lie outside of their frame", "send the whole frame")
+        raise BadInput("rows outside of their frame", "send the whole frame")
     if part.at % frames.ALIGNMENT:
-        raise BadInput("rows that begin anywhere", f"begin at multiples of {frames.ALIGNMENT}")
+        raise BadInput("rows that are not aligned", f"align bodies to {frames.ALIGNMENT} bytes")
     return bodies.slice(part.at, part.size)
 
 
 def _plain(value: msgspec.Raw) -> Any:
-    """A number, a text, some bytes or a boolean; anything else goes as Arrow."""
+    """Accept a number, text, bytes or a boolean; other types travel as Arrow."""
     first = memoryview(value)[0]
     if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
-        raise BadInput("a key with a list or a map in it", "use the key's own types")
+        raise BadInput("a key with a list or a map in it", "use the types of the key columns")
     return msgspec.msgpack.decode(value)
 
 
 def _check_total(said: Iterable[Any], bodies: pa.Buffer) -> None:
-    """A thousand messages about one body would make a node store it a thousand times."""
+    """Refuse shared bodies: a thousand messages about one body would store it as often."""
     total = sum(part.size for message in said for part in getattr(message, "parts", ()))
     if total > bodies.size:
-        raise BadInput("messages that share their rows", "send the rows of each message")
+        raise BadInput("messages that share rows", "send each message's rows separately")
 
 
 def _damaged(error: BaseException) -> BadInput:
-    return BadInput(f"rows that can't be read: {brief(error)}", "speak Limosa's protocol")
+    return BadInput(f"malformed rows: {brief(error)}", "check the client's version")
 
 
 def size_of(message: Message) -> int:
-    """About how many bytes it takes on the wire."""
+    """Approximate bytes of a message on the wire."""
     match message:
         case Write(rows=Bundle() as rows) | Chunk(rows=Bundle() as rows):
             return 200 + rows.bytes

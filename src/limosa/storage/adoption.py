@@ -1,8 +1,8 @@
 """How does a replica take over rows from elsewhere? As segments, without the log.
 
-Segments never change, so the same file may serve several replicas: by another name in each
-directory, and by the range of tokens that counts there. What comes from another node is written to
-a new one.
+Segments never change, so several replicas may share a file: each replica has its own name for the
+file (a hard link) and its own range of tokens that counts. Rows from another node are written to a
+new segment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def link(
     shelf: Shelf,
     token_range: TokenRange,
 ) -> bool:
-    """Give it a range's committed rows. False: the target has begun anew since it was flushed."""
+    """Link a range's committed rows. False: the target was emptied since it was flushed."""
     _check_held(origin, source)
     given, collected = source.view.tables, source.view.collected if token_range == WHOLE else 0
     resting = _at_rest(shelf, target)
@@ -42,7 +42,7 @@ def link(
         if view.table.kind == "stream" and token_range != WHOLE:
             raise BadInput(f"stream {name} can't be sliced", "repartition it instead")
         known = tables[name].segments if name in tables else ()
-        # By offsets, a record is known even if it was put into another file since then.
+        # Offsets identify a record even if compaction has put it into another file.
         start = max((each.end for each in known), default=0)
         linked[name] = [
             _link_one(origin.path(source), shelf, target, ranged, both, known)
@@ -51,7 +51,7 @@ def link(
             and not _is_known(ranged.file, both, known)
             if view.table.kind == "table" or ranged.end > start
         ]
-    # What the source no longer counts, the target must not count either.
+    # Tombstones that the source has collected count as collected in the target, too.
     return _put(shelf, target, resting, given, linked, collected)
 
 
@@ -63,8 +63,8 @@ def shelve(
     digest: int,
     least: int,
 ) -> Bundle | None:
-    """Give it copied rows of a range; those are left that would make a file of less than so many
-    bytes. None: it has begun anew since it was flushed."""
+    """Write copied rows of a range to segments; return those whose segment would be smaller than
+    the minimum. None: the target was emptied since it was flushed."""
     resting = _at_rest(shelf, target)
     if resting is None:
         return None
@@ -93,7 +93,7 @@ def shelve(
             ranged.digest(given[name].table) for name in written for ranged in written[name]
         )
         if left.digest() + found != digest:
-            raise BadInput("copied rows that do not have their digest", "copy them again")
+            raise BadInput("the digest of the copied rows is wrong", "copy them again")
         is_put = not any(written.values()) or _put(shelf, target, resting, given, written, 0)
         return left if is_put else None
 
@@ -116,7 +116,7 @@ def _write_group(
     token_range: TokenRange,
     level: int,
 ) -> list[Ranged]:
-    """A segment: by token, one row for each key. Only one of them can be settled in the range."""
+    """Write one segment, sorted by token. Only one segment of a range can be settled."""
     ordered = group if is_sorted(group) else [newest(concat(table, group))]
     if (
         not token_range.start
@@ -124,13 +124,13 @@ def _write_group(
         <= int(ordered[-1].tokens[-1])
         < token_range.end
     ):
-        raise BadInput(f"copied rows of {table.id} that are not of their slice", "send its own")
+        raise BadInput(f"copied rows of {table.id} are outside their slice", "send its own rows")
     ranged = shelf.write(target, table, ordered, "copy", level, token_range)
     return [] if ranged is None else [ranged]
 
 
 class _Resting(NamedTuple):
-    """What of a replica is at rest, and how often it was emptied by then."""
+    """A replica's manifest and segments, and how often the replica had been emptied by then."""
 
     manifest: Manifest
     tables: Mapping[str, TableView]
@@ -139,11 +139,11 @@ class _Resting(NamedTuple):
 
 def _check_held(shelf: Shelf, replica: StoredReplica) -> None:
     if not shelf.volume.holds(replica):
-        raise BadInput(f"replica {directory(replica)} is gone", "choose another one")
+        raise BadInput(f"replica {directory(replica)} is gone", "choose another replica")
 
 
 def _at_rest(shelf: Shelf, target: StoredReplica) -> _Resting | None:
-    """None: it must be flushed first."""
+    """None: the replica must be flushed first."""
     _check_held(shelf, target)
     with shelf.volume.lock:
         if target.manifest is None or target.beginnings != target.beginnings_at_rest:
@@ -159,7 +159,7 @@ def _put(
     segments: Mapping[str, Sequence[Ranged]],
     collected: Position,
 ) -> bool:
-    """The manifest names the new segments, too. False: it was emptied meanwhile."""
+    """Add the new segments to the manifest. False: the replica was emptied meanwhile."""
     shelf.files.sync_directory(shelf.path(target))
     united = _united(resting.tables, given, segments)
     manifest = structs.replace(
@@ -170,7 +170,7 @@ def _put(
     shelf.put_manifest(target, manifest)
     with shelf.volume.lock:
         if target.beginnings == resting.beginnings:
-            # Of what is there now: others may have written to the target meanwhile.
+            # From the current state: others may have written to the target meanwhile.
             united = _united(target.view.tables, given, segments)
             collected = max(target.view.collected, collected)
             target.view = structs.replace(target.view, collected=collected, tables=united)
@@ -187,7 +187,7 @@ def _link_one(
     known: Sequence[Ranged],
 ) -> Ranged:
     path = f"{shelf.path(target)}/{ranged.file}"
-    if all(ranged.file != each.file for each in known):  # else another part of it is here
+    if all(ranged.file != each.file for each in known):  # else the file is linked already
         shelf.files.link(f"{origin}/{ranged.file}", path)
     return Ranged(ranged.file, ranged.level, token_range, ranged.offset, Segment(shelf.files, path))
 
@@ -203,7 +203,7 @@ def _united(
     given: Mapping[str, TableView],
     linked: Mapping[str, Sequence[Ranged]],
 ) -> dict[str, TableView]:
-    """A replica's tables, and what it was given of another one's."""
+    """A replica's tables together with the adopted segments."""
     united = dict(tables)
     for name, view in given.items():
         mine = united.get(name) or TableView(view.table)

@@ -1,12 +1,12 @@
 """Which segments should be merged, and which rows can be dropped?
 
-Segments of a table are *new* (what a flush or a copy left: they overlap), *settled* (they do not),
-or *going*: on their way from new to settled. A sweep takes new segments through the token space
-from left to right, one piece at a time. Each piece is merged with the settled segments there and
-replaced at once, so a sweep needs the memory and the disk of a piece, can stop anywhere, and is
-resumed from the manifest alone.
+Segments of a table are *new* (made by a flush or a copy; they may overlap), *settled* (they do not
+overlap), or *going* (on their way from new to settled). A sweep merges new segments into settled
+ones, from left to right through the token space, one piece at a time. Each piece is replaced
+atomically, so a sweep needs memory and disk space for one piece, can stop anywhere, and resumes
+from the manifest alone.
 
-Pure: a view in, a job out. Writes are never waited for, nor do they wait.
+This module is pure: a view in, a job out. Compaction and writes never wait for each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,13 +21,13 @@ from limosa.tabular.rows import Batch
 NEW_OF_A_SIZE = 4
 STREAM_SEGMENTS = 8
 UNITED_PIECES_MAX = 8
-"""What is larger is not united in one step, but swept."""
+"""A larger set of segments is swept piece by piece, not merged in one step."""
 WAITING_DEPTH_MAX = 16
-"""So many unsettled segments over each other are too many, whatever merging would disturb."""
+"""With this many overlapping unsettled segments, merging can't be postponed any more."""
 
 
 class Job(Struct, frozen=True):
-    """Replace what the inputs have in a range by segments of this level."""
+    """Replace the inputs' rows of a range by segments of this level."""
 
     inputs: tuple[Ranged, ...]
     range: TokenRange
@@ -36,7 +36,7 @@ class Job(Struct, frozen=True):
 
 
 def plan(view: TableView, collected: Position, piece_bytes: int, full: bool = False) -> Job | None:
-    """The most useful job, if any is worth it; with `full`, until nothing is left to merge."""
+    """The most useful job, or None if none is worth its cost. `full` plans every possible merge."""
     if view.table.kind == "stream":
         return _join_records(view, piece_bytes)
     new = [ranged for ranged in view.segments if ranged.level == NEW]
@@ -53,14 +53,14 @@ def plan(view: TableView, collected: Position, piece_bytes: int, full: bool = Fa
 
 
 def can_wait(view: TableView) -> bool:
-    """Reads would not suffer much yet if nothing were merged for a while."""
+    """Can merging be postponed without slowing reads down much?"""
     unsettled = [ranged.range for ranged in view.segments if ranged.level != SETTLED]
     covered = sum(each.end - each.start for each in unsettled)
     return covered < WAITING_DEPTH_MAX * (WHOLE.end - WHOLE.start)
 
 
 def _is_worth_a_sweep(new: Sequence[Ranged], settled: Sequence[Ranged]) -> bool:
-    """Rewriting the settled ones pays off when the new ones are not much smaller."""
+    """Rewriting settled segments pays off if the new segments are not much smaller."""
     return len(new) >= 2 and 2 * _bytes(new) >= _bytes(settled)
 
 
@@ -74,7 +74,7 @@ def _next_piece(going: Sequence[Ranged], settled: Sequence[Ranged], piece_bytes:
     sources: list[MergeSource] = [*going, *settled]
     end = cut(sources, whole, piece_bytes)[0].end
     for ranged in settled:
-        # A settled segment is replaced as a whole, so that none is ever left in pieces.
+        # A settled segment is replaced as a whole, so that no segment is left in pieces.
         if overlap(ranged.range, TokenRange(start, end)) is not None:
             start, end = min(start, ranged.range.start), max(end, ranged.range.end)
     token_range = TokenRange(start, end)
@@ -83,7 +83,7 @@ def _next_piece(going: Sequence[Ranged], settled: Sequence[Ranged], piece_bytes:
 
 
 def _alike(new: Sequence[Ranged]) -> tuple[Ranged, ...]:
-    """Too many new ones of about one size slow reads down: they should be one."""
+    """New segments of similar size that should be merged, because too many slow reads down."""
     alike: dict[int, list[Ranged]] = {}
     for ranged in new:
         alike.setdefault(ranged.bytes.bit_length() // 2, []).append(ranged)
@@ -94,7 +94,7 @@ def _alike(new: Sequence[Ranged]) -> tuple[Ranged, ...]:
 
 
 def _shed(view: TableView, collected: Position) -> Job | None:
-    """Write a segment anew if much of its file is of no use here."""
+    """Rewrite a segment if much of its file does not count in this replica."""
     for ranged in view.segments:
         sliced = 4 * ranged.rows < 3 * len(ranged.segment)
         if sliced or _is_dead(view, ranged, collected):
@@ -103,7 +103,7 @@ def _shed(view: TableView, collected: Position) -> Job | None:
 
 
 def _is_dead(view: TableView, ranged: Ranged, collected: Position) -> bool:
-    """Many of its rows are tombstones, and nobody needs any of them."""
+    """Many of its rows are tombstones that can be dropped."""
     tombstones = ranged.segment.index.tombstones
     if not tombstones or 4 * tombstones < ranged.rows or ranged.max_version > collected:
         return False
@@ -111,9 +111,10 @@ def _is_dead(view: TableView, ranged: Ranged, collected: Position) -> bool:
 
 
 def _join_records(view: TableView, piece_bytes: int) -> Job | None:
-    """A stream's segments follow each other; many small neighbours become one.
+    """Join small neighbouring segments of a stream.
 
-    Not if one of them is most of it: rewritten, a record ends in a file of twice the size at least.
+    Not if one of them is more than half of the result: so each rewrite of a record at least doubles
+    the size of its file.
     """
     for first in range(len(view.segments) - STREAM_SEGMENTS + 1):
         some = view.segments[first : first + STREAM_SEGMENTS]
@@ -126,7 +127,7 @@ def _join_records(view: TableView, piece_bytes: int) -> Job | None:
 def oldest_beside(
     view: TableView, inputs: Sequence[MergeSource], token_range: TokenRange
 ) -> Position:
-    """The lowest version of a range outside of some sources: older rows may hide from them."""
+    """The lowest version in a range among all sources except the inputs."""
     beside = [source for source in view.sources if not any(source is given for given in inputs)]
     return min(
         (source.min_version for source in beside if source.spans(token_range)), default=2**62
@@ -134,7 +135,7 @@ def oldest_beside(
 
 
 def without_collected(batch: Batch, collected: Position, oldest: Position) -> Batch:
-    """A tombstone may go once it was collected and nothing older is left for it to hide."""
+    """Drop tombstones that were collected and that hide no older row."""
     if batch.deleted is None:
         return batch
     assert batch.versions is not None
@@ -143,7 +144,7 @@ def without_collected(batch: Batch, collected: Position, oldest: Position) -> Ba
 
 
 def replaced(view: TableView, job: Job, made: Sequence[Ranged]) -> tuple[Ranged, ...]:
-    """The table's segments once the job is done; others may have come meanwhile."""
+    """The table's segments after the job; segments that were added meanwhile stay."""
     kept: list[Ranged] = []
     placed = False
     for ranged in view.segments:
@@ -151,7 +152,7 @@ def replaced(view: TableView, job: Job, made: Sequence[Ranged]) -> tuple[Ranged,
             kept.append(ranged)
             continue
         if not placed:
-            kept += made  # where the inputs were: a stream's segments stay in order
+            kept += made  # at the place of the inputs: a stream's segments stay in order
             placed = True
         if job.is_sweep and ranged.level != SETTLED and ranged.range.end > job.range.end:
             rest = TokenRange(max(ranged.range.start, job.range.end), ranged.range.end)
@@ -160,7 +161,7 @@ def replaced(view: TableView, job: Job, made: Sequence[Ranged]) -> tuple[Ranged,
 
 
 def as_neighbours(present: Sequence[Ranged], linked: Sequence[Ranged]) -> list[Ranged]:
-    """Segments of another replica: they stay settled where none is in their way."""
+    """Linked segments of another replica; they stay settled unless they overlap present ones."""
     settled = [ranged.range for ranged in present if ranged.level == SETTLED]
     return [
         ranged

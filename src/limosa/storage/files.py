@@ -1,8 +1,8 @@
 """What does the storage need from a file system?
 
-Few things, so that each can fail on purpose: every kill, torn write and full disk of the tests
-comes in through this port. Nothing is durable before it was synced: a file's bytes by its own
-`sync`, a name by `sync_directory`.
+The interface is small, so that tests can make each operation fail: kills, torn writes and full
+disks are all simulated here. Nothing is durable before it is synced: `sync` makes a file's bytes
+durable, `sync_directory` its name.
 """
 
 import errno
@@ -26,15 +26,15 @@ class OpenFile(Protocol):
     """A file that grows at its end."""
 
     def append(self, pieces: Sequence[Piece]) -> None:
-        """All of them, or an OSError and nobody knows how much."""
+        """Append all pieces; after an OSError, an unknown part of them was appended."""
         ...
 
     def overwrite(self, at: int, data: bytes) -> None:
-        """A few bytes that lie within one sector, so they change whole."""
+        """Replace a few bytes within one sector, which changes atomically."""
         ...
 
     def sync(self) -> None:
-        """What was written is durable. After a failure it never will be."""
+        """Make everything written durable. After a failure, no later sync can be trusted."""
         ...
 
     def close(self) -> None: ...
@@ -45,48 +45,48 @@ class FileLock(Protocol):
 
 
 class Files(Protocol):
-    """Paths are strings with slashes; what is not there raises FileNotFoundError."""
+    """Paths are strings with slashes; a missing file raises FileNotFoundError."""
 
     def create(self, path: str) -> OpenFile:
-        """A new, empty file, for one writer; another one of that name is gone."""
+        """Create an empty file for one writer; it replaces an existing file of that name."""
         ...
 
     def reopen(self, path: str) -> OpenFile:
-        """A file that is there, to be appended to."""
+        """Open an existing file for appending."""
         ...
 
     def read(self, path: str) -> pa.Buffer:
-        """All of it. The buffer outlives the removal of the file, and may show later changes."""
+        """The whole file. The buffer outlives the file's removal, and may show later changes."""
         ...
 
     def names(self, directory: str) -> list[str]: ...
 
     def make_directory(self, path: str) -> None:
-        """One that is there already is fine; so are missing parents."""
+        """Create a directory and its parents, unless they exist."""
         ...
 
     def replace(self, source: str, target: str) -> None:
-        """Give a file or directory another name, atomically."""
+        """Rename a file or directory atomically."""
         ...
 
     def link(self, source: str, target: str) -> None:
-        """A second name for the file, or a durable copy on another file system."""
+        """Create a second name for a file; on another file system, a durable copy."""
         ...
 
     def remove(self, path: str) -> None:
-        """A file, or a directory with all that is in it; one that is gone is fine."""
+        """Remove a file, or a directory with its contents, if it exists."""
         ...
 
     def sync_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> FileLock:
-        """Held until closed or the process ends; a second one is refused with VolumeInUse."""
+        """Held until it is closed or the process ends; a second lock raises VolumeInUse."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
 
     def device(self, path: str) -> int:
-        """Which file system it is on."""
+        """The id of the file system that holds the path."""
         ...
 
 
@@ -122,7 +122,7 @@ class PosixFile:
 
 
 class PosixLock:
-    """A lock of the kernel: it ends with the process, however that ends."""
+    """A lock held by the kernel, which releases it when the process ends for any reason."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -132,10 +132,10 @@ class PosixLock:
 
 
 class PosixFiles:
-    """The real one."""
+    """The file system of the operating system."""
 
     def create(self, path: str) -> PosixFile:
-        # Not emptied: somebody may have it mapped, or know it by another name.
+        # Not truncated: a reader may have mapped the file, or it may have another name.
         with suppress(FileNotFoundError):
             os.unlink(path)
         return PosixFile(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o640))
@@ -169,7 +169,7 @@ class PosixFiles:
             self._copy(source, target)
 
     def _copy(self, source: str, target: str) -> None:
-        """Under another name first: half a copy must not look like the file."""
+        """Copy under a temporary name first, so that a partial copy is never taken for the file."""
         write_durably(self, f"{target}.new", [self.read(source)])
         os.replace(f"{target}.new", target)
 
@@ -213,7 +213,7 @@ class PosixFiles:
 
 
 def write_durably(files: Files, path: str, pieces: Sequence[Piece]) -> None:
-    """A whole new file; its name is durable only with its directory."""
+    """Write and sync a new file; its name is durable after a sync of its directory."""
     file = files.create(path)
     try:
         file.append(pieces)
@@ -223,7 +223,7 @@ def write_durably(files: Files, path: str, pieces: Sequence[Piece]) -> None:
 
 
 def replace_durably(files: Files, directory: str, name: str, pieces: Sequence[Piece]) -> None:
-    """After this, and after a crash inside it, the file has its old or its new content."""
+    """Replace a file; after a crash it has either its old or its new content."""
     new = f"{directory}/{name}.new"
     write_durably(files, new, pieces)
     files.replace(new, f"{directory}/{name}")

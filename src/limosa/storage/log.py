@@ -1,16 +1,17 @@
 """What happened on this volume, in which order, and how much of it is durable?
 
-One write-ahead log for all replicas of a volume, so that one sync serves them all. It is a row of
-files, numbered without gaps; each is a header and then frames:
+All replicas of a volume share one write-ahead log, so that one sync serves them all. The log is a
+sequence of files, numbered without gaps; each file has a header and then frames:
 
-    header   4096 bytes: what file this is, and a marker: how much of it was durable when last told
+    header   4096 bytes: which file this is, and a marker: how much was last reported as durable
     frame    magic, sizes, sequence, checksum; a head; bodies; everything padded to 64 bytes
 
-The marker tells damage from a crash. It is written after each sync and before anybody is told, so
-what lies below it was promised: a broken frame there is damage, and the volume is refused. Above
-it, the first broken frame is where the last crash tore the log, and the log ends there.
+The marker distinguishes damage from a crash. It is written after each sync and before the sync is
+reported, so everything below the marker was promised to be durable: a broken frame there is damage,
+and the volume is refused. Above the marker, the first broken frame is where a crash tore the log,
+and the log ends there.
 
-A frame's checksum covers all of it, padding and sequence included.
+A frame's checksum covers the whole frame, including padding and sequence.
 """
 
 import struct
@@ -29,7 +30,7 @@ HEADER_BYTES = 4096
 _FILE = struct.Struct("<8sIQQ")  # magic, format, number, first sequence
 _FILE_MAGIC = b"LIMOSLOG"
 _FORMAT = 1
-_MARKER = struct.Struct("<QQ")  # how far the file is durable, and its checksum
+_MARKER = struct.Struct("<QQ")  # how far the file is durable; the marker's checksum
 _MARKER_AT = 64
 _FRAME = struct.Struct("<IIQQ")  # magic, head bytes, body bytes, sequence; then the checksum
 _FRAME_MAGIC = 0x4D524C46
@@ -46,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What was logged: a few bytes that say what, and large bodies that lie aligned."""
+    """A logged change: a small head that describes it, and large, aligned bodies."""
 
     sequence: int
     head: bytes
@@ -61,7 +62,7 @@ def file_name(number: int) -> str:
 def damaged(path: str, why: str) -> UnusableFile:
     return UnusableFile(
         f"{path} is damaged: {why}",
-        "its replicas are refused: keep the file for study, and rebuild them from others",
+        "its replicas are not served: keep the file for analysis, and rebuild them from others",
     )
 
 
@@ -78,7 +79,7 @@ class _Batch:
 
 
 class VolumeLog:
-    """The log of one volume. `append` is called by one thread at a time, so is `sync`."""
+    """The log of one volume. Only one thread at a time may call `append`, and one `write`."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class VolumeLog:
     ) -> None:
         self._frame_weight_bytes = frame_weight_bytes
         self._first_sequence = sequence + 1
-        """Of the file that is written now."""
+        """First sequence of the current file."""
         self.sequence = sequence
-        """Of the last frame."""
+        """Sequence of the last frame."""
         self.number = number
-        """Of the file that the next frame goes to."""
+        """Number of the file that gets the next frame."""
         self._files = files
         self._directory = directory
         self._file_bytes_max = file_bytes_max
@@ -108,13 +109,13 @@ class VolumeLog:
         self._open_number = 0
         self._durable_length = HEADER_BYTES
         self.sizes: dict[int, int] = {}
-        """Of the files that exist, or will with the next sync."""
+        """Sizes of the files that exist, or will exist after the next sync."""
         self._start_file(number, sequence + 1)
 
     # --- appending
 
     def append(self, head: bytes, bodies: Sequence[Piece] = ()) -> Place:
-        """Durable after the next sync; until then it is only in memory."""
+        """Append a frame in memory; the next sync makes it durable."""
         self.sequence += 1
         front = _FRAME.pack(_FRAME_MAGIC, len(head), _size_of(bodies), self.sequence)
         head += _PADDING[-(_FRONT_BYTES + len(head)) % ALIGNMENT]
@@ -135,13 +136,13 @@ class VolumeLog:
 
     @property
     def is_full(self) -> bool:
-        """Time for another file."""
+        """The current file has reached its maximum size."""
         frames = self.sequence + 1 - self._first_sequence
         weight = self._length + frames * self._frame_weight_bytes
         return frames > 0 and weight >= max(self._file_bytes_max, HEADER_BYTES + 1)
 
     def turn_over(self) -> None:
-        """What comes next goes to another file."""
+        """Start a new file with the next frame."""
         self._full.append(self._waiting)
         self.number += 1
         self._first_sequence = self.sequence + 1
@@ -150,7 +151,7 @@ class VolumeLog:
         self.sizes[self.number] = HEADER_BYTES
 
     def take(self) -> list[_Batch]:
-        """What is to be written; whoever takes it must write it, in this order."""
+        """The frames to be written; the caller must write them, in this order."""
         batches = [*self._full, self._waiting]
         self._full = []
         self._waiting = _Batch(self.number, self.sequence + 1)
@@ -159,7 +160,7 @@ class VolumeLog:
     # --- making it durable
 
     def write(self, batches: list[_Batch]) -> None:
-        """Write and sync; an error leaves the log unusable, since nobody knows what was kept."""
+        """Write and sync. After an error the log is unusable: what was written is unknown."""
         for batch in batches:
             if batch.file != self._open_number:
                 self._seal()
@@ -183,7 +184,7 @@ class VolumeLog:
         self._on_new_file(number)
 
     def _seal(self) -> None:
-        """Of a file that is not the last, only what its marker covers is read."""
+        """Sync and close a file, so that its marker is durable: only that part will be read."""
         if self._open is not None:
             self._open.sync()
             self._open.close()
@@ -193,7 +194,7 @@ class VolumeLog:
         self._seal()
 
     def abandon(self) -> None:
-        """After an error: nothing is synced any more, it might look like a success."""
+        """Close without a sync: after an error, a sync could wrongly look successful."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -227,19 +228,19 @@ def _checksum(front: bytes, head: bytes, bodies: Sequence[Piece]) -> int:
 
 
 class FoundLogFile(NamedTuple):
-    """One file of the log, as it was found."""
+    """One file of the log, as read at the start."""
 
     frames: list[Frame]
     first_sequence: int
-    """Of the frame that follows the header, if there is one."""
+    """Sequence of the first frame after the header, if there is one."""
     ends_at: int
     """Where the last whole frame ends."""
     durable: int
-    """What its marker promises."""
+    """Up to which byte the marker promises that the file is durable."""
 
 
 def read_file(files: Files, directory: str, number: int, is_last: bool) -> FoundLogFile:
-    """Every frame of one file; damage is refused, a torn end is where the file ends."""
+    """Read every frame of a file. Damage raises an error; a torn frame at the end ends the file."""
     path = f"{directory}/{file_name(number)}"
     try:
         content = files.read(path)
@@ -253,7 +254,7 @@ def read_file(files: Files, directory: str, number: int, is_last: bool) -> Found
         frame = _read_frame(content, number, at, first_sequence + len(frames))
         if frame is None:
             if at < durable:
-                raise damaged(path, f"the frame at byte {at} does not have its checksum")
+                raise damaged(path, f"the frame at byte {at} has a wrong checksum")
             break
         frames.append(frame)
         at += frame.place.size
@@ -263,9 +264,9 @@ def read_file(files: Files, directory: str, number: int, is_last: bool) -> Found
 
 
 def adopt_tail(files: Files, directory: str, number: int, reading: FoundLogFile) -> None:
-    """What survived without having been synced is now counted on, the marker too: make it durable.
+    """Sync the frames that survived above the marker, and move the marker behind them.
 
-    Another file will follow, and then only what the marker covers is read.
+    The next file follows, and of earlier files only the part below the marker is read.
     """
     file = files.reopen(f"{directory}/{file_name(number)}")
     try:
@@ -279,23 +280,23 @@ def adopt_tail(files: Files, directory: str, number: int, reading: FoundLogFile)
 
 def _read_header(path: str, content: pa.Buffer, number: int) -> tuple[int, int]:
     if content.size < HEADER_BYTES:
-        raise damaged(path, f"{content.size} bytes are less than a header")
+        raise damaged(path, f"{content.size} bytes are too few for a header")
     header = content.slice(0, HEADER_BYTES).to_pybytes()
     front, checksum = header[: _MARKER_AT - 8], header[_MARKER_AT - 8 : _MARKER_AT]
     rest = header[_MARKER_AT + _MARKER.size :]
     if xxh3_64_intdigest(front + rest).to_bytes(8, "little") != checksum:
-        raise damaged(path, "the header does not have its checksum")
+        raise damaged(path, "the header has a wrong checksum")
     magic, form, found, first_sequence = _FILE.unpack_from(front)
     if magic != _FILE_MAGIC or form != _FORMAT or found != number:
-        raise damaged(path, "this is not the log file that its name says, or of another version")
+        raise damaged(path, "the header is of another log file, or of another version")
     durable, _ = _MARKER.unpack_from(header, _MARKER_AT)
     if header[_MARKER_AT : _MARKER_AT + _MARKER.size] != _marker(durable):
-        raise damaged(path, "the marker does not have its checksum")
+        raise damaged(path, "the marker has a wrong checksum")
     return first_sequence, durable
 
 
 def _read_frame(content: pa.Buffer, number: int, at: int, sequence: int) -> Frame | None:
-    """None: there is no whole frame with this sequence."""
+    """None: there is no complete frame with this sequence."""
     if at + _FRONT_BYTES > content.size:
         return None
     front = content.slice(at, _FRONT_BYTES).to_pybytes()
@@ -312,13 +313,13 @@ def _read_frame(content: pa.Buffer, number: int, at: int, sequence: int) -> Fram
 
 
 def read_frame(files: Files, directory: str, place: Place) -> Frame:
-    """One frame again, of a file that was read or written before."""
+    """Read one frame again, from a file that was read or written before."""
     path = f"{directory}/{file_name(place.file)}"
     content = files.read(path)
     sequence = _sequence_at(content, place.at)
     frame = _read_frame(content, place.file, place.at, sequence)
     if frame is None or frame.place != place:
-        raise damaged(path, f"the frame at byte {place.at} does not have its checksum")
+        raise damaged(path, f"the frame at byte {place.at} has a wrong checksum")
     return frame
 
 
@@ -335,14 +336,14 @@ def read_frames(
     last: int,
     on_read: Callable[[int, FoundLogFile], None],
 ) -> Iterator[Frame]:
-    """All frames of the log; nothing may be missing between its first and its last file."""
+    """All frames of the log; no file and no frame may be missing."""
     sequence: int | None = None
     for number in range(first, last + 1):
         reading = read_file(files, directory, number, number == last)
         if sequence is not None and reading.first_sequence != sequence:
             path = f"{directory}/{file_name(number)}"
             raise damaged(
-                path, f"it starts with frame {reading.first_sequence}, {sequence} is next"
+                path, f"it starts with frame {reading.first_sequence} instead of {sequence}"
             )
         sequence = reading.first_sequence + len(reading.frames)
         on_read(number, reading)

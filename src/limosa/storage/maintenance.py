@@ -1,8 +1,8 @@
 """What happens in the background? Rows are flushed to segments, segments merged, space freed.
 
-Every step ends with one atomic replacement of a manifest. What it made before is nothing until
-then, and what became useless by it is removed only after that; so it can be killed anywhere, and a
-full disk only means that it is tried again.
+Every step ends by replacing a manifest atomically. Files that the step wrote count only from then
+on, and files that it made obsolete are removed only afterwards. So a step can be killed anywhere,
+and is retried after the disk was full.
 """
 
 import errno
@@ -33,7 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Maintenance:
-    """Looks after one volume; one step at a time, whoever asks for it."""
+    """Maintenance of one volume: one step at a time."""
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
@@ -41,18 +41,18 @@ class Maintenance:
         self._busy = threading.RLock()
         self._shelf = Shelf(volume)
         self.trouble: str | None = None
-        """Why the last step was given up, if it was."""
+        """Why the last step failed, if it did."""
         self._damage: dict[str, str] = {}
         """Replicas that can't be merged, and why."""
         self._flushed_last = False
         self.is_copied: Callable[[PartitionId], bool] = lambda partition: False
-        """Are rows of a partition carried elsewhere, or here, and compared? What is merged now has
-        to be hashed anew, and takes the time that the copy needs."""
+        """Is a copy of this partition in progress? A merge would take processor time from the copy,
+        and the merged rows would have to be hashed again for the comparison."""
 
     def step(self) -> bool:
-        """Do the most urgent thing; False: there was none.
+        """Do the most urgent step; False: there was nothing to do.
 
-        After a flush come the log and the segments, or under load they would never have a turn.
+        After each flush the log and the segments get a turn, even under load.
         """
         with self._busy:
             self._volume.check()
@@ -74,7 +74,7 @@ class Maintenance:
 
     @property
     def troubles(self) -> list[str]:
-        """What a person should look at."""
+        """Problems that an operator should look at."""
         if not self._damage:
             return [] if self.trouble is None else [self.trouble]
         with self._volume.lock:
@@ -83,12 +83,12 @@ class Maintenance:
         return damage if self.trouble is None else [self.trouble, *damage]
 
     def close(self) -> None:
-        """When nothing is under way any more, let go of the volume."""
+        """Wait for the current step, then close the volume."""
         with self._busy:
             self._volume.close()
 
     def flush(self, replica: StoredReplica) -> None:
-        """Everything that is committed now rests in segments afterwards."""
+        """Write all rows that are committed now to segments."""
         with self._busy:
             self._or_fail(lambda: self._flush(replica))
 
@@ -108,10 +108,10 @@ class Maintenance:
     ) -> None:
         """Give a replica the committed rows of another one, or those of a range, by linking files.
 
-        A split, a merge and a copy to another volume are this. Rows count by their version, so what
-        the target has already stays right, and adopting twice changes nothing.
+        This serves splits, merges and copies to another volume. The highest version of a row
+        counts, so the target's own rows stay right, and adopting twice changes nothing.
         """
-        # In one order, whoever adopts from whom: two that wait for each other wait forever.
+        # Always lock in the same order, to avoid a deadlock between two adoptions.
         first, second = sorted((self, origin), key=id)
         with first._busy, second._busy:
             origin._or_fail(lambda: origin._flush(source))
@@ -130,17 +130,18 @@ class Maintenance:
         collected: Position,
         least: int,
     ) -> Bundle:
-        """Give a replica copied rows of a range; they are at rest afterwards, but for those that
-        are given back.
+        """Write copied rows of a range to a replica's segments; return the rows left out.
 
-        Rows count by their version, so doing it twice changes nothing.
+        The highest version of a row counts, so doing it twice changes nothing.
         """
         left: Bundle | None = None
 
         def attempt() -> bool:
             nonlocal left
             if target.view.collected > collected:
-                raise BadInput("copied rows from before a collection", "copy them again")
+                raise BadInput(
+                    "tombstones were collected since these rows were copied", "copy them again"
+                )
             left = shelve(target, self._shelf, rows, token_range, digest, least)
             return left is not None
 
@@ -154,8 +155,8 @@ class Maintenance:
     # ------------------------------------------------------------ attempts
 
     def _attempt(self, act: Callable[[], object]) -> bool:
-        """Try a step. Without room it is given up, and tried again later; all is still in the log
-        and in memory. Any other error of the disk puts the volume out of use."""
+        """Try a step. If the disk is full, the step is retried later; all rows are still in the log
+        and in memory. Any other disk error puts the volume out of use."""
         self._volume.check()
         self.trouble = None
         try:
@@ -169,16 +170,16 @@ class Maintenance:
         return False
 
     def _or_fail(self, act: Callable[[], bool | None]) -> bool:
-        """As somebody asked for it, they are told."""
+        """Try a step that a caller asked for, and raise an error if it fails."""
         done = self._attempt(act)
         if self.trouble is not None:
-            raise VolumeFailed(self.trouble, "nothing is lost: make room and try again")
+            raise VolumeFailed(self.trouble, "nothing is lost: free disk space and try again")
         return done
 
     # ------------------------------------------------------------ flush
 
     def _fullest(self) -> StoredReplica | None:
-        """Whose rows take too much memory."""
+        """The replica that must be flushed because rows take too much memory."""
         with self._volume.lock:
             replicas = list(self._volume.replicas.values())
         if not replicas:
@@ -191,7 +192,7 @@ class Maintenance:
 
     def _flush(self, replica: StoredReplica) -> None:
         if self._volume.dropped:
-            self._shelf.drop_directories()  # perhaps an earlier replica with the same ids
+            self._shelf.drop_directories()  # an earlier replica may have had the same ids
         with self._volume.lock:
             if not replica.is_dirty or not self._volume.holds(replica):
                 return
@@ -203,7 +204,7 @@ class Maintenance:
         with self._shelf.given_up_files(replica):
             made = {name: self._write_frozen(replica, view) for name, view in tables.items()}
             self._files.sync_directory(self._shelf.path(replica))
-        # The manifest must not be ahead of the log: entries that it counts as committed are there.
+        # The manifest must not be ahead of the log: the log must hold all entries it relies on.
         if self._volume.durable_sequence < manifest.sequence:
             self._volume.sync()
         described = [
@@ -235,17 +236,17 @@ class Maintenance:
     # ------------------------------------------------------------ the log
 
     def _shorten_log(self) -> bool:
-        """Make the oldest file superfluous; what is still needed of it is written again."""
+        """Free the oldest log file; entries that are still needed are appended again."""
         volume = self._volume
         oldest = volume.catalogue.first_log
         with volume.lock:
-            # The last file stays: the next one begins where it ends.
+            # The last file stays: the next file continues its sequence.
             if not self._is_log_too_long() or oldest >= volume.catalogue.last_log:
                 return False
             last = volume.last_sequences[oldest]
             behind = [r for r in volume.replicas.values() if r.is_dirty_before(last)]
         if behind:
-            self._flush(behind[0])  # one at a time: others wait for their turn
+            self._flush(behind[0])  # one at a time; other steps get their turn
             return True
         with volume.lock:
             replicas = volume.replicas.values()
@@ -258,7 +259,7 @@ class Maintenance:
         return True
 
     def _is_log_too_long(self) -> bool:
-        """And much of it is of no use: otherwise writing the rest again would never end."""
+        """The log is too long and mostly obsolete: otherwise rewriting the rest would never end."""
         volume = self._volume
         sizes, settings = volume.log.sizes.values(), volume.settings
         of_frame = settings.frame_weight_bytes
@@ -289,7 +290,7 @@ class Maintenance:
             try:
                 if self._compact(replica):
                     return True
-            except UnusableFile as error:  # of this replica; the others are looked after
+            except UnusableFile as error:  # only this replica; the others continue
                 self._damage[directory(replica)] = str(error)
         return False
 
@@ -312,7 +313,7 @@ class Maintenance:
             try:
                 self._merge(replica, beginnings, manifest, name, view, job)
             except UnusableFile:
-                replica.considered[name] = considered  # it would fail each time
+                replica.considered[name] = considered  # a retry would fail, too
                 raise
             return True
         return False
@@ -350,7 +351,7 @@ class Maintenance:
     def _merge_pieces(
         self, replica: StoredReplica, manifest: Manifest, view: TableView, job: Job
     ) -> Iterator[Ranged]:
-        """Segments of about one piece each; their ranges tile the job's."""
+        """Write segments of about one piece each; together their ranges cover the job's."""
         oldest = compaction.oldest_beside(view, job.inputs, job.range)
         limit = self._volume.settings.piece_bytes if job.level == SETTLED else 1 << 62
         parts = cut(job.inputs, job.range, MERGE_BYTES)
@@ -385,9 +386,9 @@ def _thawed(view: TableView, made: Sequence[Ranged]) -> TableView:
 
 
 def _sorted_out(view: TableView) -> Iterator[Batch]:
-    """The frozen rows of a table in the order of tokens, the newest of each key.
+    """The newest frozen row of each key of a table, sorted by token.
 
-    At once if that takes little memory: sorting piece by piece takes each row up several times.
+    All at once if that needs little memory: sorting piece by piece reads each row several times.
     """
     if sum(each.bytes for each in view.frozen) > FLUSH_BYTES_MAX:
         for piece in sweep(view.table, view.frozen, WHOLE, MERGE_BYTES):

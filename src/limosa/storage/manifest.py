@@ -1,7 +1,7 @@
 """What does a replica consist of, apart from the log? One small file, replaced as a whole.
 
-All that the log told up to `sequence` is in here and in the segments named here, but for entries of
-the replica's own log: those stay in the volume's log for as long as they are needed.
+The manifest and its segments include every change of the volume's log up to `sequence`, except
+entries of the replica's own log: those stay in the volume's log for as long as they are needed.
 """
 
 import struct
@@ -32,7 +32,7 @@ class SegmentName(Struct, array_like=True, frozen=True):
     level: int
     range: TokenRange
     offset: int = 0
-    """Of a stream's first record in it."""
+    """Offset of the first record, if it is a stream's segment."""
 
 
 class TableManifest(Struct, array_like=True, frozen=True):
@@ -46,7 +46,7 @@ class Manifest(Struct, array_like=True, frozen=True):
     incarnation: Incarnation
     volume: str
     sequence: int
-    """Of the last log frame that is reflected here."""
+    """Sequence of the last log frame that is included."""
     epoch: int
     begun: int
     first: Position
@@ -62,7 +62,7 @@ class VolumeManifest(Struct, array_like=True, frozen=True):
     first_log: int
     last_log: int
     replicas: tuple[str, ...]
-    """Directories that must be there."""
+    """Directories that must exist."""
 
 
 def write_manifest(files: Files, directory: str, name: str, manifest: Struct) -> None:
@@ -85,22 +85,22 @@ def _read(files: Files, path: str) -> bytes:
     except FileNotFoundError:
         raise damaged(path, "the file is missing") from None
     if len(content) < _FRONT.size:
-        raise damaged(path, f"{len(content)} bytes are no manifest")
+        raise damaged(path, f"{len(content)} bytes are too few for a manifest")
     magic, size, checksum = _FRONT.unpack_from(content)
     encoded = content[_FRONT.size :]
     if magic != _MAGIC or size != len(encoded) or xxh3_64_intdigest(encoded) != checksum:
-        raise damaged(path, "it does not have its checksum, or is of another version")
+        raise damaged(path, "it has a wrong checksum, or is of another version")
     return encoded
 
 
 @lru_cache(maxsize=16_384)
 def directory_of(partition: PartitionId, incarnation: Incarnation) -> str:
-    """The name of a replica's directory: its ids, made harmless."""
+    """The name of a replica's directory: its ids, escaped."""
     return f"{quote(partition, safe='')}~{quote(incarnation, safe='')}"
 
 
 class Catalogue:
-    """VOLUME, as it is now; the log and maintenance change it from different threads."""
+    """The content of VOLUME; the log and maintenance change it from different threads."""
 
     def __init__(self, files: Files, directory: str, found: VolumeManifest) -> None:
         self._files = files
@@ -130,7 +130,7 @@ class Catalogue:
                 self._write(self.first_log, self.last_log, self.replicas - gone)
 
     def _write(self, first_log: int, last_log: int, replicas: frozenset[str]) -> None:
-        """What could not be written is not so."""
+        """Write VOLUME first; the fields change only if that succeeds."""
         manifest = VolumeManifest(first_log, last_log, tuple(sorted(replicas)))
         write_manifest(self._files, self._directory, VOLUME, manifest)
         self.first_log, self.last_log, self.replicas = first_log, last_log, replicas

@@ -1,8 +1,7 @@
 """How is a file read? Mapped into memory, and unmapped without blocking other threads.
 
-The last one to let go of a file that was removed frees all of its pages, which can take a tenth of
-a second. Arrow would do that while it keeps Python from all other threads; a foreign function is
-called without.
+Unmapping the last mapping of a removed file frees all of its pages, which can take a tenth of a
+second. Arrow would hold Python's lock (the GIL) meanwhile; a call through ctypes releases it.
 """
 
 import ctypes
@@ -27,12 +26,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """A file's bytes, as long as anybody has a part of them."""
+    """A file's bytes, mapped as long as a buffer refers to them."""
 
     __slots__ = ("_unmap", "address", "size")
 
     def __init__(self, descriptor: int, size: int) -> None:
-        self._unmap = _libc.munmap  # at the process's end, modules go before some of their objects
+        self._unmap = _libc.munmap  # at exit, this module may be cleared before the mapping
         self.size = size
         self.address = 0
         address: int = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
@@ -47,7 +46,7 @@ class _Mapping:
 
 
 def mapped(path: str) -> pa.Buffer:
-    """The bytes of a file; what the file becomes later, or that it is removed, changes nothing."""
+    """The bytes of a file; they stay readable after the file is removed or replaced."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size

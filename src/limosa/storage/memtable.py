@@ -25,7 +25,7 @@ MEMTABLE_ROWS_MAX = 262_144
 FILTER_BYTES_A_ROW = 8
 TINY_ROWS = 256
 TINY_BYTES = 1 << 20
-"""Batches with fewer rows than this, on average, are copied together, if that is quick."""
+"""Batches with fewer rows than this, on average, are copied together, up to this size."""
 
 NOTHING: list[tuple[Batch, int]] = []
 
@@ -43,7 +43,7 @@ class TokenIndex:
         order = order_of(tokens)
         self.tokens: Tokens = tokens[order]
         self.one_by_one = self.tokens.data
-        """The same, for look-ups of a single one: quicker than by NumPy."""
+        """The same tokens, for lookups of a single token: faster than NumPy."""
         self.batches: NDArray[np.int32] = numbers[order]
         self.rows: NDArray[np.int32] = rows[order]
 
@@ -51,8 +51,8 @@ class TokenIndex:
 class Filter:
     """Says that a token is in no memtable, faster than a search in each of them.
 
-    It only ever learns, when somebody first looks for a row: so views of different times share it,
-    and one that knows too much is merely less use.
+    Memtables are added at their first lookup and never removed. So views of different times share
+    the filter; tokens of newer memtables only cause needless searches.
     """
 
     __slots__ = ("_learned", "_learning", "_marks", "_rows", "probe")
@@ -63,7 +63,7 @@ class Filter:
         self._rows = 0
         self._marks = np.zeros(1, np.uint8)
         self.probe: tuple[int, Callable[[int], int]] = (0, _no)
-        """Look up a token's lowest bits: 0 says that it is in no memtable."""
+        """Lookup of a token's lowest bits: 0 means that the token is in no memtable."""
 
     def learn(self, memtables: Iterable["Memtable"]) -> None:
         with self._learning:
@@ -115,20 +115,20 @@ class Memtable:
         self.length = sum(map(len, batches))
         self.bytes = sum(batch.bytes for batch in batches)
         self.filter: Filter | None = None
-        """The one that knows its tokens."""
+        """The filter that contains this memtable's tokens."""
         self._index: TokenIndex | None = None
         self._sorted: Batch | None = None
-        """All of them as one, once somebody reads ranges: piece after piece of many small batches
-        would take far longer."""
+        """All rows as one sorted batch, made at the first read of a range: reading many small
+        batches piece by piece takes far longer."""
 
     @classmethod
     def at(cls, batch: Batch, position: Position) -> "Memtable":
-        """Rows of one log entry."""
+        """A memtable of the rows of one log entry."""
         return cls((batch.at(position),), position, position)
 
     @classmethod
     def of(cls, batch: Batch) -> "Memtable":
-        """Rows that have versions already."""
+        """A memtable of rows that already have versions."""
         assert batch.versions is not None
         return cls((batch,), int(batch.versions.min()), int(batch.versions.max()))
 
@@ -166,7 +166,7 @@ class Memtable:
         return [Span(int(tokens[start]), int(tokens[stop - 1]), size)]
 
     def within(self, token_range: TokenRange) -> list[Batch]:
-        """Rows of a range; those that matter, in the order of tokens."""
+        """The rows of a range, sorted by token."""
         if len(self.batches) == 1:
             index = self.index
             start, stop = span(index.tokens, token_range)
@@ -183,13 +183,13 @@ Memtables: TypeAlias = tuple[Memtable, ...]
 
 
 def span(tokens: Tokens, token_range: TokenRange) -> tuple[int, int]:
-    """Where a range begins and ends among sorted tokens."""
+    """The first and last index of a range among sorted tokens."""
     start = int(tokens.searchsorted(token_range.start))
     return start, int(tokens.searchsorted(token_range.end - 1, side="right"))
 
 
 def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
-    """Where one token begins and ends among sorted ones: next to each other if it is not there."""
+    """The first and last index of one token among sorted tokens; equal if it is missing."""
     start = end = int(tokens.searchsorted(token))
     count = len(tokens)
     while end < count and tokens.item(end) == token:

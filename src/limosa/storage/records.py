@@ -1,7 +1,7 @@
 """How is a change of a volume encoded in the log, and decoded?
 
-A record is the head of a log frame: what the core asked for, with rows left out; those are the
-frame's bodies, as Arrow messages that can be used where they lie in the file.
+A record is the head of a log frame: the change that the core asked for, without its rows. The rows
+are the frame's bodies, as Arrow messages that can be used in place.
 """
 
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class LogBegun(LogRecord, array_like=True, tag=4, frozen=True):
 class Appended(LogRecord, array_like=True, tag=5, frozen=True):
     entries: tuple[LoggedEntry, ...]
     committed: Position = 0
-    """Up to where the log was committed before; it often goes with the next entry."""
+    """The watermark before this entry: it is often logged together with the next entry."""
 
 
 class Truncated(LogRecord, array_like=True, tag=6, frozen=True):
@@ -77,13 +77,13 @@ class SliceApplied(LogRecord, array_like=True, tag=9, frozen=True):
 
 
 class CarriedEntries(LogRecord, array_like=True, tag=10, frozen=True):
-    """Entries of the log that are still needed, out of a file that is not."""
+    """Entries that are still needed, moved out of a log file that is to be removed."""
 
     entries: tuple[LoggedEntry, ...]
 
 
 class SchemaDefined(Struct, array_like=True, tag=11, frozen=True):
-    """What bodies that name this schema are made of; repeated in each file that needs it."""
+    """The definition of a schema that bodies refer to; repeated in each log file that needs it."""
 
     schema: int
     table: bytes
@@ -145,7 +145,7 @@ def to_record(change: VolumeEffect, bodies: Bodies, committed: Position = 0) -> 
 
 
 class RecordReader:
-    """Turns records back into what the core asked for."""
+    """Turns records back into the core's effects."""
 
     def __init__(self, tables: dict[int, Table]) -> None:
         self._tables = tables

@@ -1,7 +1,7 @@
 """What does a volume hold when a process starts on it?
 
-Manifests say what is at rest, and the log what came after. Damage is found here or when a block is
-first touched, and is refused: a damaged replica alone, a damaged log with all of its volume.
+Manifests list the segments, and the log has the changes since then. Damage is detected here or when
+a block is first read. A damaged replica is refused alone; a damaged log with its whole volume.
 """
 
 from msgspec import Struct
@@ -52,7 +52,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Recovery:
-    """Reads a volume; afterwards its fields say what is there."""
+    """Reads a volume; the fields hold what it found."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -80,13 +80,13 @@ class Recovery:
             return VolumeManifest(1, 0, ())
 
     def _is_untouched(self) -> bool:
-        """Nothing was ever durable here: at most the first log file, and it is empty."""
+        """Nothing was ever durable here: there is at most an empty first log file."""
         logs = self._files.names(f"{self._directory}/log")
         if logs not in ([], [file_name(1)]) or self._files.names(f"{self._directory}/replicas"):
             return False
         return not logs or self._files.read(f"{self._directory}/log/{logs[0]}").size <= HEADER_BYTES
 
-    # --- what is at rest
+    # --- manifests and segments
 
     def _load(self, name: str) -> None:
         path = f"{self._directory}/replicas/{name}"
@@ -103,12 +103,12 @@ class Recovery:
         except LimosaError as error:
             self.refused[name] = Refusal(name, str(error))
             return
-        # A killed process may have put it there without a sync, and the log will be shortened.
+        # A killed process may have renamed it without a sync, and the log will be shortened.
         self._files.sync_directory(path)
         replica = StoredReplica.from_manifest(manifest, tables)
         self.replicas[manifest.partition, manifest.incarnation] = replica
 
-    # --- what came after
+    # --- the log
 
     def _replay(self) -> None:
         directory, last = f"{self._directory}/log", self.volume.last_log
@@ -124,12 +124,13 @@ class Recovery:
             self._replay_frame(frame)
         for key in sorted(self._strangers):
             path = f"{self._directory}/{VOLUME}"
-            raise damaged(path, f"the log has changes of {directory_of(*key)}, which it lacks")
+            raise damaged(path, f"the log has changes of {directory_of(*key)}, which is missing")
         for replica in self.replicas.values():
             if replica.flushed_sequence > self.sequence:
                 raise damaged(
                     f"{directory}/{file_name(last)}",
-                    f"it ends with frame {self.sequence}, {replica.flushed_sequence} was durable",
+                    f"it ends with frame {self.sequence}, but frame {replica.flushed_sequence} "
+                    "was durable",
                 )
 
     def _replay_frame(self, frame: Frame) -> None:

@@ -1,8 +1,8 @@
 """What does a volume hold of one replica? Its log, and its committed rows.
 
-`apply` carries out what the core asks for, in memory; the volume has written it to its log before.
-The same function replays the log after a crash, so there is one account of what a change means.
-Entries above the watermark are in the log only: they can still be cut off.
+`apply` carries out a change in memory, after the volume has appended it to its log. The same
+function replays the log after a crash, so a change has one meaning. Entries above the watermark
+are only in the log: they can still be truncated.
 """
 
 from bisect import bisect_right
@@ -40,8 +40,8 @@ NO_FILE = 2**62
 
 
 class Logged:
-    """An entry of the log, and the frame that it is in. Once its rows are in a segment, they are
-    read from there when somebody wants them."""
+    """An entry of the log, and the place of its frame. Once its rows are in a segment, they are
+    dropped from memory, and read from the frame when needed."""
 
     __slots__ = ("entry", "memtables", "place", "rowless", "size")
 
@@ -53,7 +53,7 @@ class Logged:
         self.memtables: tuple[Memtable, ...] | None = None
 
     def as_memtables(self) -> tuple[Memtable, ...]:
-        """Its rows with their version, ready for look-ups."""
+        """Its rows with their version, ready for lookups."""
         if self.memtables is None:
             rows = self.entry.rows
             batches = rows.batches if isinstance(rows, Bundle) else ()
@@ -69,7 +69,7 @@ class Logged:
 
 
 class StoredReplica:
-    """One replica, in memory; its rows at rest are behind `view`."""
+    """One replica in memory; `view` leads to its segments."""
 
     def __init__(self, partition: PartitionId, incarnation: Incarnation, volume: str) -> None:
         self.partition = partition
@@ -83,14 +83,14 @@ class StoredReplica:
         self.producers = Producers()
         self.view = View()
         self.beginnings = self.beginnings_at_rest = 0
-        """How often it was emptied: what was being written for an earlier one is of no use."""
+        """How often the replica was emptied: files written for an earlier life are obsolete."""
         self.manifest: Manifest | None = None
         self.considered: dict[str, tuple[tuple[Ranged, ...], Position]] = {}
-        """Tables with segments that there is nothing to do about."""
+        """Segments of each table for which no compaction job was found."""
         self.flushed_sequence = 0
         self.last_sequence = 0
         self._oldest_run = NO_FILE
-        """The first file of the log with rows that are committed, but in no segment yet."""
+        """The first log file with committed rows that are in no segment yet."""
         self._oldest_frozen = NO_FILE
 
     @property
@@ -99,24 +99,24 @@ class StoredReplica:
 
     @property
     def is_dirty(self) -> bool:
-        """Something of it is in the log only."""
+        """Some changes are only in the log."""
         is_watermark_newer = self.manifest is not None and self.manifest.watermark < self.watermark
         return self.last_sequence > self.flushed_sequence or is_watermark_newer
 
     def is_dirty_before(self, sequence: int) -> bool:
-        """Some of that may be in the log up to there."""
+        """Some of these changes may be in the log up to this sequence."""
         return self.is_dirty and self.flushed_sequence < sequence
 
     def has_entries_in(self, file: int) -> bool:
         return any(logged.place.file == file for logged in self.log)
 
     def has_rows_in(self, file: int) -> bool:
-        """Rows that are committed and in no segment yet, though their entries may be trimmed: a
-        flush left them out, as they were not committed then."""
+        """The file has committed rows that are in no segment yet, though their entries may be
+        trimmed: they were not committed at the time of the last flush."""
         return min(self._oldest_run, self._oldest_frozen) <= file
 
     def log_weight(self, of_frame: int) -> int:
-        """Of the volume's log, what its own log needs; each frame weighs so much more."""
+        """Bytes of the volume's log that this replica's entries need; each frame weighs extra."""
         return sum(place.size + of_frame for place in {logged.place for logged in self.log})
 
     @property
@@ -153,7 +153,7 @@ class StoredReplica:
                 raise AssertionError(change)
 
     def recall(self, change: VolumeEffect, place: Place) -> None:
-        """What the manifest knows already: only the log's own entries are still missing."""
+        """Replay a change that the manifest includes: only entries of the log are restored."""
         match change:
             case AppendEntries(entries=entries):
                 for entry in entries:
@@ -168,17 +168,17 @@ class StoredReplica:
         self.positions.clear()
 
     def forget_trimmed(self) -> None:
-        """The log's files may still have entries that were let go of."""
+        """Drop entries that were trimmed but are still in the log's files."""
         self._trim(self.first)
 
     def move(self, file: int, place: Place) -> None:
-        """What is still there of a file's entries was written again, and is to be found there."""
+        """Entries of a file were appended again: point them to their new place."""
         for logged in self.log:
             if logged.place.file == file:
                 logged.place = place
 
     def carry(self, entries: Iterable[Entry], place: Place) -> None:
-        """Entries that were written again, because their file of the log goes."""
+        """Restore entries that were appended again, because their log file was to be removed."""
         for entry in entries:
             at = bisect_right(self.positions, entry.at)
             if at and self.positions[at - 1] == entry.at:
@@ -235,7 +235,7 @@ class StoredReplica:
     # --- reading
 
     def everything(self) -> View:
-        """Committed or not: all that is in the log. It may still be cut off."""
+        """A view of all rows in the log, committed or not; the latter may still be truncated."""
         tables = dict(self.view.tables)
         for logged in self.tail(self.watermark):
             for memtable in logged.as_memtables():
@@ -243,7 +243,7 @@ class StoredReplica:
         return structs.replace(self.view, tables=tables)
 
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
-        """The version that a compare-and-set compares with: also of rows not committed yet."""
+        """The version that a compare-and-set compares with, including uncommitted rows."""
         token = table.token_of(key)
         comparable = table.comparable_key(key)
         start = bisect_right(self.positions, self.watermark)
@@ -257,11 +257,11 @@ class StoredReplica:
         return 0 if found is None else found.version
 
     def tail(self, after: Position) -> list[Logged]:
-        """Entries behind a position."""
+        """Entries after a position."""
         return self.log[bisect_right(self.positions, after) :]
 
     def behind(self, after: Position) -> Iterator[Logged]:
-        """The same, one by one: of a long log perhaps only a few are wanted."""
+        """The same, lazily: the caller may need only a few entries of a long log."""
         return islice(self.log, bisect_right(self.positions, after), None)
 
     def restored(self, node: NodeId) -> HeldReplica:
@@ -276,10 +276,10 @@ class StoredReplica:
             self.producers.value(FOREVER),
         )
 
-    # --- what is at rest
+    # --- segments and manifest
 
     def freeze(self, sequence: int) -> Manifest:
-        """Set rows aside that are to become segments; what the manifest says, but for those."""
+        """Set committed rows aside for new segments; return the manifest without them."""
         tables = {
             name: structs.replace(view, memtables=(), frozen=(*view.frozen, *view.memtables))
             for name, view in self.view.tables.items()
@@ -290,7 +290,7 @@ class StoredReplica:
         return self.describe(sequence)
 
     def thaw(self, manifest: Manifest, made: Mapping[str, Sequence[Ranged]]) -> None:
-        """What was set aside is in segments now, and the manifest says so."""
+        """The rows that were set aside are in segments now, and the manifest names these."""
         tables = {
             name: structs.replace(
                 view,
@@ -316,7 +316,7 @@ class StoredReplica:
         self.view = structs.replace(self.view, tables={**self.view.tables, table: view})
 
     def describe(self, sequence: int) -> Manifest:
-        """All that is known now, with the segments that are there now."""
+        """The manifest of the current state and segments."""
         view = self.view
         return Manifest(
             self.partition,
@@ -366,7 +366,7 @@ def _add(tables: dict[str, TableView], memtable: Memtable) -> None:
 
 
 def check_change(change: VolumeEffect, replica: StoredReplica) -> None:
-    """Before it is in the log: what is there is carried out at each start."""
+    """Check a change before it is logged: a logged change is replayed at each start."""
     match change:
         case AppendEntries(entries=entries):
             for entry in entries:

@@ -1,12 +1,12 @@
 """How are rows stored? In immutable files of Arrow blocks, each with a checksum.
 
-    front     64 bytes that never differ
+    front     64 constant bytes
     blocks    Arrow record batches, padded to 64 bytes; tables sorted by token, streams by offset
     index     the table, and for each block where it is, what it holds, and its checksum
     trailer   where the index is, and its checksum
 
-A file is never changed; it may have several names (hard links). A block is checked when it is first
-touched, so opening is quick, and nothing that is damaged is ever returned as data.
+A file never changes; it may have several names (hard links). A block's checksum is verified when
+the block is first read, so opening is fast, and damaged data is never returned.
 """
 
 import struct
@@ -59,7 +59,7 @@ class SegmentIndex(Struct, array_like=True, frozen=True):
 
 
 class WrittenSegment(Struct, frozen=True):
-    """A new segment file, durable but for its name."""
+    """A new segment file; its bytes are durable, its name is not yet."""
 
     rows: int
     bytes: int
@@ -68,14 +68,14 @@ class WrittenSegment(Struct, frozen=True):
 
 
 SYNC_BYTES = 4 << 20
-"""A file system may make a sync of the log wait for whatever else was written and is not on the
-disk yet; so that is never much."""
+"""Sync after this many bytes: on some file systems, a sync of the log waits for all other data that
+was written and is not on disk yet."""
 
 
 def write_segment(
     files: Files, path: str, table: Table, batches: Iterable[Batch]
 ) -> WrittenSegment | None:
-    """Write batches that follow each other in order; None and no file, if there are no rows."""
+    """Write sorted batches to a new segment; without rows, write no file and return None."""
     file = None
     blocks: list[Block] = []
     at = synced = len(_FRONT)
@@ -137,7 +137,7 @@ def _encode(table: Table, batch: Batch, at: int) -> tuple[Block, pa.Buffer]:
     ]
     body = pa.RecordBatch.from_arrays(arrays, schema=stored_schema(table)).serialize()
     size = padded(len(body))
-    # The padding is bytes like others: a flipped one must not go unseen.
+    # The checksum includes the padding, so that a flipped bit there is detected, too.
     checksum = xxh3_64_intdigest(body) if size == len(body) else _padded_checksum(body, size)
     return (
         Block(
@@ -192,17 +192,17 @@ class Segment:
     def _read_index(self) -> SegmentIndex:
         content, trailer = self._content, _TRAILER.size
         if content.size < len(_FRONT) + trailer:
-            raise damaged(self.path, f"{content.size} bytes are no segment")
+            raise damaged(self.path, f"{content.size} bytes are too few for a segment")
         at, size, checksum, magic = _TRAILER.unpack(
             content.slice(content.size - trailer).to_pybytes()
         )
         if magic != _TRAILER_MAGIC or at + size + trailer != content.size:
-            raise damaged(self.path, "the trailer is not one: the file was cut or changed")
+            raise damaged(self.path, "the trailer is invalid: the file was truncated or changed")
         encoded = content.slice(at, size)
         if xxh3_64_intdigest(encoded) != checksum:
-            raise damaged(self.path, "the index does not have its checksum")
+            raise damaged(self.path, "the index has a wrong checksum")
         if content.slice(0, len(_FRONT)).to_pybytes() != _FRONT:
-            raise damaged(self.path, "this is no segment, or of another version")
+            raise damaged(self.path, "it is not a segment, or of another version")
         return msgspec.msgpack.decode(encoded, type=SegmentIndex)
 
     def __len__(self) -> int:
@@ -234,18 +234,18 @@ class Segment:
         block = self.index.blocks[number]
         content = self._content.slice(block.at, block.size)
         if xxh3_64_intdigest(content) != block.checksum:
-            raise damaged(self.path, f"the block at byte {block.at} does not have its checksum")
+            raise damaged(self.path, f"the block at byte {block.at} has a wrong checksum")
         return content
 
     # --- sorted by token
 
     def _touching(self, token_range: TokenRange) -> range:
-        """The blocks that may have rows of a range."""
+        """The blocks that may hold rows of a range."""
         first = bisect_left(self._last_tokens, token_range.start)
         return range(first, bisect_left(self._first_tokens, token_range.end))
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
-        """Rows with this token: hardly ever more than one."""
+        """The rows with this token: rarely more than one."""
         number = bisect_left(self._last_tokens, token)
         if number == len(self._last_tokens):
             return NOTHING
@@ -254,14 +254,14 @@ class Segment:
             block = self.block(number)
         tokens = block.tokens
         row = int(tokens.searchsorted(token))
-        if tokens.item(row) != token:  # the block's last token is not lower: there is such a row
+        if tokens.item(row) != token:  # `row` exists: the block's last token is not lower
             return NOTHING
         if row + 1 < len(tokens) and tokens.item(row + 1) != token:
             return [(block, row)]
         return self._find_all(number, token)
 
     def _find_all(self, number: int, token: int) -> list[tuple[Batch, int]]:
-        """From a block on: several keys may have the token, on both sides of a block's end."""
+        """From a block on: keys with the same token may be in neighbouring blocks."""
         found = []
         while number < len(self._blocks):
             block = self.block(number)
@@ -291,12 +291,12 @@ class Segment:
         return found
 
     def check_again(self, token_range: TokenRange) -> None:
-        """Read the bytes of a range again: they may have changed since they were looked at."""
+        """Verify the checksums of a range again: bytes may have changed since the first read."""
         for number in self._touching(token_range):
             self._content_of(number)
 
     def about(self, token_range: TokenRange) -> int:
-        """How many rows lie in a range: exact for whole blocks, and nothing is read for it."""
+        """Estimate the rows in a range without reading: exact for whole blocks."""
         rows = 0
         for number in self._touching(token_range):
             block = self.index.blocks[number]
@@ -308,7 +308,7 @@ class Segment:
     # --- sorted by offset
 
     def from_row(self, row: int) -> Iterator[Batch]:
-        """Everything from the so-manieth row on, as it was written."""
+        """All rows from this row number on, in the order in which they were written."""
         number = bisect_right(self._first_rows, row) - 1
         for at in range(number, len(self._blocks)):
             block = self.block(at)
@@ -316,7 +316,7 @@ class Segment:
             yield block.slice(skip, len(block)) if skip else block
 
     def verify(self) -> None:
-        """Read every byte again."""
+        """Read every byte again and verify all checksums."""
         self._read_index()
         for number in range(len(self._blocks)):
             self._check(number)

@@ -1,7 +1,7 @@
 """How are segments and manifests written to a disk, and deleted?
 
-A file is nothing until a manifest names it. What no manifest names is removed: after the step that
-made it useless, or when the next process starts.
+A file counts only if a manifest names it. Files that no manifest names are removed: after the step
+that made them obsolete, or at the next start.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,13 +28,13 @@ from limosa.tabular.schema import Table
 
 
 class Shelf:
-    """The replicas' directories of one volume. One user at a time."""
+    """The replicas' directories of one volume. Used by one thread at a time."""
 
     def __init__(self, volume: Volume) -> None:
         self.volume = volume
         self.files = volume.files
         self._started = volume.log.number
-        """Of the log file that this process began with: no other one ever did."""
+        """The log file that this process started with; no other process started with it."""
         self._files_named = 0
         self._trashed = 0
         self._making: list[str] = []
@@ -43,7 +43,7 @@ class Shelf:
     def path(self, replica: StoredReplica) -> str:
         return f"{self.volume.directory}/replicas/{directory(replica)}"
 
-    # ------------------------------------------------------------ onto it
+    # ------------------------------------------------------------ writing
 
     def write(
         self,
@@ -63,7 +63,7 @@ class Shelf:
         return Ranged(name, level, token_range, offset, Segment(self.files, path))
 
     def _new_name(self, replica: StoredReplica, why: str) -> str:
-        """Never used before, here or elsewhere: segments keep their names when they are linked."""
+        """A name that was never used, here or elsewhere: linked segments keep their names."""
         home = f"{self.volume.name}/{directory(replica)}"
         self._files_named += 1
         number = f"{self._started:08}-{self._files_named:08}"
@@ -71,7 +71,7 @@ class Shelf:
 
     @contextmanager
     def given_up_files(self, replica: StoredReplica) -> Iterator[None]:
-        """Files that no manifest names yet; if they are given up, they take no room."""
+        """Remove new files again if the step fails before a manifest names them."""
         self._making = []
         try:
             yield
@@ -83,7 +83,7 @@ class Shelf:
             raise
 
     def _named_on_disk(self, replica: StoredReplica) -> set[str]:
-        """A manifest may have got there, though what came after it failed."""
+        """A manifest may be on the disk, though a later part of the step failed."""
         try:
             manifest = read_manifest(self.files, self.path(replica))
         except (OSError, UnusableFile):
@@ -95,10 +95,10 @@ class Shelf:
         if self.volume.holds(replica):
             self.volume.catalogue.add_replica(directory(replica))
 
-    # ------------------------------------------------------------ off it
+    # ------------------------------------------------------------ removing
 
     def _tidy(self) -> None:
-        """Remove what a crash left; damaged replicas stay as they are, for study."""
+        """Remove what a crash left behind; damaged replicas are kept for analysis."""
         volume = self.volume
         resting = [each for each in volume.replicas.values() if each.manifest is not None]
         named = {directory(replica) for replica in resting} | set(volume.refused)
@@ -117,7 +117,7 @@ class Shelf:
             self.drop_directories()
 
     def remove_unnamed(self, replica: StoredReplica) -> None:
-        """Readers that still look at a file keep it until they are done."""
+        """Remove files that no manifest names; readers keep the files that they have open."""
         manifest = replica.manifest
         named = {MANIFEST}
         if manifest is not None:
@@ -129,7 +129,7 @@ class Shelf:
                 self.files.remove(f"{path}/{name}")
 
     def drop_directories(self) -> None:
-        """Discarded replicas: first the log says so durably, then VOLUME, then their files go."""
+        """Remove discarded replicas: durably from the log first, then from VOLUME, then files."""
         volume = self.volume
         with volume.lock:
             names, volume.dropped = volume.dropped, []

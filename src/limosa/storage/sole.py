@@ -1,7 +1,7 @@
 """How does one process use a replica that it shares with nobody?
 
-The owner's part of the protocol without any peers: positions in order, compare-and-set, retries
-that change nothing, and commits as soon as the disk has the rows. For tests, benchmarks and tools.
+This is the owner's part of the protocol without followers: ordered positions, compare-and-set,
+harmless retries, and commits as soon as the rows are on disk. For tests, benchmarks and tools.
 """
 
 import threading
@@ -25,7 +25,7 @@ from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 
 ENTRIES_KEPT = 64
-"""Nobody needs to catch up, but a log that is never trimmed is never shortened."""
+"""No follower needs to catch up, but a log that is never trimmed only grows."""
 
 
 class SoleOwner:
@@ -55,7 +55,7 @@ class SoleOwner:
             self._kept.extend(at for at, _ in before.log)
         store.write(StoreEpoch(*self._key, 0, self._epoch))
         store.sync()
-        # Alone, it is the whole write set: all that its log holds is committed.
+        # This replica is the whole write set: everything in its log is committed.
         self._commit(self._last)
 
     @property
@@ -65,14 +65,14 @@ class SoleOwner:
     def upsert(
         self, rows: Batch, producer: str = "", sequence: int = 0, floor: int = 0
     ) -> Position:
-        """Durable and committed when it returns; the rows' version."""
+        """Write rows, durable and committed on return; returns their version."""
         return self.commit(self.append(Bundle([rows]), producer, sequence, floor))
 
     def delete(self, keys: Batch) -> Position:
         return self.upsert(keys)
 
     def put_if(self, rows: Batch, expected: Position) -> tuple[bool, Position]:
-        """Write one row if its version is still this one (0: none); its version now, or then."""
+        """Write one row if its version is `expected` (0: no row); returns success and version."""
         with self._ordering:
             found = self._store.newest(*self._key, rows.table, rows.key(0))
             if found != expected:
@@ -88,7 +88,7 @@ class SoleOwner:
         floor: int = 0,
         token_range: TokenRange | None = None,
     ) -> Position:
-        """Ordered, but not durable yet; a part that was applied before is not applied again."""
+        """Order rows without making them durable; a retry of an applied part changes nothing."""
         with self._ordering:
             if producer and rows is not None:
                 if self.producers.is_past(producer, sequence):
@@ -102,7 +102,7 @@ class SoleOwner:
             )
 
     def collect(self, up_to: Position) -> Position:
-        """Let go of tombstones; the caller knows that no older row can come back."""
+        """Collect tombstones; the caller ensures that no older row can come back."""
         with self._ordering:
             at = self._append(Entry(self._next(), self._last, None, collects=up_to))
         return self.commit(at)

@@ -1,7 +1,7 @@
 """Where does a node keep its replicas? On its volumes; each is a disk with a log of its own.
 
-A disk that is damaged takes its own replicas with it and no others. Tickets count for the whole
-node: durable up to a ticket means on every volume.
+A damaged disk affects only its own replicas. Tickets count for the whole node: durable up to a
+ticket means durable on every volume.
 """
 
 import threading
@@ -29,14 +29,14 @@ from limosa.tabular.schema import Table
 ReplicaKey: TypeAlias = tuple[PartitionId, Incarnation]
 IDLE_SECONDS = 0.05
 TROUBLE_SECONDS = 1.0
-"""Before something that failed is tried again."""
+"""Delay before a failed step is retried."""
 WAIT_SECONDS = 5.0
 BEHIND = 4
-"""So many times the memory that rows should take, and writers wait."""
+"""Writers wait when rows take this many times the memory that they should."""
 
 
 class TendedVolume(Struct, frozen=True):
-    """A volume and who looks after it."""
+    """A volume and its maintenance."""
 
     volume: Volume
     maintenance: Maintenance
@@ -81,7 +81,7 @@ class Store:
 
     @property
     def volumes(self) -> tuple[str, ...]:
-        """Those that are in use; the others are among `refused`."""
+        """The volumes in use; the others are in `refused`."""
         return tuple(self._disks)
 
     @property
@@ -102,20 +102,21 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Stop maintenance, make everything durable, let go of the directories."""
+        """Stop maintenance, make everything durable, and unlock the directories."""
         worker = self._worker
         if worker is not None:
             worker.stop()
-        with ExitStack() as closing:  # each of them, even if one can't be made durable
+        with ExitStack() as closing:  # close every volume, even if one fails
             for disk in self._disks.values():
                 closing.callback(disk.maintenance.close)
 
     # ------------------------------------------------------------ changing
 
     def write(self, change: VolumeEffect) -> None:
-        """Visible at once, durable after a sync. One caller at a time, in the order of tickets.
+        """Apply a change: visible at once, durable after a sync.
 
-        Waits only if maintenance is so far behind that memory would run out.
+        One caller at a time, in the order of tickets. Waits only if maintenance is so far behind
+        that memory would run out.
         """
         key = (change.partition, change.incarnation)
         if isinstance(change, CreateReplica):
@@ -130,24 +131,24 @@ class Store:
                 self._worker.wait_for_room(disk, self._limit)
             disk.volume.write(change)
         else:
-            # Said to be durable with the next sync, it would be nowhere.
+            # Otherwise the next sync would report a change as durable that was never stored.
             raise BadInput(f"replica {key[1]} of {key[0]} is not here", "create it first")
         self._ticket = max(self._ticket, change.ticket)
 
     def is_behind(self, share: float = 0.5) -> bool:
-        """More rows wait in memory than this share of what may; soon `write` will have to wait."""
+        """Rows in memory exceed this share of the limit; soon `write` will have to wait."""
         limit = int(share * self._limit)
         return any(disk.volume.grown > limit for disk in self._disks.values())
 
     def wait_for_room(self, share: float = 0.5) -> None:
-        """For those who are about to write, and can wait."""
+        """Wait until rows in memory take less than this share of the limit."""
         limit = int(share * self._limit)
         for disk in self._disks.values():
             if self._worker is not None and disk.volume.grown > limit:
                 self._worker.wait_for_room(disk, limit)
 
     def _discard(self, key: ReplicaKey, ticket: int) -> None:
-        """Wherever it is: on its volume, or refused on another one."""
+        """Discard a replica on its volume, and where another volume refused it."""
         for disk in self._disks.values():
             disk.volume.write(DiscardReplica(*key, ticket))
         self._homes.pop(key, None)
@@ -166,8 +167,8 @@ class Store:
         disk = self._disks.get(name)
         if disk is None:
             raise BadInput(
-                f"there is no volume {name!r} in use here",
-                f"name one of: {', '.join(sorted(self._disks)) or 'none'}",
+                f"there is no volume {name!r} in use on this node",
+                f"use one of: {', '.join(sorted(self._disks)) or 'none'}",
             )
         return disk
 
@@ -180,7 +181,7 @@ class Store:
     def view(
         self, partition: PartitionId, incarnation: Incarnation, committed: bool = True
     ) -> View:
-        """What is committed now, or all that is there; it stays so for as long as it is kept."""
+        """A snapshot of the committed rows, or of all rows."""
         disk, replica = self._replica((partition, incarnation))
         if committed:
             return replica.view
@@ -190,7 +191,7 @@ class Store:
     def newest(
         self, partition: PartitionId, incarnation: Incarnation, table: Table, key: tuple[Any, ...]
     ) -> Position:
-        """The version that a compare-and-set compares with; 0: there is no such row."""
+        """The version that a compare-and-set compares with; 0: there is no row."""
         disk, replica = self._replica((partition, incarnation))
         with disk.volume.lock:
             return replica.newest(table, key)
@@ -202,7 +203,7 @@ class Store:
         after: Position,
         bytes_max: int = EVERYTHING,
     ) -> list[Entry]:
-        """A replica's log behind a position: one entry at least, then so many bytes.
+        """Entries of a replica's log after a position: at least one, then up to `bytes_max`.
 
         Raises `BadInput` if the log no longer has these entries.
         """
@@ -210,7 +211,7 @@ class Store:
         return disk.volume.tail(replica, after, bytes_max)
 
     def sizes(self) -> dict[ReplicaKey, Size]:
-        """What each replica takes, about."""
+        """The approximate size of each replica."""
         return {
             key: replica.view.size
             for disk in self._disks.values()
@@ -233,33 +234,32 @@ class Store:
     # ------------------------------------------------------------ maintenance
 
     def merge_later(self, is_copied: Callable[[PartitionId], bool]) -> None:
-        """Partitions of which rows are carried and compared are not merged meanwhile, as far as
-        that can wait."""
+        """Postpone merges of partitions that are being copied and compared, within limits."""
         for disk in self._disks.values():
             disk.maintenance.is_copied = is_copied
 
     def start_maintenance(self) -> None:
-        """Let a thread of its own flush and merge from now on."""
+        """Start a background thread that flushes and merges."""
         if self._worker is None:
             self._worker = _Worker(self, self._disks)
             self._worker.start()
 
     def maintain(self) -> bool:
-        """One step on one volume; False: there is nothing to do."""
+        """Do one step on one volume; False: there is nothing to do."""
         return any(disk.maintenance.step() for disk in self._disks.values())
 
     @property
     def troubles(self) -> list[str]:
-        """Why maintenance does not get on, if it does not."""
+        """Why maintenance fails, if it does."""
         return [why for disk in self._disks.values() for why in disk.maintenance.troubles]
 
     def flush(self, partition: PartitionId, incarnation: Incarnation) -> None:
-        """Everything that is committed now rests in segments afterwards."""
+        """Write all rows that are committed now to segments."""
         disk, replica = self._replica((partition, incarnation))
         disk.maintenance.flush(replica)
 
     def verify(self, partition: PartitionId, incarnation: Incarnation) -> None:
-        """Read every byte that rests in segments again; damage raises `UnusableFile`."""
+        """Read every byte of the replica's segments again; damage raises `UnusableFile`."""
         for table in self.view(partition, incarnation).tables.values():
             for ranged in table.segments:
                 ranged.segment.verify()
@@ -274,8 +274,8 @@ class Store:
     ) -> None:
         """Give a replica the committed rows of another one, or those of a range, by linking files.
 
-        A split, a merge and a copy to another volume are this. Rows count by their version, so what
-        the target has already stays right, and adopting twice changes nothing.
+        This serves splits, merges and copies to another volume. The highest version of a row
+        counts, so the target's own rows stay right, and adopting twice changes nothing.
         """
         disk, given = self._replica(target)
         origin, giver = self._replica(source)
@@ -290,28 +290,28 @@ class Store:
         collected: Position = 0,
         least: int = 0,
     ) -> Bundle:
-        """Give a replica copied rows of a range, past the log; they are durable afterwards.
+        """Give a replica copied rows of a range, without the log; they are durable on return.
 
-        Nothing is given whose digest is another one once it lies there, or if tombstones were
-        collected behind `collected`: they may be gone that hide some of it. Rows that would make a
-        file of less than so many bytes are given back.
+        Refused if the digest of the written rows differs, or if tombstones after `collected` were
+        collected: dropped tombstones may have hidden some of the rows. Rows whose segment would be
+        smaller than `least` bytes are returned instead.
         """
         disk, replica = self._replica(target)
         return disk.maintenance.shelve(replica, rows, token_range, digest, collected, least)
 
     def can_link(self, source: ReplicaKey, target: ReplicaKey) -> bool:
-        """On one file system: elsewhere the bytes would be copied, which holds others up."""
+        """Are both on one file system? Otherwise bytes would be copied, which blocks others."""
         disks = [self._replica(key)[0] for key in (source, target)]
         return len({disk.volume.files.device(disk.volume.directory) for disk in disks}) == 1
 
     @property
     def _limit(self) -> int:
-        """Far more rows in memory than should be: writers had better wait."""
+        """How many bytes of rows may be in memory before writers wait."""
         return BEHIND * self._settings.memory_bytes
 
 
 class _Worker(threading.Thread):
-    """Looks after the volumes as long as the store is open."""
+    """Runs maintenance of all volumes as long as the store is open."""
 
     def __init__(self, store: Store, disks: Mapping[str, TendedVolume]) -> None:
         super().__init__(name="limosa-maintenance", daemon=True)
@@ -321,13 +321,13 @@ class _Worker(threading.Thread):
         self._progress = threading.Event()
 
     def wait_for_room(self, disk: TendedVolume, limit: int) -> None:
-        """Until enough was flushed; an error says why that can't be."""
+        """Wait until enough was flushed; raises an error if maintenance can't flush."""
         while disk.volume.measure() > limit and not self._stopping.is_set():
             disk.volume.check()
             self._progress.clear()
             trouble = disk.maintenance.trouble
             if not self._progress.wait(WAIT_SECONDS) and trouble is not None:
-                advice = "make room on the disk: nothing more fits into memory either"
+                advice = "free disk space: the memory for rows is full, too"
                 raise VolumeFailed(trouble, advice)
 
     def run(self) -> None:
@@ -339,12 +339,12 @@ class _Worker(threading.Thread):
                 self._stopping.wait(TROUBLE_SECONDS if self._store.troubles else IDLE_SECONDS)
 
     def _step(self, disk: TendedVolume) -> bool:
-        """A volume that has failed is left alone: whoever writes to it or syncs it is told."""
+        """Skip a volume that has failed: writes to it and syncs raise the error."""
         try:
             return disk.maintenance.step()
         except VolumeFailed:
             return False
-        except Exception as error:  # a mistake of ours must not stop the others
+        except Exception as error:  # a bug must not stop the other volumes
             disk.maintenance.trouble = f"{type(error).__name__}: {error}"
             return False
 

@@ -1,7 +1,7 @@
 """What does a reader see? A snapshot of a replica, for as long as the reader keeps it.
 
-A view is immutable, and so is all that it points to; writes and compaction make other views. Files
-that are removed meanwhile stay readable for those who have them open.
+A view is immutable, and so is everything that it refers to; writes and compaction make new views.
+Removed files stay readable for views that have them open.
 """
 
 from bisect import bisect_right
@@ -28,12 +28,12 @@ from limosa.tabular.schema import Table, comparable_column, newer
 
 SCAN_BYTES = 8 << 20
 READ_BYTES = 64 << 20
-"""About what a reader of records gets at once; a single record may be larger."""
+"""Approximate size of one read of records; a single record may be larger."""
 GATHER_BYTES = 1 << 30
-"""What a get of many may find: a column of 2 GB of text would be no Arrow array."""
+"""Limit for a get of many keys: an Arrow array can't hold 2 GB of text."""
 
 NEW, GOING, SETTLED = 0, 1, 2
-"""Levels of segments: they overlap, are on their way, or do not overlap."""
+"""Levels of segments: new ones may overlap, going ones are swept, settled ones do not overlap."""
 
 
 class Ranged:
@@ -71,8 +71,8 @@ class Ranged:
         return [] if both is None else self.segment.within(both)
 
     def digest(self, table: Table) -> int:
-        """Of all its rows, whether they count or not. Blocks remember theirs, but are read again as
-        far as it takes to see that they are the same."""
+        """The digest of all its rows, whether they count or not. Blocks cache their digests, but
+        their checksums are verified again."""
         self.segment.check_again(self.range)
         return sum(concat(table, [batch]).digest() for batch in self.within(WHOLE))
 
@@ -87,7 +87,7 @@ class Ranged:
 
     @property
     def end(self) -> int:
-        """Of a stream: the offset behind its last record."""
+        """The offset after the last record, if it is a stream's segment."""
         return self.offset + len(self.segment)
 
 
@@ -97,20 +97,20 @@ def overlap(some: TokenRange, other: TokenRange) -> TokenRange | None:
 
 
 class StoredRow(Struct, frozen=True):
-    """A row, where it lies."""
+    """A row, by its batch and index."""
 
     version: Position
     batch: Batch
     row: int
     present: Table
-    """The newest that the view knows: a column that it lacks is shown to nobody."""
+    """The newest definition that the view knows: columns that it lacks are not shown."""
 
     @property
     def is_deleted(self) -> bool:
         return self.batch.deleted is not None and bool(self.batch.deleted[self.row])
 
     def values(self, table: Table) -> dict[str, Any]:
-        """As Python's own; refused if one is a value that Python can't hold."""
+        """The values as Python objects; an error if Python can't represent one of them."""
         batch, stored = self.batch, self.batch.table
         if stored.version == table.version >= self.present.version:
             return read_row(stored.names, batch.readers, self.row)
@@ -125,7 +125,7 @@ class StoredRow(Struct, frozen=True):
 
 
 def shown(table: Table, present: Table, columns: pa.RecordBatch) -> pa.RecordBatch:
-    """Stored rows as a reader's; also of a column that only others know to be gone, nothing."""
+    """Stored rows with the reader's columns; columns that were dropped since are null."""
     return table.widen(newer(table, present).widen(columns))
 
 
@@ -133,9 +133,9 @@ Settled: TypeAlias = tuple[list[int], list[tuple[int, Segment]]]
 
 
 class SegmentOrder:
-    """Settled segments, by where they begin, and where each ends: at most one of them has a token.
+    """Settled segments by their first token, and where each ends: each token is in at most one.
 
-    Views of one table share it, as a write changes none of its segments.
+    Views of one table share it, because writes do not change segments.
     """
 
     __slots__ = ("_known",)
@@ -160,10 +160,10 @@ class TableView(Struct, frozen=True, dict=True):
     table: Table
     memtables: Memtables = ()
     frozen: Memtables = ()
-    """Memtables that are being made a segment."""
+    """Memtables that are being written to a segment."""
     segments: tuple[Ranged, ...] = ()
     next_offset: int = 0
-    """Of a stream: where the next record goes."""
+    """The offset of a stream's next record."""
     filter: Filter = field(default_factory=Filter)
     order: "SegmentOrder" = field(default_factory=lambda: SegmentOrder())
 
@@ -173,7 +173,7 @@ class TableView(Struct, frozen=True, dict=True):
 
     @cached_property
     def _in_memory(self) -> list[Memtable]:
-        """What was written last first: of equal versions, it counts."""
+        """The last written first: of rows with equal versions, the last written one counts."""
         return [*reversed(self.memtables), *reversed(self.frozen)]
 
     @cached_property
@@ -186,12 +186,12 @@ class TableView(Struct, frozen=True, dict=True):
         return self.order.of(self.segments)
 
     def find(self, key: Sequence[Any], token: int) -> StoredRow | None:
-        """The newest row of a comparable key, a tombstone too."""
+        """The newest row of a comparable key, which may be a tombstone."""
         spot = self.spot(key, token)
         return None if spot is None else StoredRow(spot[0].version_of(spot[1]), *spot, self.table)
 
     def spot(self, key: Sequence[Any], token: int) -> tuple[Batch, int] | None:
-        """Where that row is. Newer places come first, as a hit there rules out most others."""
+        """The place of that row. Newer sources come first, since a hit rules out most others."""
         best: tuple[Batch, int] | None = None
         highest = -1
         if self._in_memory:
@@ -208,20 +208,20 @@ class TableView(Struct, frozen=True, dict=True):
             end, segment = settled[at]
             if token < end and (best is None or segment.max_version > highest):
                 found = segment.find(token)
-                if best is None and len(found) == 1:  # nearly always
+                if best is None and len(found) == 1:  # almost always
                     return found[0] if has_key(*found[0], key) else None
                 best, highest = _newest_of(found, key, best, highest)
         return best
 
     @cached_property
     def _learned(self) -> Filter:
-        """Says if it is worth while to look at what is in memory."""
+        """The filter that tells whether a token may be in memory."""
         self.filter.learn(self._in_memory)
         return self.filter
 
     @property
     def rows(self) -> int:
-        """Rows that are stored; a key that was written twice may count twice."""
+        """The number of stored rows; a key that was written twice may count twice."""
         memory = sum(len(each) for each in (*self.memtables, *self.frozen))
         return memory + sum(ranged.rows for ranged in self.segments)
 
@@ -237,7 +237,7 @@ def _newest_of(
     best: tuple[Batch, int] | None,
     highest: Position,
 ) -> tuple[tuple[Batch, int] | None, Position]:
-    """The better of what was known and what one source has; of equal versions its later row."""
+    """The newer of the known row and a source's row; of equal versions, the source's last row."""
     lowest = highest + 1
     for spot in found:
         batch, row = spot
@@ -248,7 +248,7 @@ def _newest_of(
 
 
 def has_key(batch: Batch, row: int, key: Sequence[Any]) -> bool:
-    """Is it this row's key? It must be comparable."""
+    """Does the row have this comparable key?"""
     readers = batch.key_readers
     if len(readers) == 1:
         return bool(readers[0](row) == key[0])
@@ -256,24 +256,24 @@ def has_key(batch: Batch, row: int, key: Sequence[Any]) -> bool:
 
 
 class Size(Struct, frozen=True):
-    """What the balancer asks for."""
+    """The size of a replica, for the planner."""
 
     rows: int
     bytes: int
 
 
 class View(Struct, frozen=True):
-    """A replica at one moment: all rows that were committed by then, and no other."""
+    """A snapshot of a replica: all rows that were committed by then, and no others."""
 
     watermark: Position = 0
     collected: Position = 0
-    """Tombstones up to here are gone, wherever they still lie."""
+    """Tombstones up to this position count as dropped, even if they are still stored."""
     tables: Mapping[str, TableView] = {}
 
     # --- single rows
 
     def find(self, table: Table, key: Sequence[Any]) -> StoredRow | None:
-        """The row of a key; None: there is none, or it was deleted."""
+        """The row of a key; None: it does not exist, or was deleted."""
         view = self.tables.get(table.id)
         token = table.token_of(key)
         found = None if view is None else view.find(table.comparable_key(key), token)
@@ -293,7 +293,7 @@ class View(Struct, frozen=True):
         return StoredRow(batch.version_of(row), batch, row, view.table).values(table)
 
     def get_many(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Position]]:
-        """The rows of those keys that are there, in the order of the keys, and their versions."""
+        """The existing rows of these keys, in the order of the keys, and their versions."""
         found = [f for f in self._find_many(table, keys) if f is not None]
         if not found:
             return _empty(table), []
@@ -314,11 +314,11 @@ class View(Struct, frozen=True):
     def batches(
         self, table: Table, token_range: TokenRange = WHOLE, tombstones: bool = False
     ) -> Iterator[Batch]:
-        """The newest row of every key, in the order of tokens, in the table's present columns."""
+        """The newest row of every key, sorted by token, in the table's present columns."""
         view = self.tables.get(table.id)
         if view is None:
             return
-        # Also of a column that the reader knows to be gone, nothing is shown or counted.
+        # A column that the reader knows to be dropped is neither shown nor counted.
         present = newer(table, view.table)
         if table.kind == "stream":
             for batch in records(view, 0):
@@ -329,14 +329,14 @@ class View(Struct, frozen=True):
                 yield self._visible(concat(present, [batch]), tombstones)
 
     def copied(self, table: Table, token_range: TokenRange, up_to: Position) -> Iterator[Batch]:
-        """Rows of a range for another replica, tombstones too, without putting all in one order.
+        """Rows of a range for another replica, including tombstones, not sorted as a whole.
 
-        First what is settled, as it lies in its files, then the newest of all else; so a row may be
-        followed by a newer one of its key. What was written after `up_to` may be missing.
+        First settled segments as they are, then the newest version of every other row; so a row may
+        be followed by a newer one of its key. Rows written after `up_to` may be missing.
         """
         view = self.tables.get(table.id)
         if view is None or table.kind == "stream" or self._has_collected(view):
-            # Without a tombstone that was collected, what it hides would come back.
+            # Without a collected tombstone, the row that it hides would come back.
             yield from self.batches(table, token_range, tombstones=True)
             return
         sources = [source for source in view.sources if source.min_version <= up_to]
@@ -350,7 +350,7 @@ class View(Struct, frozen=True):
                 yield concat(view.table, [batch])
 
     def _has_collected(self, view: TableView) -> bool:
-        """Perhaps: tombstones that no longer count, and still lie somewhere."""
+        """Collected tombstones may still be stored somewhere."""
         if not self.collected:
             return False
         at_rest = any(ranged.segment.index.tombstones for ranged in view.segments)
@@ -375,11 +375,13 @@ class View(Struct, frozen=True):
         token_range: TokenRange = WHOLE,
         empty_too: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows as Arrow batches, in the order of tokens; empty ones are left out, or given."""
+        """Rows as Arrow batches, sorted by token; empty batches only with `empty_too`."""
         if columns is not None:
             unknown = [name for name in columns if name not in table.physical.names]
             if unknown:
-                raise BadInput(f"no such columns: {', '.join(unknown)}", "name the table's own")
+                raise BadInput(
+                    f"no such columns: {', '.join(unknown)}", "use the table's column names"
+                )
         for batch in self.batches(table, token_range):
             rows = table.widen(batch.columns)
             if filter is not None:
@@ -394,7 +396,7 @@ class View(Struct, frozen=True):
     def read_from(
         self, stream: Table, offset: int, rows_max: int = 65_536
     ) -> tuple[int, pa.RecordBatch]:
-        """Some records from an offset on, at least one if any, and the offset of the first."""
+        """Records from an offset on (at least one, if any), and the offset of the first."""
         view = self.tables.get(stream.id)
         wanted: list[pa.RecordBatch] = []
         missing, room = rows_max, READ_BYTES
@@ -417,11 +419,11 @@ class View(Struct, frozen=True):
     # --- sums
 
     def digest(self) -> int:
-        """Of all rows of all tables: what the core compares replicas by."""
+        """The digest of all rows of all tables, by which the core compares replicas."""
         return sum(map(self._digest_of, self.tables.values()))
 
     def _digest_of(self, view: TableView) -> int:
-        """What all segments have, without the rows that do not count, and what is in memory."""
+        """The digest of all segments and of memory, without rows that do not count."""
         if view.table.kind == "stream":
             return sum(batch.digest() for batch in self.batches(view.table, tombstones=True))
         total = sum(ranged.digest(view.table) for ranged in view.segments)
@@ -444,13 +446,13 @@ class View(Struct, frozen=True):
                 batch if flags is None else batch.where(flags)
                 for batch, flags in zip(found, of_found, strict=True)
             ]
-            # Put together, as a hash of many small batches takes several times as long.
+            # Concatenated, because hashing many small batches takes several times as long.
             total -= concat(view.table, hidden).digest() if hidden else 0
             total += concat(view.table, more).digest() if more else 0
         return total
 
     def _which_count(self, table: Table, found: Sequence[Batch]) -> list[Flags | None]:
-        """The newest of their keys, without tombstones that were collected; None: all rows."""
+        """Which rows are the newest of their keys and not collected tombstones; None: all."""
         out: list[Flags | None] = []
         for batch, flags in zip(found, which_count(table, found) if found else (), strict=True):
             gone = self._gone(batch)
@@ -460,14 +462,14 @@ class View(Struct, frozen=True):
         return out
 
     def _gone(self, batch: Batch) -> Flags | None:
-        """Tombstones that were collected: some replicas still have them, some do not."""
+        """Which rows are collected tombstones: some replicas still store them, others don't."""
         if batch.deleted is None:
             return None
         assert batch.versions is not None
         return batch.deleted & (batch.versions <= self.collected)
 
     def digests(self, table: Table, buckets: int = 1024) -> list[Digest]:
-        """By token bucket, so that a difference can be found and mended in small."""
+        """Digests by token bucket, so that a difference can be located and repaired."""
         sums = [Digest.EMPTY] * buckets
         for batch in self.batches(table, tombstones=True):
             if len(batch):
@@ -482,12 +484,12 @@ class View(Struct, frozen=True):
         return total
 
     def count(self, table: Table, token_range: TokenRange = WHOLE) -> int:
-        """Exactly; reads tokens and tombstones of all rows."""
+        """The exact count; reads tokens and tombstones of all rows."""
         return sum(len(batch) for batch in self.batches(table, token_range))
 
     @property
     def size(self) -> Size:
-        """About; reads nothing."""
+        """An estimate; reads nothing."""
         views = self.tables.values()
         return Size(sum(view.rows for view in views), sum(view.bytes for view in views))
 
@@ -495,7 +497,7 @@ class View(Struct, frozen=True):
 def records(view: TableView, offset: int) -> Iterator[Batch]:
     """A stream's batches in order, from an offset on."""
     for ranged in view.segments:
-        if ranged.end > offset:  # what was adopted may overlap with what was there
+        if ranged.end > offset:  # adopted segments may overlap with earlier ones
             yield from ranged.segment.from_row(max(0, offset - ranged.offset))
             offset = ranged.end
     memtables = (*view.frozen, *view.memtables)
@@ -508,7 +510,7 @@ def records(view: TableView, offset: int) -> Iterator[Batch]:
 
 
 def _key_columns(table: Table, keys: pa.RecordBatch) -> list[Any]:
-    """Of just the table's types: others would have other tokens, and nothing would be found."""
+    """The key columns, which must have the table's types: other types have other tokens."""
     types = dict(zip(keys.schema.names, keys.schema.types, strict=True))
     for name, wanted in zip(table.key, table.key_types, strict=True):
         if types.get(name) != wanted:
@@ -521,7 +523,7 @@ def _empty(table: Table) -> pa.RecordBatch:
 
 
 def _gather(table: Table, found: Sequence[StoredRow]) -> pa.RecordBatch:
-    """One batch of rows that lie in several: one take for each, not one slice for each row."""
+    """Collect rows from several batches: one `take` per batch, not one slice per row."""
     by_batch: dict[int, tuple[Batch, list[int], list[int]]] = {}
     for number, each in enumerate(found):
         known = by_batch.setdefault(id(each.batch), (each.batch, [], []))
@@ -536,7 +538,7 @@ def _gather(table: Table, found: Sequence[StoredRow]) -> pa.RecordBatch:
 
 
 def _take(batch: Batch, rows: list[int], room: int) -> pa.RecordBatch:
-    """So sized up that Arrow is never asked for more than it can take."""
+    """Take rows from a batch; refuse more bytes than an Arrow array can hold."""
     size = batch.bytes * max(Counter(rows).values())  # at most
     if size > room:
         size = sum(batch.columns.slice(row, 1).nbytes for row in rows)
@@ -549,6 +551,6 @@ def _take(batch: Batch, rows: list[int], room: int) -> pa.RecordBatch:
 
 
 def _fitting(part: pa.RecordBatch, room: int) -> int:
-    """How many of the first rows have no more than so many bytes."""
+    """How many of the first rows fit into so many bytes."""
     sizes = range(part.num_rows + 1)
     return bisect_right(sizes, room, key=lambda rows: part.slice(0, rows).nbytes) - 1

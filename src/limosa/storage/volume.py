@@ -5,13 +5,13 @@
     log/00000007.log            the write-ahead log, for all replicas
     replicas/<id>/MANIFEST      what a replica consists of
     replicas/<id>/….segment     its rows at rest
-    trash/                      what was dropped and is not deleted yet
+    trash/                      dropped replicas that are not deleted yet
 
-A change goes to the log and is carried out in memory; it is durable with the next `sync`. What
-happens to rows after that is maintenance's business, and nobody waits for it.
+A change is appended to the log and applied in memory; the next `sync` makes it durable. Later,
+maintenance moves the rows to segments; nobody waits for it.
 
-The volume has no thread of its own: `write`, `sync` and maintenance may each be called by another
-one, and readers take a view and need nobody.
+The volume has no thread of its own: different threads may call `write`, `sync` and maintenance,
+and readers take a view and need no lock.
 """
 
 import os
@@ -59,21 +59,21 @@ _NOWHERE = Place(0, 0, 0)
 
 
 class StorageSettings(Struct, frozen=True):
-    """How much is kept where."""
+    """Limits of memory, log and segments."""
 
     log_file_bytes: int = 64 << 20
     log_bytes_max: int = 512 << 20
-    """Beyond this the oldest log file is made superfluous."""
+    """A longer log is shortened at its oldest file."""
     frame_weight_bytes: int = 0
-    """Each frame counts as so much more: to replay a small one takes as long as a larger one."""
+    """Added to each frame's size: replaying a small frame takes as long as a larger one."""
     log_useful_max: float = 0.5
-    """But not if more than this share of the log is still needed."""
+    """The log is not shortened if more than this share of it is still needed."""
     replica_memory_bytes: int = 64 << 20
-    """A replica with so many bytes of rows in memory is flushed."""
+    """A replica with more bytes of rows in memory is flushed."""
     memory_bytes: int = 256 << 20
-    """With so many bytes of rows in memory, the largest replica is flushed."""
+    """With more bytes of rows in memory in all, the largest replica is flushed."""
     piece_bytes: int = 64 << 20
-    """About the size of a settled segment, and what a step of compaction works on."""
+    """The approximate size of a settled segment, and of a compaction step."""
 
 
 class Volume:
@@ -87,19 +87,19 @@ class Volume:
         self.name = name
         self.settings = settings or StorageSettings()
         self.lock = threading.RLock()
-        """Around what is in memory, never around a file."""
+        """Protects what is in memory; never held during file operations."""
         self._syncing = threading.Lock()
         self._failed: VolumeFailed | None = None
         self._is_closed = False
         self._schemas_here: set[int] = set()
-        """Of the log file that is written now."""
+        """Schemas that the current log file defines."""
         self._advanced: dict[ReplicaKey, Position] = {}
-        """Watermarks that are not in the log yet; the last one of each replica will do."""
+        """Watermarks that are not logged yet; only the last one of each replica matters."""
         self._moved: list[tuple[StoredReplica, int, Place]] = []
-        """Entries that are in another file as soon as that is written."""
+        """Entries that move to another log file as soon as it is written."""
         self._ticket = 0
         self.grown = 0
-        """At most what rows take in memory; counted exactly now and then."""
+        """An upper bound of the bytes of rows in memory; measured exactly now and then."""
         self.dropped: list[str] = []
         """Directories of replicas that were discarded."""
         self._owned = files.lock(self._prepare())
@@ -119,10 +119,10 @@ class Volume:
         return f"{self.directory}/LOCK"
 
     def _sync_parents(self) -> None:
-        """Before a volume's first start: perhaps its directory and those around it are new."""
+        """At a volume's first start, sync its directory's parents, which may be new."""
         path, parent = self.directory, os.path.dirname(self.directory)
         while parent != path:
-            with suppress(PermissionError):  # then nothing in it was made by us
+            with suppress(PermissionError):  # then this process created nothing in it
                 self.files.sync_directory(parent or ".")
             path, parent = parent, os.path.dirname(parent)
 
@@ -132,7 +132,7 @@ class Volume:
         self.refused: dict[str, Refusal] = found.refused
         self._tables = found.tables
         self.last_sequences = found.last_sequences
-        """Of each log file that is not the last one."""
+        """Last sequence of each log file except the current one."""
         self.durable_sequence = found.sequence
         self.catalogue = Catalogue(self.files, self.directory, found.volume)
         self.log = VolumeLog(
@@ -149,14 +149,14 @@ class Volume:
     # ------------------------------------------------------------ changing
 
     def write(self, change: VolumeEffect) -> None:
-        """Visible at once, durable after a sync. One caller at a time, in the order of tickets."""
+        """Apply a change: visible at once, durable after a sync. In the order of tickets."""
         with self.lock:
             self.check()
             key = (change.partition, change.incarnation)
             if isinstance(change, AdvanceWatermark):
                 self._advance(key, change)
             elif isinstance(change, CreateReplica):
-                self._discard(key, DiscardReplica(*key, change.ticket))  # nothing of an earlier one
+                self._discard(key, DiscardReplica(*key, change.ticket))  # an earlier replica
                 self._append(key, change)
                 self.replicas[key] = StoredReplica(*key, change.volume)
                 self.replicas[key].last_sequence = self.log.sequence
@@ -177,7 +177,7 @@ class Volume:
             self._advanced[key] = change.to
 
     def _discard(self, key: ReplicaKey, change: DiscardReplica) -> None:
-        """In constant time: the files go later."""
+        """Discard in constant time; maintenance deletes the files later."""
         name = directory_of(*key)
         existed = self.replicas.pop(key, None) is not None
         if existed or name in self.refused:
@@ -198,14 +198,14 @@ class Volume:
         return self.log.append(head, bodies.pieces)
 
     def _log_watermark(self, key: ReplicaKey) -> None:
-        """Watermarks and other changes of one replica stay in their order."""
+        """Log the watermark before the next change of the replica, to keep their order."""
         to = self._advanced.pop(key, None)
         if to is not None and key in self.replicas:
             self.log.append(encode(Advanced(*key, to)))
             self.replicas[key].last_sequence = self.log.sequence
 
     def _schema_of(self, table: Table) -> int:
-        """The number that bodies name their table by; its definition goes before them."""
+        """The number by which bodies refer to a schema; logs its definition before them."""
         number = table.fingerprint
         if number not in self._schemas_here:
             self._tables[number] = table
@@ -214,10 +214,10 @@ class Volume:
         return number
 
     def carry(self, replica: StoredReplica, file: int) -> bool:
-        """Write entries of the replica's log again that lie in a file which is to go.
+        """Append the replica's entries again that are in a log file which is to be removed.
 
-        False: the replica must be flushed first. An entry would come after the watermark that
-        commits it, and when the log is replayed its rows would not be there at that moment.
+        False: the replica must be flushed first. Otherwise the entry would come after the watermark
+        that commits it, and a replay of the log would miss its rows at that point.
         """
         with self.lock:
             if not self.holds(replica):
@@ -242,16 +242,16 @@ class Volume:
     # ------------------------------------------------------------ making it durable
 
     def sync(self) -> int:
-        """Everything that was written before is durable; the ticket up to which that is so.
+        """Make all earlier writes durable; returns the ticket up to which they are.
 
-        Callers that come while another one is at it wait, and are then served together.
+        Callers that arrive during a sync wait, and share the next one.
         """
         with self._syncing:
             self.check()
             try:
                 return self._sync()
             except BaseException as error:
-                # Whatever it was, perhaps Ctrl-C: what was taken from the log may not be written.
+                # Any error, even Ctrl-C: frames that were taken may not have been written.
                 failed = self.fail(error)
                 if isinstance(error, Exception):
                     raise failed from error
@@ -277,18 +277,17 @@ class Volume:
         return ticket
 
     def fail(self, error: BaseException) -> VolumeFailed:
-        """A failed sync can't be mended: the kernel may have dropped the data, and would call the
-        next sync a success. So the volume is out of use, and the process must start anew."""
+        """Put the volume out of use until the process restarts. A failed sync can't be retried: the
+        kernel may have dropped the data and would report the next sync as a success."""
         if self._failed is None:
             self._failed = VolumeFailed(
                 f"volume {self.directory} failed: {str(error) or type(error).__name__}",
-                "mend the disk or make room, then start the node again: what was acknowledged is"
-                " kept",
+                "repair the disk or free space, then restart the node: acknowledged rows are kept",
             )
         return self._failed
 
     def measure(self) -> int:
-        """What rows take that are in no segment yet."""
+        """Bytes of rows that are in no segment yet."""
         with self.lock:
             self.grown = sum(replica.memory_bytes for replica in self.replicas.values())
             return self.grown
@@ -298,7 +297,7 @@ class Volume:
             raise self._failed
 
     def close(self) -> None:
-        """Make durable what can be made durable, and let go of the directory."""
+        """Make everything durable, if possible, and unlock the directory."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -308,7 +307,9 @@ class Volume:
         finally:
             with self._syncing, self.lock:
                 if self._failed is None:
-                    self._failed = VolumeFailed(f"volume {self.directory} is closed", "open it")
+                    self._failed = VolumeFailed(
+                        f"volume {self.directory} is closed", "open it again"
+                    )
                     self.log.close()
                 self.log.abandon()
             self._owned.close()
@@ -323,10 +324,10 @@ class Volume:
     def tail(
         self, replica: StoredReplica, after: Position, bytes_max: int = EVERYTHING
     ) -> list[Entry]:
-        """A replica's log behind a position, for another replica that catches up.
+        """Entries of a replica's log after a position, for another replica that catches up.
 
-        Files are read without the lock. One may go meanwhile: what it had was written again
-        elsewhere before, or was let go of.
+        Files are read without the lock. A file may be removed meanwhile: then its entries were
+        appended again before, or trimmed.
         """
         found = self._tail(replica, after, bytes_max)
         try:
@@ -337,7 +338,7 @@ class Volume:
             if again and again[0][0].at == found[0][0].at:
                 return self._whole(again)
         raise BadInput(
-            f"the log of {replica.partition} behind {after} is there no more",
+            f"the log of {replica.partition} after {after} was trimmed",
             "rebuild the replica that needs it",
         )
 
@@ -353,7 +354,7 @@ class Volume:
             return found
 
     def whole(self, log: Iterable[Logged]) -> list[Entry]:
-        """Entries with their rows, from the log's files if those are not in memory any more."""
+        """Entries with their rows, read from the log's files if they are not in memory."""
         return self._whole((each.entry, each.place if each.rowless else None) for each in log)
 
     def _whole(self, log: Iterable[Found]) -> list[Entry]:

@@ -19,9 +19,9 @@ from limosa.tabular.schema import Table
 Piece: TypeAlias = bytes | pa.Buffer
 
 ALIGNMENT = 64
-"""Every body begins at a multiple of this."""
+"""Every body starts at a multiple of this many bytes."""
 BATCH_BYTES_MAX = 256 << 20
-"""Arrow counts a text column's bytes in 31 bits, and several batches are merged at once."""
+"""Arrow counts a text column's bytes in 31 bits, and a merge joins several batches."""
 
 _TOKENED, _VERSIONED, _FLAGGED = 1, 2, 4
 ALL_EXTRAS = _TOKENED | _VERSIONED | _FLAGGED
@@ -32,7 +32,7 @@ def padded(size: int) -> int:
 
 
 class BodyPart(Struct, array_like=True, frozen=True):
-    """Rows of one table: which body, and which columns it has beside the table's own."""
+    """A reference to rows of one table: which body, and its columns besides the table's."""
 
     schema: int
     extras: int
@@ -53,7 +53,7 @@ class LoggedEntry(Struct, array_like=True, frozen=True):
 
 
 class Bodies:
-    """The bodies of one frame, as they are put together."""
+    """Collects the bodies of one frame."""
 
     def __init__(self, schema_of: Callable[[Table], int]) -> None:
         self._schema_of = schema_of
@@ -61,14 +61,14 @@ class Bodies:
         self._size = 0
 
     def add(self, batch: Batch) -> BodyPart:
-        if batch.body is not None:  # as it came: nothing need be put together again
+        if batch.body is not None:  # the received bytes can be used again
             extras, body = batch.body
         else:
             stored, extras = stored_columns(batch)
             body = stored.serialize()
         if len(body) > BATCH_BYTES_MAX:
             raise BadInput(
-                f"a batch of {len(body)} bytes for {batch.table.id}",
+                f"a batch for {batch.table.id} has {len(body)} bytes",
                 f"send at most {BATCH_BYTES_MAX} bytes at once",
             )
         batch.note_bytes(len(body))
@@ -83,7 +83,7 @@ class Bodies:
 
 
 def stored_columns(batch: Batch) -> tuple[pa.RecordBatch, int]:
-    """The table's columns and, where there are such, tokens, versions and tombstones."""
+    """The table's columns and, if present, tokens, versions and tombstones."""
     if batch.given_tokens is None and batch.deleted is None and batch.versions is None:
         return batch.columns, 0
     arrays = list(batch.columns.columns)
@@ -122,7 +122,7 @@ def stored_schema(table: Table, extras: int = ALL_EXTRAS) -> pa.Schema:
 
 
 def read_batch(table: Table, extras: int, body: pa.Buffer) -> Batch:
-    """The rows of one body, where they lie."""
+    """The rows of one body, without a copy."""
     stored = pa.ipc.read_record_batch(body, stored_schema(table, extras))
     batch = unpack(table, extras, stored)
     batch.note_bytes(body.size)

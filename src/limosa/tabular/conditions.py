@@ -11,7 +11,7 @@ from limosa.tabular.schema import Table
 from limosa.tabular.soundness import brief
 
 CONDITIONS_MAX = 100
-"""Arrow evaluates a condition by recursion: a deep one would crash the process."""
+"""Arrow evaluates conditions recursively: too many of them would crash the process."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": lambda column, value: column == value,
@@ -26,13 +26,15 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def condition_of(table: Table, where: list[tuple[str, str, Any]]) -> pc.Expression | None:
-    """One expression that Arrow evaluates; values become what the column holds."""
+    """One Arrow expression; values are converted to the types of their columns."""
     condition: Any = None
     if len(where) > CONDITIONS_MAX:
-        raise BadInput(f"{len(where)} conditions", f"give at most {CONDITIONS_MAX}")
+        raise BadInput(f"the filter has {len(where)} conditions", f"use at most {CONDITIONS_MAX}")
     for name, operator, value in where:
         if name not in table.names:
-            raise BadInput(f"no such column: {name[:200]}", f"there are {', '.join(table.names)}")
+            raise BadInput(
+                f"no such column: {name[:200]}", f"the columns are {', '.join(table.names)}"
+            )
         if operator == "is null":
             term: Any = pc.field(name).is_null()
         elif operator == "is not null":
@@ -40,7 +42,7 @@ def condition_of(table: Table, where: list[tuple[str, str, Any]]) -> pc.Expressi
         elif operator not in _OPERATORS:
             raise BadInput(
                 f"no such operator: {operator[:20]!r}",
-                f"there are {', '.join(_OPERATORS)}, is null and is not null",
+                f"use {', '.join(_OPERATORS)}, is null or is not null",
             )
         else:
             wanted = _value(table.physical.field(name), value, operator == "in")
@@ -52,22 +54,22 @@ def condition_of(table: Table, where: list[tuple[str, str, Any]]) -> pc.Expressi
 
 
 def _try(table: Table, condition: pc.Expression) -> None:
-    """On no rows at all: there are columns that can't be compared."""
+    """Try the expression on an empty table: some columns can't be compared."""
     try:
         pa.RecordBatch.from_pylist([], schema=table.physical).filter(condition)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise BadInput(
-            f"a condition that can't be evaluated: {brief(error)}", "compare plain columns"
+            f"the filter can't be evaluated: {brief(error)}", "compare columns of plain types"
         ) from None
 
 
 def _value(field: "pa.Field[Any]", value: Any, several: bool) -> Any:
     if several and not isinstance(value, list | tuple):
-        raise BadInput(f"column {field.name} in something that is no list", "give a list of values")
+        raise BadInput(f"the value for {field.name} is not a list", "give a list of values")
     some = list(value) if several else [value]
     try:
         if pa.types.is_integer(field.type) and any(isinstance(one, float) for one in some):
-            wanted = pa.array(some).cast(field.type)  # which does not cut 1.5 down to 1
+            wanted = pa.array(some).cast(field.type)  # does not truncate 1.5 to 1
         else:
             wanted = pa.array(some, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -75,7 +77,7 @@ def _value(field: "pa.Field[Any]", value: Any, several: bool) -> Any:
             wanted = pa.array(some).cast(field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError):
             raise BadInput(
-                f"column {field.name} has type {field.type}, and the value is none",
+                f"the value is not of the type {field.type} of column {field.name}",
                 "compare with a value of that type",
             ) from None
     return wanted if several else wanted[0]

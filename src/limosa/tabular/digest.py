@@ -1,10 +1,10 @@
 """Do two replicas hold the same rows?
 
-They do if their digests agree: a count, a sum and an exclusive-or of one hash per row. None of them
-depends on the order of the rows, and digests of disjoint sets add up, so each replica may keep
-its rows in its own files, and a difference can be narrowed down to a slice of the token space.
+They do if their digests agree: a count, a sum and an exclusive-or of one hash per row. Digests do
+not depend on the order of rows, and digests of disjoint sets add up. So each replica can keep its
+rows in its own files, and a difference can be narrowed down to a slice of the token space.
 
-What a row hashes to is fixed for ever, since replicas of different releases compare digests:
+The hash of a row never changes, since replicas of different releases compare digests:
 
     row              mix(sum of the contributions of its columns)
     contribution     mix(value xor name), and 0 of a null
@@ -51,12 +51,12 @@ _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 _STRUCT: Final = np.uint64(0x5354525543540000)  # "STRUCT" in ASCII
 _LIST: Final = np.uint64(0x4C49535400000000)  # "LIST" in ASCII
 
-# Words mixed at once: few enough that all the steps of a mix find them in the cache.
+# Words mixed at once: few enough to stay in the cache for all steps of a mix.
 _BLOCK_WORDS: Final = 32_768
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """What is compared instead of a set of rows."""
+    """Stands for a set of rows in comparisons."""
 
     EMPTY: ClassVar["Digest"]
 
@@ -66,7 +66,7 @@ class Digest(msgspec.Struct, frozen=True):
     xor: int
 
     def __add__(self, other: "Digest") -> "Digest":
-        """The digest of both sets, which must have no row in common."""
+        """The digest of the union of two disjoint sets."""
         return Digest(
             self.count + other.count, (self.total + other.total) % 2**64, self.xor ^ other.xor
         )
@@ -81,11 +81,15 @@ def digest(hashes: _Words) -> Digest:
 
 
 def digests_by_bucket(hashes: _Words, tokens: NDArray[np.int64], buckets: int) -> list[Digest]:
-    """A digest for each of so many equal slices of the token space, in the order of tokens."""
+    """Digests of `buckets` equal slices of the token space, in token order."""
     if not 1 <= buckets <= BUCKETS_MAX or buckets & (buckets - 1):
-        raise BadInput(f"{buckets} buckets", f"choose a power of two up to {BUCKETS_MAX}")
+        raise BadInput(
+            f"the number of buckets is {buckets}", f"choose a power of two up to {BUCKETS_MAX}"
+        )
     if len(tokens) != len(hashes):
-        raise BadInput(f"{len(tokens)} tokens for {len(hashes)} hashes", "pass one of each per row")
+        raise BadInput(
+            f"{len(tokens)} tokens for {len(hashes)} hashes", "pass one token and one hash per row"
+        )
     if buckets == 1 or not len(hashes):
         return [digest(hashes), *[Digest.EMPTY] * (buckets - 1)]
     bits = buckets.bit_length() - 1
@@ -115,11 +119,13 @@ def row_hashes(
     versions: NDArray[np.int64],
     deleted: NDArray[np.bool_] | None,
 ) -> _Words:
-    """A hash per row, of the table's columns; one that the batch does not have counts as null."""
+    """The hash of each row; a column of the table that the batch lacks counts as null."""
     seed = xxh64_intdigest(table.id.encode())
     sums = _contributions_of(versions.astype(np.uint64), _name("__version", seed))
     if len(sums) != batch.num_rows:
-        raise BadInput(f"{len(sums)} versions for {batch.num_rows} rows", "pass one for each row")
+        raise BadInput(
+            f"{len(sums)} versions for {batch.num_rows} rows", "pass one version per row"
+        )
     if deleted is not None:
         sums[deleted] += _contributions_of(np.ones(1, np.uint64), _name("__deleted", seed))
     known = set(table.columns.names)
@@ -135,9 +141,9 @@ def _name(name: str, seed: int) -> np.uint64:
 
 
 def _add_contributions(sums: _Words, column: Any, names: np.uint64 | _Words) -> None:
-    """Add what each value of the column, under its name, says of the row that it is in."""
+    """Add the contribution of each value of the column to the sum of its row."""
     if column.null_count == len(column):
-        return  # also because there may be no buffers to look at
+        return  # there may be no buffers to read
     contributions = _contributions_of(_values(column), names)
     if column.null_count:
         contributions[column.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -151,7 +157,7 @@ def _contributions_of(values: _Words, names: np.uint64 | _Words) -> _Words:
 
 
 def _mix(words: _Words) -> None:
-    """SplitMix64's finaliser, in place: each bit of a word changes about half of them."""
+    """SplitMix64's finaliser, in place: each input bit flips about half of the output bits."""
     spare = np.empty(min(len(words), _BLOCK_WORDS), np.uint64)
     for start in range(0, len(words), _BLOCK_WORDS):
         block = words[start : start + _BLOCK_WORDS]
@@ -171,8 +177,8 @@ def _mix_block(block: _Words, spare: _Words) -> None:
 
 # ---------------------------------------------------------------- values
 #
-# Each function returns a new array with a word for each value, and anything for a null: whoever
-# adds it up leaves nulls out. Buffers are read from the array's offset on, and never its validity.
+# Each function returns a new array with a word for each value. The word of a null is arbitrary, and
+# the caller skips it. Buffers are read from the array's offset on; validity bits are not read here.
 
 
 def _values(column: Any) -> _Words:
@@ -180,7 +186,7 @@ def _values(column: Any) -> _Words:
 
 
 def _numbers(column: Any, form: str) -> NDArray[Any]:
-    """The column's own memory, where a number lies every so many bytes."""
+    """The column's values as a NumPy array over the column's own memory."""
     dtype = np.dtype(form)
     return np.frombuffer(
         column.buffers()[1], dtype, count=len(column), offset=column.offset * dtype.itemsize
@@ -195,13 +201,13 @@ def _booleans(column: Any) -> _Words:
 
 
 def _integers(column: Any) -> _Words:
-    """Sign extended; a copy, which the caller may mix."""
+    """Sign-extended values; a copy, which the caller may modify."""
     signed = _numbers(column, f"<i{column.type.bit_width // 8}").astype(np.int64)
     return signed.view(np.uint64)
 
 
 def _floats(column: Any) -> _Words:
-    """By bits: comparing numbers would trip over a signalling NaN."""
+    """Compares bits: comparing numbers would trap on a signalling NaN."""
     wide = column.type.bit_width == 64
     values = _numbers(column, "<u8" if wide else "<u4").astype(np.uint64)
     magnitude, infinity, quiet = _FLOAT64 if wide else _FLOAT32
@@ -237,7 +243,7 @@ def _strings(column: Any) -> _Words:
 
 
 def _is_quicker_singly(lengths: NDArray[Any]) -> bool:
-    """As measured: `tokens` hashes values of one length together, so these must be many."""
+    """Measured: `tokens` hashes values of one length together, which pays off for many."""
     longest = int(lengths.max())
     values_per_length = len(lengths) / (longest - int(lengths.min()) + 1)
     return values_per_length < 64 + 4 * longest
@@ -265,7 +271,7 @@ def _lists(column: Any) -> _Words:
     elements = np.zeros(end - first, np.uint64)
     names = positions.view(np.uint64) * _GOLDEN
     _add_contributions(elements, column.values.slice(first, end - first), names)
-    # Sums up to each offset, whose differences are sums of lists, also of empty ones.
+    # Running sums at each offset: their differences are the sums of the lists, even empty ones.
     sums = np.zeros(end - first + 1, np.uint64)
     np.cumsum(elements, out=sums[1:])
     values: _Words = np.diff(sums[offsets - first])

@@ -1,7 +1,7 @@
 """Which of several rows with one key counts? The one with the highest version.
 
-By version, never by age or place: a copied old row may arrive after a newer one. And by full key:
-two keys may have the same token, so equal tokens only say where to look.
+The version decides, never the age or the place of a row: a copied old row may arrive after a newer
+one. Rows are matched by their full keys, since two keys may have the same token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from limosa.tabular.schema import Table
 
 
 class Span(NamedTuple):
-    """So many bytes of rows, spread evenly from one token to another: tokens are hashes."""
+    """A number of bytes, spread evenly over a token range, since tokens are hashes."""
 
     first: int
     last: int
@@ -41,27 +41,27 @@ class MergeSource(Protocol):
     def find(self, token: int) -> list[tuple[Batch, int]]: ...
 
     def spans(self, token_range: TokenRange) -> list[Span]:
-        """Where its rows of a range lie, roughly."""
+        """Roughly how its rows in a range are spread."""
         ...
 
     def within(self, token_range: TokenRange) -> list[Batch]:
-        """Its rows of a range; no batch is empty."""
+        """Its rows in a range; no batch is empty."""
         ...
 
 
 def sweep(
     table: Table, sources: Sequence[MergeSource], token_range: TokenRange, piece_bytes: int
 ) -> Iterator[list[Batch]]:
-    """The newest row of every key of a range, piece by piece, in the order of tokens.
+    """The newest row of every key in a range, piece by piece, in token order.
 
-    A piece is a few batches that follow each other, so that what needs no merging is not copied.
+    A piece is a list of consecutive batches, so that rows that need no merging are not copied.
     """
     for part in cut(sources, token_range, piece_bytes):
         yield merged(table, sources, part)
 
 
 def merged(table: Table, sources: Sequence[MergeSource], token_range: TokenRange) -> list[Batch]:
-    # Older ones first: then rows of one key mostly follow each other as their versions do.
+    # Older sources first: then rows of one key are mostly in the order of their versions.
     by_age = sorted(sources, key=attrgetter("max_version"))
     found = [batches for source in by_age if (batches := source.within(token_range))]
     if not found:
@@ -74,13 +74,13 @@ def merged(table: Table, sources: Sequence[MergeSource], token_range: TokenRange
 def cut(
     sources: Sequence[MergeSource], token_range: TokenRange, piece_bytes: int
 ) -> list[TokenRange]:
-    """Cut a range so that each part holds about so many bytes."""
+    """Cut a range into parts of about `piece_bytes` each."""
     spans = [span for source in sources for span in source.spans(token_range)]
     count = -(-sum(span.bytes for span in spans) // piece_bytes)
     if count <= 1:
         return [token_range]
     firsts, lasts, sizes = (np.array(column, np.float64) for column in zip(*spans, strict=True))
-    # A span is taken for a few equal lumps along its tokens, each known by where it ends.
+    # A span counts as a few equal lumps along its tokens; each lump is placed at its end.
     lumps = max(8, 4 * count // len(spans))
     shares = (np.arange(lumps) + 1) / lumps
     places = (firsts[:, None] + (lasts - firsts)[:, None] * shares).ravel()
@@ -96,7 +96,7 @@ def cut(
 
 
 def is_sorted(batches: Sequence[Batch]) -> bool:
-    """Rows in the order of their tokens, of which no two are equal."""
+    """Whether tokens ascend strictly across the batches."""
     last: int | None = None
     for batch in batches:
         tokens = batch.tokens
@@ -109,7 +109,7 @@ def is_sorted(batches: Sequence[Batch]) -> bool:
 
 
 def newest(batch: Batch) -> Batch:
-    """Sorted by token, one row for each key; of equal versions the later row counts."""
+    """Sorted by token, one row for each key; of equal versions the later row wins."""
     return batch.take(newest_rows(batch))
 
 
@@ -134,10 +134,10 @@ def newest_rows(batch: Batch) -> Indices:
 
 
 def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
-    """Of each batch, the rows that are the newest of their key; None: all of them.
+    """For each batch, which rows are the newest of their key; None: all of them.
 
-    For those who need no order, and no copy: only rows that may have others of their key are looked
-    at. Settled ones had better come first and in their order: they are not sorted again.
+    For callers that need neither an order nor a copy: only rows whose token occurs more than once
+    are compared. Pass settled batches first and in token order: they are not sorted again.
     """
     beside = _beside([batch.tokens for batch in batches])
     if not beside.any():
@@ -159,7 +159,7 @@ def which_count(table: Table, batches: Sequence[Batch]) -> list[Flags | None]:
 
 
 def _beside(parts: Sequence[NDArray[np.int64]]) -> Flags:
-    """Which tokens, of all together, are there more than once?"""
+    """Tokens that occur more than once among all arrays."""
     ordered = sum(map(len, parts[: _in_order(parts)]))
     tokens = np.concatenate(parts)
     lying, others = tokens[:ordered], tokens[ordered:]
@@ -171,14 +171,16 @@ def _beside(parts: Sequence[NDArray[np.int64]]) -> Flags:
     if ordered:
         places = np.minimum(np.searchsorted(lying, sought), ordered - 1)
         found = lying[places] == sought
-        beside[places[found]] = True  # if more of them lie there, they know of each other
+        beside[places[found]] = (
+            True  # several equal tokens in one array are found within that array
+        )
         again |= found
     beside[ordered + order[again]] = True
     return beside
 
 
 def _again(tokens: NDArray[np.int64]) -> Flags:
-    """Of sorted ones, those that are beside one that is equal."""
+    """Of sorted tokens, those with an equal neighbour."""
     same = tokens[1:] == tokens[:-1]
     flags = np.zeros(len(tokens), np.bool_)
     flags[1:] |= same
@@ -187,7 +189,7 @@ def _again(tokens: NDArray[np.int64]) -> Flags:
 
 
 def _in_order(parts: Sequence[NDArray[np.int64]]) -> int:
-    """How many of the first ones follow each other, each of them sorted."""
+    """How many leading arrays are sorted, each behind the one before it."""
     last = TOKEN_MIN
     for number, tokens in enumerate(parts):
         if len(tokens):
@@ -199,12 +201,12 @@ def _in_order(parts: Sequence[NDArray[np.int64]]) -> int:
 
 @lru_cache(256)
 def _keys_of(table: Table) -> Table:
-    """Of a table, its key columns: no other tells which of two rows counts."""
+    """The key columns of a batch, which decide whether two rows have one key."""
     return Table(table.id, pa.schema([table.columns.field(name) for name in table.key]), table.key)
 
 
 def same_keys(batch: Batch, some: Indices, others: Indices) -> Flags:
-    """Row by row: is it the same key?"""
+    """For each row, whether both keys are equal."""
     equal = np.ones(len(some), np.bool_)
     for name in batch.table.key:
         column = batch.columns.column(name)
@@ -216,7 +218,7 @@ def same_keys(batch: Batch, some: Indices, others: Indices) -> Flags:
 def _keep_collided(
     batch: Batch, order: Indices, same: Flags, unequal: Indices, keep: Flags
 ) -> None:
-    """Several keys with one token: rare, so one by one. The last of each key stays."""
+    """Several keys with one token are rare, so compare one by one; the last row of a key stays."""
     done = -1
     for pair in unequal.tolist():
         if pair < done:

@@ -34,9 +34,9 @@ FEW_ROWS = 8
 class Batch:
     """Rows of one table, in any order.
 
-    Without `versions` the rows have the position of the log entry that they are in; without
-    `deleted` none is a tombstone. A tombstone has its key, and nulls. Tokens and versions are
-    worked out when they are first asked for, seldom by whoever waits for a write.
+    Without `versions`, the rows have the version of their log entry; without `deleted`, none is a
+    tombstone. A tombstone has its key, and nulls elsewhere. Tokens and versions are computed on
+    first use, usually not while a client waits for a write.
     """
 
     __slots__ = (
@@ -72,16 +72,16 @@ class Batch:
         self._readers: list[Reader] | None = None
         self._key_readers: list[Reader] | None = None
         self.body: tuple[int, pa.Buffer] | None = None
-        """The same as an Arrow message, with its extra columns, if that is what it came as."""
+        """The batch as the Arrow message in which it arrived, with its extra columns."""
 
     @classmethod
     def of(cls, table: Table, columns: pa.RecordBatch) -> "Batch":
-        """Rows to be written; refused if they are not this table's."""
+        """Rows to be written; refused if they do not match the table."""
         return cls(table, table.align(columns))
 
     @classmethod
     def tombstones(cls, table: Table, keys: pa.RecordBatch) -> "Batch":
-        """Keys to be deleted; other columns are not looked at."""
+        """Keys to be deleted; other columns are ignored."""
         only = [name for name in keys.schema.names if name in table.key]
         batch = cls.of(table, keys.select(only))
         batch.deleted = np.ones(len(batch), np.bool_)
@@ -99,7 +99,7 @@ class Batch:
         return self._tokens
 
     def _few_tokens(self) -> Tokens | None:
-        """Of so few rows that NumPy does not pay off yet; None: Python can't hold the keys."""
+        """Tokens of a few rows, without NumPy; None: Python can't represent the keys."""
         if not self.table.has_plain_key:
             return None
         columns = [self.columns.column(place) for place in self.table.key_places]
@@ -111,7 +111,7 @@ class Batch:
 
     @property
     def given_tokens(self) -> Tokens | None:
-        """If somebody knows them already."""
+        """The tokens, if they were given or computed before."""
         return self._tokens
 
     @property
@@ -122,17 +122,17 @@ class Batch:
 
     @property
     def bytes(self) -> int:
-        """Roughly what it takes in memory or in a file."""
+        """Approximate bytes in memory or in a file."""
         if self._bytes is None:
             self._bytes = int(self.columns.nbytes) + 17 * len(self)
         return self._bytes
 
     def note_bytes(self, size: int) -> None:
-        """Somebody knows: asking Arrow takes longer than all else that happens to small batches."""
+        """Remember the size: for a small batch, asking Arrow is the slowest step of a write."""
         self._bytes = size
 
     def at(self, position: Position) -> "Batch":
-        """The same rows, versioned by the log entry that they are in."""
+        """The same rows with the position of their log entry as their version."""
         same = Batch(self.table, self.columns, self._tokens, None, self.deleted)
         same._version = position
         same._bytes = self._bytes
@@ -145,7 +145,7 @@ class Batch:
         return int(self._versions[row])
 
     def slice(self, start: int, stop: int) -> "Batch":
-        """Neighbours, without a copy."""
+        """Consecutive rows, without a copy."""
         return Batch(
             self.table,
             self.columns.slice(start, stop - start),
@@ -167,18 +167,18 @@ class Batch:
         return self if wanted.all() else self.take(np.flatnonzero(wanted))
 
     def in_range(self, token_range: TokenRange) -> Flags:
-        # The last token is 2**63 - 1, so that the end of the space is no int64.
+        # The last token is 2**63 - 1, so the end of the token space does not fit into an int64.
         return (self.tokens >= token_range.start) & (self.tokens <= token_range.end - 1)
 
     def lies_in(self, token_range: TokenRange) -> bool:
-        """Do all rows?"""
+        """Whether all rows are in the range."""
         tokens = self.tokens
         if len(tokens) == 1:
             return token_range.start <= tokens.item(0) < token_range.end
         return bool(tokens.min() >= token_range.start and tokens.max() <= token_range.end - 1)
 
     def split(self, lookup: Lookup) -> "list[tuple[int, Batch]]":
-        """What each partition gets, in the order of partitions; rows keep their order."""
+        """The rows of each partition, in the order of partitions; rows keep their order."""
         if len(self) == 1:
             return [(lookup.partition_index(int(self.tokens[0])), self)]
         shares = lookup.split(self.columns, self.tokens)
@@ -213,14 +213,14 @@ class Batch:
 
     @property
     def readers(self) -> "list[Reader]":
-        """For each column, what gives a row's value."""
+        """A reader of single values for each column."""
         if self._readers is None:
             self._readers = [reader_of(column) for column in self.columns.columns]
         return self._readers
 
     @property
     def key_readers(self) -> "list[Reader]":
-        """For each key column, what gives a row's value as `Table.comparable_key` has it."""
+        """A reader for each key column, with values comparable to `Table.comparable_key`."""
         if self._key_readers is None:
             columns = (self.columns.column(place) for place in self.table.key_places)
             self._key_readers = [reader_of(comparable_column(column)) for column in columns]
@@ -228,15 +228,15 @@ class Batch:
 
 
 def read_row(names: Sequence[str], readers: Sequence[Reader], row: int) -> dict[str, Any]:
-    """A row's values as Python's own, by name."""
+    """A row as Python values, by column name."""
     try:
         return dict(zip(names, [read(row) for read in readers], strict=True))
     except (ValueError, OverflowError, KeyError):
         bad = [name for name, read in zip(names, readers, strict=True) if not _reads(read, row)]
-        # The value itself stays out of the message: it can be personal data.
+        # The message leaves the value out: it may be personal data.
         raise BadInput(
-            f"column {bad[0]} has a value here that Python can't hold",
-            "read this row as Arrow, by get_many or a scan",
+            f"column {bad[0]} has a value that Python can't represent",
+            "read the row as Arrow, with get_many or a scan",
         ) from None
 
 
@@ -249,7 +249,7 @@ def _reads(read: Reader, row: int) -> bool:
 
 
 def reader_of(column: Any) -> Reader:
-    """Reads single values; for the common types many times quicker than Arrow's own scalars."""
+    """Reads single values; for common types many times faster than Arrow's scalars."""
     if len(column) < SMALL_ROWS or column.null_count:
         return lambda row: column[row].as_py()
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
@@ -272,13 +272,13 @@ def _text_reader(column: Any) -> Reader:
 
 
 def concat_columns(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of several that have the same columns."""
+    """Joins batches that have the same columns."""
     joined: pa.RecordBatch = pa.concat_batches(parts)  # type: ignore[attr-defined]
     return joined
 
 
 def concat(table: Table, batches: Sequence[Batch]) -> Batch:
-    """One batch of versioned rows, one after the other, in the table's present columns."""
+    """Joins batches of versioned rows, with the table's current columns."""
     if len(batches) == 1:
         (only,) = batches
         if only.table is table or only.table.version == table.version:
@@ -294,12 +294,12 @@ def concat(table: Table, batches: Sequence[Batch]) -> Batch:
 
 
 def _versions(batch: Batch) -> Versions:
-    assert batch.versions is not None, "rows without a version are nowhere but in the log"
+    assert batch.versions is not None, "only rows in the log have no version"
     return batch.versions
 
 
 def hash_together(batches: Iterable[Batch]) -> None:
-    """Work out tokens of many small batches at once: most of the time goes into beginning."""
+    """Compute the tokens of many small batches together: one call has a high fixed cost."""
     by_table: dict[int, list[Batch]] = {}
     for batch in batches:
         if batch.given_tokens is None:
@@ -326,7 +326,7 @@ def additive_digest(hashes: NDArray[np.uint64]) -> int:
 
 
 class Bundle:
-    """Batches that become visible together: what the core calls rows."""
+    """Batches that become visible together; the core's `Rows`."""
 
     __slots__ = ("batches",)
 
@@ -338,7 +338,7 @@ class Bundle:
 
     @property
     def bytes(self) -> int:
-        """Roughly what they take in memory or in a file."""
+        """Approximate bytes in memory or in a file."""
         return sum(batch.bytes for batch in self.batches)
 
     def digest(self) -> int:
@@ -357,7 +357,7 @@ class Bundle:
         return Bundle(batch.where(batch.in_range(token_range)) for batch in self.batches)
 
     def split(self, starts: Starts) -> "list[tuple[int, Bundle]]":
-        """One pass over each batch; if one partition gets all, it is this very bundle."""
+        """The rows of each partition; if one partition gets all rows, this bundle itself."""
         if len(starts.starts) == 1:
             return [(0, self)] if self.batches else []
         if not isinstance(starts.prepared, Lookup):

@@ -1,21 +1,21 @@
 """What is a table made of?
 
-Of columns, some of which are its key. A `Table` that breaks a rule can't be built, so whoever holds
-one need not ask again; a batch becomes one of its own by `align`, which refuses what it would have
-to guess.
+Of columns, some of which form its key. An invalid `Table` can't be built, so its users need no
+further checks. `align` turns a batch into rows of the table, and refuses a batch that would need
+guesses.
 
-A column may be of these types, because Spark, Arrow and Parquet mean the same by them:
+A column may have one of these types, since Spark, Arrow and Parquet agree on them:
 
     bool, int8 to int64, float32, float64, decimal128, date32, timestamp
     string, binary (also large; binary also of a fixed size)
     list, large_list and struct of those, down to a depth of 32
 
-Inside a list or a struct everything may be null, whatever was declared, and a list's element is
-called `item`: these are labels that differ between writers of the same data. A value column
-may be null, too, since a deleted row has nothing but its key. A key never is.
+Inside a list or a struct every value may be null, whatever was declared, and a list's element is
+called `item`: such labels differ between writers of the same data. A value column may be null too,
+since a deleted row has only its key. A key is never null.
 
-A name that was dropped stays taken. Rows that were written before still hold the old values, and
-a new column of that name would show them.
+The name of a dropped column can't be used again: older rows still hold the dropped values, and a
+new column of that name would show them.
 """
 
 import re
@@ -40,7 +40,7 @@ Kind: TypeAlias = Literal["table", "stream"]
 COLUMNS_MAX: Final = 10_000
 DEPTH_MAX: Final = 32
 RESERVED_PREFIX: Final = "__"
-"""Names that start so are the engine's own."""
+"""Prefix of names that are reserved for the storage engine."""
 
 _NAMED_AT_MOST: Final = 5
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -52,29 +52,29 @@ class Table:
 
     id: str
     columns: pa.Schema
-    """As they were declared, without metadata."""
+    """The columns as declared, without metadata."""
     key: tuple[str, ...]
     """The names of the key columns, in the order in which they are hashed."""
     kind: Kind = "table"
     version: int = 1
-    """Raised each time the columns change."""
+    """Incremented each time the columns change."""
     dropped: tuple[str, ...] = ()
-    """The names of columns that are no more, sorted."""
+    """The names of dropped columns, sorted."""
 
     physical: pa.Schema = field(init=False, compare=False, repr=False)
-    """As rows are stored: no key is null, every other column may be."""
+    """The columns as stored: keys are not nullable, all other columns are."""
     key_types: tuple[pa.DataType, ...] = field(init=False, compare=False, repr=False)
     has_plain_key: bool = field(init=False, compare=False, repr=False)
-    """Its values are numbers or text that Python holds as they are."""
+    """The key columns are numbers or text that Python represents exactly."""
     is_plain: bool = field(init=False, compare=False, repr=False)
-    """So are all of its columns, or they are other numbers."""
+    """All columns are such numbers or text, or other numbers."""
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     value_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
     _tokener: Callable[[Sequence[Any]], int] = field(init=False, compare=False, repr=False)
     encoded: bytes = field(init=False, compare=False, repr=False)
     fingerprint: int = field(init=False, compare=False, repr=False)
-    """A number for exactly this definition."""
+    """Identifies exactly this definition."""
     _nullable: pa.Schema = field(init=False, compare=False, repr=False)
     """`physical` as most writers declare it."""
     _types: dict[str, pa.DataType] = field(init=False, compare=False, repr=False)
@@ -107,7 +107,7 @@ class Table:
         _set(self, "fingerprint", xxh3_64_intdigest(self.encoded))
 
     def __hash__(self) -> int:
-        """Of what tells tables apart in practice: hashing thousands of columns takes long."""
+        """Hashes what usually differs: hashing thousands of columns would be slow."""
         return hash((self.id, self.version))
 
     # ------------------------------------------------------------ a schema as bytes, and its next
@@ -130,12 +130,12 @@ class Table:
             )
         except _UNREADABLE as error:
             raise InvalidSchema(
-                f"this is no table's schema: {error}",
-                "it was damaged, or written by something else or a newer version",
+                f"this is not the schema of a table: {error}",
+                "it is damaged, or was written by another program or a newer version",
             ) from error
 
     def check_kin(self, other: "Table") -> None:
-        """Refuse what can't be another version of this table, or the same one."""
+        """Refuse a definition that is neither this one nor another version of this table."""
         if other.fingerprint == self.fingerprint:
             return
         same = (self.id, self.key, self.kind) == (other.id, other.key, other.kind)
@@ -148,12 +148,13 @@ class Table:
             )
 
     def evolved(self, columns: pa.Schema) -> "Table":
-        """The next version: columns may come and go, but the key and all types stay."""
+        """The next version: columns may be added and dropped; the key and all types stay."""
         now = set(columns.names)
         lost = [name for name in self.key if name not in now]
         if lost:
             raise InvalidSchema(
-                f"key columns dropped: {_listed(lost)}", "a table keeps its key: make another table"
+                f"key columns dropped: {_listed(lost)}",
+                "a table keeps its key: create another table",
             )
         gone = [name for name in self.value_names if name not in now]
         dropped = (*self.dropped, *gone)
@@ -162,8 +163,8 @@ class Table:
             new = evolved._types.get(name, old)
             if new != old:
                 raise InvalidSchema(
-                    f"column {name} would turn from {_said(old)} into {_said(new)}",
-                    "stored rows keep their type: add a column of another name",
+                    f"the type of column {name} would change from {_said(old)} to {_said(new)}",
+                    "stored rows keep their type: add a column with another name",
                 )
         return evolved
 
@@ -174,7 +175,7 @@ class Table:
         return self._tokener(key)
 
     def comparable_key(self, key: Sequence[Any]) -> tuple[Any, ...]:
-        """A key that has a token, as what equals `comparable_column` of the same key."""
+        """A key in a form that equals the values of `comparable_column` for the same key."""
         if len(self._comparables) == 1:
             return (self._comparables[0](key[0]),)
         return tuple(make(value) for make, value in zip(self._comparables, key, strict=True))
@@ -182,7 +183,7 @@ class Table:
     # ------------------------------------------------------------ a batch of this table
 
     def align(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch as rows to be written: exactly the physical columns, and sound keys."""
+        """The batch as rows to be written: exactly the physical columns, with valid keys."""
         schema = batch.schema
         if not schema.equals(self.physical, check_metadata=True):
             if schema.equals(self._nullable, check_metadata=True):
@@ -194,7 +195,7 @@ class Table:
         return batch
 
     def widen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows that were stored under an older version, as rows of this one."""
+        """Rows that were stored under an older version, converted to this one."""
         if batch.schema.equals(self.physical, check_metadata=True):
             return batch
         return self._arranged(batch)
@@ -212,7 +213,7 @@ class Table:
             )
 
     def _arranged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The physical columns, by name; what the batch lacks is null, what it has besides goes."""
+        """The physical columns by name; missing columns are null, extra columns are dropped."""
         sent = dict(zip(batch.schema.names, batch.columns, strict=True))
         lacking = [name for name in self.key if name not in sent]
         if lacking:
@@ -234,7 +235,7 @@ class Table:
             if pa.types.is_floating(column.type) and np.isnan(column.to_numpy()).any():
                 raise InvalidKey(
                     f"NaN keys in column {self.physical.names[place]}",
-                    "NaN equals nothing, so no get would find it: drop the rows",
+                    "NaN equals nothing, so no read would find the rows: leave them out",
                 )
 
 
@@ -253,7 +254,7 @@ class _Written(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 _decoder: Final = msgspec.msgpack.Decoder(_Written)
 
-# A damaged name is no UTF-8 (a ValueError); damaged flatbuffers are what Arrow makes of them.
+# A damaged name is not UTF-8 (a ValueError); damaged flatbuffers raise errors of Arrow.
 _UNREADABLE: Final = (
     msgspec.DecodeError,
     pa.ArrowException,
@@ -268,7 +269,7 @@ _UNREADABLE: Final = (
 
 
 def _set(table: Table, name: str, value: object) -> None:
-    """The table is frozen; this is how it gets what it works out when it is built."""
+    """Sets a computed attribute of the frozen table while it is built."""
     object.__setattr__(table, name, value)
 
 
@@ -276,22 +277,23 @@ def _set(table: Table, name: str, value: object) -> None:
 
 
 def _check_identity(table: Table) -> None:
-    # A file may be named after the table, so the two names that mean directories are out.
+    # Files may be named after the table, so `.` and `..` are not allowed.
     if not _ID.fullmatch(table.id) or table.id in (".", ".."):
         raise InvalidSchema(
-            f"{table.id[:200]!r} is no id", "use 1 to 128 of letters, digits, '.', '_' and '-'"
+            f"{table.id[:200]!r} is not a valid table id",
+            "use 1 to 128 of letters, digits, '.', '_' and '-'",
         )
     if table.kind not in get_args(Kind):
-        raise InvalidSchema(f"{table.kind!r} is no kind", "say 'table' or 'stream'")
+        raise InvalidSchema(f"{table.kind!r} is not a kind of table", "use 'table' or 'stream'")
     if not 1 <= table.version < 2**63:
-        raise InvalidSchema(f"{table.version} is no version", "versions count from 1")
+        raise InvalidSchema(f"{table.version} is not a valid version", "versions count from 1")
 
 
 def _plain_columns(columns: pa.Schema) -> pa.Schema:
     names = columns.names
     if not 1 <= len(names) <= COLUMNS_MAX:
         raise InvalidSchema(
-            f"{len(names)} columns", f"a table has at least one and at most {COLUMNS_MAX} columns"
+            f"the table has {len(names)} columns", f"use 1 to {COLUMNS_MAX} columns"
         )
     if len(set(names)) != len(names):
         raise InvalidSchema(
@@ -300,8 +302,8 @@ def _plain_columns(columns: pa.Schema) -> pa.Schema:
     for name in names:
         if not name or name.startswith(RESERVED_PREFIX):
             raise InvalidSchema(
-                f"{name!r} is no name of a column",
-                f"name it, but not with {RESERVED_PREFIX!r} first: such names are reserved",
+                f"{name!r} is not a valid column name",
+                f"use a name that does not start with {RESERVED_PREFIX!r}, which is reserved",
             )
     return pa.schema(
         [
@@ -312,7 +314,7 @@ def _plain_columns(columns: pa.Schema) -> pa.Schema:
 
 
 def _names_of(key: Iterable[str]) -> tuple[str, ...]:
-    """As a tuple; a lone string is one name, not the names of a letter each that it holds."""
+    """The key as a tuple; a string is one name, not a sequence of letters."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
@@ -333,7 +335,7 @@ def _check_key(key: tuple[str, ...], columns: pa.Schema) -> None:
         if of.id == pa.lib.Type_DECIMAL128 and of.scale < 0:
             raise InvalidKey(
                 f"key column {name}: {of} keys can't be compared",
-                "neither Arrow nor Spark does that: cast it to a scale of 0",
+                "Arrow and Spark can't do that: cast it to a scale of 0",
             )
 
 
@@ -358,7 +360,7 @@ _LEAVES: Final = frozenset({
 })
 
 _ADVICE: Final[dict[int, str]] = {
-    pa.lib.Type_NA:                      "say of which type its values will be",
+    pa.lib.Type_NA:                      "declare the type of its values",
     pa.lib.Type_UINT8:                   "cast it to int16",
     pa.lib.Type_UINT16:                  "cast it to int32",
     pa.lib.Type_UINT32:                  "cast it to int64",
@@ -387,9 +389,11 @@ _ADVICE: Final[dict[int, str]] = {
 
 
 def _plain(declared: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
-    """The type without labels, if a column may have it."""
+    """The type without labels; raises if a column can't have it."""
     if depth > DEPTH_MAX:
-        raise InvalidSchema(f"column {path[:200]} is too deep", f"nest at most {DEPTH_MAX} levels")
+        raise InvalidSchema(
+            f"column {path[:200]} is nested too deeply", f"nest at most {DEPTH_MAX} levels"
+        )
     if isinstance(declared, pa.ListType):
         return pa.list_(_plain(declared.value_type, f"{path}[]", depth + 1))
     if isinstance(declared, pa.LargeListType):
@@ -410,10 +414,10 @@ def _plain(declared: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
 def _plain_struct(declared: pa.StructType, path: str, depth: int) -> pa.DataType:
     names = declared.names
     if not names:
-        raise InvalidSchema(f"column {path[:200]} is a struct of nothing", "give it a field")
+        raise InvalidSchema(f"column {path[:200]} is a struct without fields", "add a field")
     if len(set(names)) != len(names):
         raise InvalidSchema(
-            f"column {path[:200]} has fields of one name: {_listed(_repeated(names))}",
+            f"column {path[:200]} has fields with the same name: {_listed(_repeated(names))}",
             "give each its own name",
         )
     return pa.struct(
@@ -422,7 +426,7 @@ def _plain_struct(declared: pa.StructType, path: str, depth: int) -> pa.DataType
 
 
 def _column_of(name: str, wanted: Any, sent: Any, rows: int) -> Any:
-    """The column as it was sent, if it is of the wanted type in all but labels."""
+    """The column, if its type is the wanted one except for labels; raises otherwise."""
     if sent is None or sent.type.id == pa.lib.Type_NA:
         return pa.nulls(rows, wanted)
     if sent.type.equals(wanted, check_metadata=True):
@@ -433,17 +437,17 @@ def _column_of(name: str, wanted: Any, sent: Any, rows: int) -> Any:
         alike = False
     if not alike:
         raise InvalidSchema(
-            f"column {name} is of type {_said(sent.type)}, not {_said(wanted)}",
-            "cast it before it is sent: a cast might lose something, so none is made here",
+            f"column {name} has type {_said(sent.type)}, not {_said(wanted)}",
+            "cast it before you send it; Limosa does not, since a cast might lose data",
         )
     return sent.cast(wanted)
 
 
 # ---------------------------------------------------------------- when two keys are the same
 #
-# Python's own values are not good enough. An hour that a clock shows twice never equals itself in
-# another zone; a float is not what is left of it in 32 bits; and there are years that no datetime
-# has. So times are compared by the integers that they are stored as, and texts by their bytes.
+# Python's own values can't be compared safely. An ambiguous hour never equals itself in another
+# time zone; a float differs from its 32-bit value; and datetime does not cover all years. So times
+# are compared by the integers that are stored, and texts by their bytes.
 
 _FLOAT32: Final = struct.Struct("<f")
 _DAY_ZERO: Final = 719_163
@@ -451,7 +455,7 @@ _DAY_ZERO: Final = 719_163
 
 
 def comparable_column(column: Any) -> Any:
-    """A key column, without a copy, as one whose values are `comparable_key`'s."""
+    """A key column, without a copy, with values like those of `comparable_key`."""
     same_bytes = _COMPARED_AS.get(column.type.id)
     return column if same_bytes is None else column.view(same_bytes)
 
@@ -502,7 +506,7 @@ _COMPARABLES: Final[dict[int, Callable[[Any], Any]]] = {
 }
 
 
-# ---------------------------------------------------------------- what a message says
+# ---------------------------------------------------------------- names and types in messages
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
@@ -515,7 +519,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _said(of: pa.DataType) -> str:
-    """A struct can say more of itself than anyone reads."""
+    """The type as text, truncated: the text of a struct can be very long."""
     said = str(of)
     return said if len(said) <= 200 else f"{said[:200]}…"
 

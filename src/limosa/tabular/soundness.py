@@ -1,8 +1,8 @@
 """Is a batch from an untrusted sender safe to use?
 
-Arrow trusts what it reads: one wrong offset inside a column and the first use ends the process, and
-a compressed kilobyte may ask for a gigabyte. So a body is looked at before it is decoded, and every
-value of it is checked before it is used.
+Arrow trusts its input: with one wrong offset inside a column, the first use can crash the process,
+and a compressed kilobyte may expand to a gigabyte. So a body is inspected before it is decoded, and
+all of its values are validated before they are used.
 """
 
 import struct
@@ -22,7 +22,7 @@ _HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
 def sound_batch(
     body: pa.Buffer, schema: pa.Schema, rows_max: int = ROWS_MAX, trusted: bool = False
 ) -> pa.RecordBatch:
-    """The batch, or `BadInput`; `trusted` if it was checked by the node that sends it."""
+    """The batch; raises `BadInput`. `trusted`: the node that sent it has checked it."""
     try:
         if trusted:
             return pa.ipc.read_record_batch(body, schema)
@@ -31,20 +31,20 @@ def sound_batch(
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
-        raise BadInput(f"rows that are no sound Arrow batch: {brief(error)}", _ADVICE) from None
+        raise BadInput(f"an invalid Arrow batch: {brief(error)}", _ADVICE) from None
     return batch
 
 
 def _check_header(message: pa.Message, schema: pa.Schema, rows_max: int) -> None:
     if message.type != "record batch":
-        raise BadInput(f"a body that is a {message.type}, no record batch", _ADVICE)
+        raise BadInput(f"a body is a {message.type}, not a record batch", _ADVICE)
     header = _Table.root(message.metadata).table(_HEADER)
     if header.has(_COMPRESSION):
         raise BadInput("a compressed batch", _ADVICE)
     rows = header.int64(_LENGTH)
     if not 0 <= rows <= rows_max:
-        raise BadInput(f"a batch of {rows} rows", f"send at most {rows_max} at once")
-    # Arrow lets a buffer be longer than it need be, even by half a number; NumPy does not.
+        raise BadInput(f"a batch has {rows} rows", f"send at most {rows_max} at once")
+    # Arrow accepts a buffer whose size is not a multiple of its numbers; NumPy does not.
     numbers = header.vector(_BUFFERS, 2)
     for width, size in zip(_widths(schema), numbers[1::2], strict=True):
         if size % width:
@@ -55,7 +55,7 @@ _known: dict[int, tuple[pa.Schema, list[int]]] = {}
 
 
 def _widths(schema: pa.Schema) -> list[int]:
-    """Of the numbers in each buffer of a batch; remembered, as there are few schemas."""
+    """The width of the numbers in each buffer of a batch; cached, since schemas are few."""
     known = _known.get(id(schema))
     if known is None or known[0] is not schema:
         if len(_known) > 1024:
@@ -78,14 +78,14 @@ def _widths_of(of: Any) -> list[int]:
 
 
 def brief(error: BaseException) -> str:
-    """What it says, as far as a caller may know it."""
+    """The error as a short text that a caller may see."""
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 class _Table:
-    """As much of a flat buffer as is needed to look at two of its fields.
+    """Reads single fields of a flatbuffer.
 
-    Arrow has verified the whole of it; `struct` refuses what lies outside all the same.
+    Arrow has verified the whole buffer before; `struct` refuses reads outside of it anyway.
     """
 
     def __init__(self, data: memoryview, at: int) -> None:
@@ -119,7 +119,7 @@ class _Table:
         return _Table(self._data, at + forward)
 
     def vector(self, number: int, width: int) -> tuple[int, ...]:
-        """The numbers of a list of structs that have so many each."""
+        """The numbers of a list of structs with `width` numbers each."""
         if not self.has(number):
             return ()
         at = self._at + self._place(number)

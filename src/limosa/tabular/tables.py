@@ -9,7 +9,7 @@ from limosa.tabular.schema import Table
 
 
 class KnownTables:
-    """Definitions by name and by fingerprint; replaced as a whole, so that any thread may read."""
+    """Definitions by name and by fingerprint; replaced at once, so that any thread can read."""
 
     def __init__(self) -> None:
         self._decoded: dict[bytes, Table] = {}
@@ -37,7 +37,9 @@ class KnownTables:
         found = self._by_name.get(name)
         if found is None:
             some = ", ".join(sorted(self._by_name)[:5]) or "none yet"
-            raise UnknownTable(f"there is no table {name!r}", f"create it first; there are: {some}")
+            raise UnknownTable(
+                f"there is no table {name!r}", f"create it first; known tables: {some}"
+            )
         return found
 
     @property

@@ -1,1 +1,1 @@
-"""How do processes talk? Arrow Flight: one port a process, for calls, streams and bulk data."""
+"""How do processes communicate? By Arrow Flight: each process has one port for all traffic."""

@@ -1,15 +1,15 @@
 """How does an error cross the wire?
 
 A Flight error has a text and some bytes. The bytes (`extra_info`) carry what Limosa needs: the
-error's class, its message and advice, and whether the operation surely did not happen. What went
-wrong inside a server stays there: the client gets a number, the server's log the traceback.
+error's class, its message and advice, and whether the operation surely did not happen. Internal
+errors stay on the server: the client gets an incident number, the server's log the traceback.
 
-Learned from pyarrow 26, and the reason for the care taken here:
+How pyarrow 26 behaves, which is why this module is needed:
 
 - The class `FlightError` itself loses its bytes on the way; its subclasses keep them.
 - Anything but a Flight error arrives with the server's traceback, file names and all.
-- Text and bytes travel as HTTP headers. Above 8 KB in sum gRPC drops them *now and then*, above
-  16 KB always; and the text counts up to four times. So all of it is cut to length.
+- Text and bytes travel as HTTP headers. gRPC drops them *sometimes* above 8 KB in total, and always
+  above 16 KB; the text counts up to four times. So text and bytes are truncated.
 - A failed call may raise an `ArrowInvalid`, an `ArrowKeyError` or a plain `OSError` as well.
 """
 
@@ -30,7 +30,7 @@ TEXT_LENGTH_MAX = 500
 MESSAGE_LENGTH_MAX = 1200
 ADVICE_LENGTH_MAX = 600
 
-# Told of every error that is not for the client's eyes: the number that the client got, and it.
+# Receives every error that is hidden from the client, with the incident number it was given.
 Report: TypeAlias = Callable[[str, BaseException], None]
 
 _classes: dict[str, type[LimosaError]] = {
@@ -56,24 +56,24 @@ _decoder = msgspec.msgpack.Decoder(WireFailure)
 
 
 def to_flight_error(error: BaseException, report: Report | None = None) -> flight.FlightError:
-    """What the server raises, so that the client can tell what happened, and no more."""
+    """The error that the server raises: it tells the client what happened, and nothing more."""
     if isinstance(error, LimosaError):
         return _packed(error)
     if isinstance(error, flight.FlightCancelledError):
         return flight.FlightCancelledError("the call was cancelled")
     incident = secrets.token_hex(6)
     if report is not None:
-        # A log that fails must not put its own traceback on the wire.
+        # A failure to log must not send the logger's traceback to the client.
         with suppress(Exception):
             report(incident, error)
     return _packed(
-        OutcomeUnknown(f"internal error {incident}", "the server's log has it under this number")
+        OutcomeUnknown(f"internal error {incident}", "look for this number in the server's log")
     )
 
 
 @contextmanager
 def errors_sent(report: Report | None = None) -> Iterator[None]:
-    """Around what a handler does, and inside the generator that it returns."""
+    """Wraps the work of a handler, and the body of a generator that it returns."""
     try:
         yield
     except Exception as error:
@@ -104,7 +104,7 @@ def _flight_class(error: LimosaError) -> type[flight.FlightError]:
 
 
 def _code(kind: type[LimosaError]) -> str:
-    """A class that only this room knows travels as its nearest ancestor in `errors`."""
+    """A class that is private to this package travels as its nearest ancestor in `errors`."""
     return next(base.__name__ for base in kind.__mro__ if _classes.get(base.__name__) is base)
 
 
@@ -119,10 +119,10 @@ def _cut(text: str, length: int) -> str:
 
 
 def from_flight_error(error: BaseException) -> LimosaError:
-    """What the server meant; what it did not say is told from the kind of the error.
+    """The server's error; if Limosa's bytes are missing, it is derived from the Flight class.
 
-    Whatever says nothing definite may have happened, also a call that never reached a server:
-    Flight does not tell these apart.
+    Unless the error says that the call did not happen, its outcome is unknown. This includes calls
+    that never reached a server, since Flight can't tell them apart.
     """
     if isinstance(error, LimosaError):
         return error
@@ -136,22 +136,22 @@ def from_flight_error(error: BaseException) -> LimosaError:
         case flight.FlightUnauthorizedError():
             return Forbidden(text)
         case flight.FlightTimedOutError():
-            return OutcomeUnknown(f"no answer in time: {text}", "try again")
+            return OutcomeUnknown(f"timeout: {text}", "retry")
         case flight.FlightCancelledError():
-            return OutcomeUnknown(f"the call was cancelled: {text}", "try again")
+            return OutcomeUnknown(f"the call was cancelled: {text}", "retry")
         case flight.FlightUnavailableError():
             return OutcomeUnknown(
                 f"the server can't be reached: {text}",
-                "is it running there, with TLS on both sides or on none, and with certificates "
-                "that fit? Then try again",
+                "check that it is running, that both sides use TLS or neither does, and that the "
+                "certificates match; then retry",
             )
         case _:
-            return OutcomeUnknown(f"the call failed: {text}", "try again")
+            return OutcomeUnknown(f"the call failed: {text}", "retry")
 
 
 @contextmanager
 def errors_received() -> Iterator[None]:
-    """Around what a client asks of a server, and around reading what it answers."""
+    """Wraps a client's calls to a server, and the reading of answers."""
     try:
         yield
     except (pa.ArrowException, flight.FlightError, OSError) as error:
@@ -164,24 +164,24 @@ def _failure(error: BaseException) -> WireFailure | None:
     try:
         return _decoder.decode(error.extra_info)
     except msgspec.DecodeError:
-        return None  # of another program
+        return None  # another program's bytes
 
 
 def _unpacked(failure: WireFailure) -> LimosaError:
     kind = _classes.get(failure.code)
     if kind is None or (kind.definite and not failure.definite):
-        # Of a newer server. That it may have happened weighs more than what it is called.
+        # From a newer server. Whether the call may have happened matters more than the class name.
         kind = Refused if failure.definite else OutcomeUnknown
     return kind(failure.message, failure.advice)
 
 
 def error_named(code: str, message: str, advice: str = "") -> LimosaError:
-    """The error of that class, if it is one that a message and advice make; else a refusal."""
+    """The error of that class if message and advice suffice to build it, otherwise `Refused`."""
     kind = _classes.get(code, Refused)
     return kind(message, advice)
 
 
 def _text(error: BaseException) -> str:
-    """Its first line, without what Flight and a foreign server's traceback add to it."""
+    """The first line of the text, without what Flight and a server's traceback add."""
     lines = str(error).partition(". Detail: ")[0].splitlines()
     return _cut(lines[0], TEXT_LENGTH_MAX) if lines else type(error).__name__

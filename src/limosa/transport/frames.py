@@ -1,15 +1,15 @@
-"""What does one message on a stream look like?
+"""What does one frame on a stream look like?
 
-A frame is a head (what is said) and bodies (rows, as Arrow messages). It travels as the metadata of
-a Flight message, not as Flight's own record batch: so one stream carries every table, and nothing
-of a stranger's rows is decoded, or inflated, before we have looked at it.
+A frame is a head (messages) and bodies (rows, as Arrow messages). It travels as the metadata of a
+Flight message, not as Flight's own record batch: so one stream carries rows of every table, and a
+stranger's rows are neither decoded nor decompressed before they are checked.
 
     | size of head: 27 bits | shift: 5 bits | head | zeros to a multiple of 64 + shift | bodies |
 
-Arrow wants numbers where a processor likes them. gRPC hands large messages out at addresses that
-are always the same modulo 16, a few bytes of its own behind a multiple of it. The sender shifts
-the bodies so that they fall on the next one, and the receiver can use them where they are. If that
-guess is wrong one day they are copied, as small ones are.
+Arrow needs aligned numbers. gRPC delivers large messages at addresses that are always the same
+modulo 16, a few bytes of its own header behind a multiple of 16. The sender shifts the bodies to
+the next multiple, so that the receiver can use them in place. If gRPC changes its header, bodies
+are copied, as small frames always are.
 """
 
 import struct
@@ -20,9 +20,9 @@ import pyarrow as pa
 from limosa.errors import BadInput
 
 ALIGNMENT = 64
-"""Of the bodies within a frame."""
+"""Alignment of bodies within a frame."""
 ADDRESS_ALIGNMENT = 16
-"""Of what Arrow is given: as large as its largest number."""
+"""Alignment of what Arrow is given: the size of its largest number."""
 LARGE_BYTES = 16 << 10
 FRAME_BYTES_MAX = 80 << 20
 HEAD_BYTES_MAX = 64 << 20
@@ -36,7 +36,7 @@ def padded(size: int) -> int:
 
 
 def pack(head: bytes, bodies: Sequence[pa.Buffer | bytes] = ()) -> bytes:
-    """Bodies follow each other, each padded, as `Part.at` counts them."""
+    """Bodies follow each other, each padded; `BodyPart.at` is an offset into them."""
     shift = _shift(len(head) + sum(len(body) for body in bodies)) if bodies else 0
     pieces = [(len(head) | shift << _SIZE_BITS).to_bytes(4, "little"), head]
     if bodies:
@@ -48,7 +48,7 @@ def pack(head: bytes, bodies: Sequence[pa.Buffer | bytes] = ()) -> bytes:
 
 
 def _shift(size: int) -> int:
-    """How far bodies are moved so that they arrive aligned: by what gRPC puts before a frame."""
+    """How far bodies are shifted to arrive aligned, given the header that gRPC adds."""
     if size < LARGE_BYTES:
         return 0
     before = 4 if size < 2 << 20 else 5  # the size of a frame is a number of three or four bytes
@@ -56,17 +56,17 @@ def _shift(size: int) -> int:
 
 
 def unpack(frame: pa.Buffer, head_bytes_max: int = HEAD_BYTES_MAX) -> tuple[bytes, pa.Buffer]:
-    """The head, and the bodies where Arrow can use them: what the network gives has any address."""
+    """The head, and the bodies at an address that Arrow can use."""
     data = memoryview(frame)
     length = len(data)
     if length < 4 or length > FRAME_BYTES_MAX:
-        raise BadInput(f"a frame of {length} bytes", "send frames of 4 bytes to 80 MiB")
+        raise BadInput(f"a frame has {length} bytes", "send frames of 4 bytes to 80 MiB")
     (first,) = _FIRST.unpack_from(data)
     size, shift = first & ((1 << _SIZE_BITS) - 1), first >> _SIZE_BITS
     if size > head_bytes_max:
-        raise BadInput(f"a head of {size} bytes", f"send at most {head_bytes_max}")
+        raise BadInput(f"a frame's head has {size} bytes", f"send at most {head_bytes_max}")
     if 4 + size > length:
-        raise BadInput("a frame that is shorter than its head", "send the whole head")
+        raise BadInput("a frame is shorter than its head", "send the whole head")
     head = bytes(data[4 : 4 + size])
     start = padded(4 + size) + shift
     if start >= length:

@@ -30,14 +30,14 @@ FRAME_MESSAGES_MAX = 256
 FRAME_BYTES_AIM = 4 << 20
 
 Encode = Callable[[Sequence[Any]], bytes]
-"""Messages to one frame."""
+"""Encodes messages as one frame."""
 SizeOf = Callable[[Any], int]
-"""About how many bytes a message takes."""
+"""Approximate bytes of a message."""
 
 CHANNEL: list[tuple[str, int | str]] = [
-    # Flight's server answers keepalive pings with "enhance your calm", so there are none: who
-    # waits for an answer too long cuts the link, and connects again.
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take to come about
+    # No keepalive: Flight's server refuses pings with "enhance your calm". Instead, a process that
+    # waits too long for an answer cuts the link and reconnects.
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # timeout of a connection attempt
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.use_local_subchannel_pool", 1),
@@ -49,7 +49,7 @@ class FrameWriter(Protocol):
 
 
 class StreamSender:
-    """One stream's sending side."""
+    """The sending side of one stream."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class StreamSender:
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._woken = False
-        """That thread is about to look into the outbox."""
+        """The sending thread was woken, and has not looked into the outbox yet."""
         self._reads = threading.get_ident() if reader_pumps else None
-        """The thread that reads the stream, and pumps after each frame that it has read."""
+        """The thread that reads the stream, if that thread pumps after each frame."""
         self.closed = False
 
     def send(self, message: Any, quiet: bool = False) -> None:
-        """Put it into the outbox; a closed or overfull one loses it.
+        """Put a message into the outbox; if the outbox is closed or full, the message is lost.
 
-        `quiet`: there is more to come; the caller pumps or wakes afterwards.
+        `quiet`: do not send yet; the caller pumps or wakes after its last message.
         """
         size = self._size_of(message)
         with self._lock:
@@ -93,16 +93,16 @@ class StreamSender:
             self.wake()
 
     def wake(self) -> None:
-        """Let a thread of its own send what is in the outbox."""
+        """Let the sending thread empty the outbox."""
         if self._woken:
-            return  # and has not looked yet
+            return  # the thread will look into the outbox anyway
         with self._filled:
             self._woken = True
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"to-{self.name}", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # there are too many; whoever sends must not suffer from it
+                except RuntimeError:  # too many threads: the messages are lost, the caller goes on
                     self._outbox.clear()
                     self._bytes = 0
                     self._woken = False
@@ -111,9 +111,9 @@ class StreamSender:
             self._filled.notify()
 
     def reply(self, message: Any) -> None:
-        """Send it now, on the caller's time: for the thread that reads this very stream.
+        """Send one message now, from the thread that reads this stream.
 
-        A caller who is gone is no error here: its stream ends, and its reader sees that.
+        A failure closes the sender; the reading thread then sees that its stream has ended.
         """
         with self._writing:
             try:
@@ -122,7 +122,7 @@ class StreamSender:
                 self.close()
 
     def pump(self) -> None:
-        """Send what is in the outbox, on the caller's time, unless somebody is at it already."""
+        """Empty the outbox on the calling thread, unless another thread is sending."""
         while self._outbox and self._writing.acquire(blocking=False):
             try:
                 with self._lock:
@@ -151,7 +151,7 @@ class StreamSender:
                 self._broke(error)
 
     def _broke(self, error: Exception) -> None:
-        """The stream is gone, or what was said can't be written: the next stream may do better."""
+        """The stream broke, or a message can't be encoded: close it, so that another is opened."""
         self.close()
         self._broken()
         if not isinstance(error, pa.ArrowException | OSError):
@@ -183,7 +183,7 @@ class StreamSender:
 
 
 class Stream:
-    """The client's end of one open stream."""
+    """The caller's end of one open stream."""
 
     def __init__(
         self,
@@ -203,16 +203,18 @@ class Stream:
         """The next frame; raises StopIteration at the end and FlightError when it broke."""
         frame = self._reader.read_chunk().app_metadata
         if frame is None:
-            raise BadInput("a message without a frame", "is this a Limosa node?")
+            raise BadInput(
+                "the peer sent a message without a frame", "check that the address is a Limosa node"
+            )
         return frame
 
     def cancel(self) -> None:
-        """End it, from whatever thread; who reads or writes gets an error."""
+        """End the stream from any thread; pending reads and writes fail."""
         self.link.close()
         self._reader.cancel()
 
     def close(self) -> None:
-        """After its last use. Arrow would complain of a broken stream that nobody closed."""
+        """Close after the last use, or Arrow warns about a broken stream that was not closed."""
         self.cancel()
         self.link.join(1.0)
         with suppress(Exception):
@@ -220,9 +222,9 @@ class Stream:
 
 
 class Outbound:
-    """A link to one address, opened when it is needed and again when it broke.
+    """A link to one address, opened on demand and reopened after a failure.
 
-    Everything that can block (connecting, reading, writing) happens on its own threads.
+    Everything that can block (connecting, reading, writing) happens on the link's own threads.
     """
 
     RETRY_SECONDS = 0.1
@@ -245,16 +247,16 @@ class Outbound:
         self._stopping = threading.Event()
         self._wanted = threading.Event()
         self._waiting_since: float | None = None
-        """When something was said that nothing was heard after."""
+        """When the oldest message was sent that the peer has not reacted to."""
         self.turns = ReadingTurns(self._read_for_caller, self.cut, pending)
         self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
         self._thread.start()
 
     def send(self, message: Any, quiet: bool = False) -> None:
-        """`quiet`: there is more to come; the caller pumps or wakes afterwards."""
+        """`quiet`: do not send yet; the caller pumps or wakes after its last message."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-        with self._lock:  # also around the outbox: messages stay in their order
+        with self._lock:  # keeps the messages in order across a reconnect
             if self._stream is None:
                 if len(self._waiting) < OUTBOX_MESSAGES_MAX:
                     self._waiting.append(message)
@@ -280,7 +282,7 @@ class Outbound:
                 while True:
                     self.turns.read_as_link(read)
             except StopIteration:
-                self._broke(stream, ConnectionError("the other side ended the stream"))
+                self._broke(stream, ConnectionError("the peer ended the stream"))
             except Exception as error:
                 self._broke(stream, error)
 
@@ -294,7 +296,7 @@ class Outbound:
         if stream is not None:
             try:
                 self._read(stream)
-            except Exception:  # the link's thread finds it again
+            except Exception:  # the link's thread meets the same error
                 stream.cancel()
 
     def _broke(self, stream: Stream | None, error: BaseException) -> None:
@@ -319,18 +321,18 @@ class Outbound:
             stream.link.wake()
 
     def heard(self) -> None:
-        """The other side lives: it said something, here or elsewhere."""
+        """The peer is alive: it sent something, on this stream or on another."""
         self._waiting_since = None
 
     def cut_if_silent(self, seconds: float) -> None:
-        """A connection whose other end vanished would be waited for, for many minutes."""
+        """Cut the stream if the peer is silent; TCP would wait many minutes for a vanished peer."""
         since = self._waiting_since
         if since is not None and time.monotonic() - since > seconds:
             self._waiting_since = None
             self.cut()
 
     def cut(self) -> None:
-        """Let go of the present stream: it does not answer."""
+        """Cancel the current stream; the next message opens another."""
         with self._lock:
             stream = self._stream
         if stream is not None:

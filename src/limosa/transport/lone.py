@@ -80,7 +80,7 @@ class ReadingTurns:
                 self._turn.release()
 
     def release(self, caller: int) -> None:
-        """That thread waits for nothing any more; if it reads, only a cut can tell it."""
+        """That caller has its answer; if it is still reading, only a cut can stop it."""
         if self._caller == caller:
             self._cut()
 
@@ -93,9 +93,9 @@ class AnswerFuture(Future[T]):
     """The answer to one request."""
 
     turns: ReadingTurns | None = None
-    """Of the link that brings the answer, if the request was lone: whoever waits reads there."""
+    """Turns on the link that brings the answer of a lone request: its caller reads there."""
     reader: int | None = None
-    """The thread that reads there."""
+    """The caller's thread while it reads there."""
 
     def cancel(self) -> bool:
         """A request that was sent can't be cancelled."""

@@ -1,19 +1,19 @@
 """Who may connect, and how is a caller identified?
 
-    mode                 needs                          who somebody is
+    mode                 needs                          identity of a caller
     open                 nothing                        anonymous, admin: for one machine only
     tokens               certificate, key, secret       what the token says
     certificates         certificate, key, authority    the certificate's name, admin
     both                 all four                       what the token says; a node's and a
                                                         coordinator's certificate has the same name
 
-A server that is reached from other machines needs TLS and one of the proofs, or `insecure`. The
-two proofs are not seen in one place: the token's header by the middleware, before the handler; the
-certificate's name only by the handler. `identity_of(context)` puts them together, so handlers ask
-it first, and nothing else.
+A server that other machines can reach needs TLS and one of the two proofs, or `insecure`. Flight
+shows the proofs in different places: the token's header to the middleware, before the handler runs,
+and the certificate's name to the handler only. `identity_of(context)` combines them, so every
+handler calls it first.
 
-The certificate's name is the first of its alternative names (of whatever kind), or without any its
-common name. So a node's certificate has the node's id as its first name.
+The certificate's name is its first alternative name (of any kind), or its common name if it has no
+alternative name. So a node's certificate has the node's id as its first name.
 """
 
 import ipaddress
@@ -32,8 +32,8 @@ from limosa.transport.tokens import Identity, check, read_secret
 
 MIDDLEWARE = "auth"
 CALLS_MAX = 1_000
-"""Calls and streams under way at once, without those of nodes and coordinators that say so by a
-token. Each takes a thread, from before it has said anything."""
+"""Most concurrent calls and streams, not counting those of nodes and coordinators with a token.
+Each takes a thread from the moment it connects."""
 
 ANYBODY = Identity("anonymous", "admin", proof="nothing")
 
@@ -43,16 +43,16 @@ Headers: TypeAlias = Mapping[str, Sequence[str] | Sequence[bytes]]
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """Who we are, whom we trust, and what we ask of others; all but the last two are paths."""
+    """Own certificate, trusted authority and required proofs; all but the last three are paths."""
 
-    certificate: str | None = None  # ours, with what lies between it and the authority
+    certificate: str | None = None  # our certificate, followed by intermediate certificates
     key: str | None = None
-    authority: str | None = None  # who signs the others' certificates
-    secret: str | None = None  # of the cluster's tokens
-    insecure: bool = False  # serve other machines without any of it
-    cluster: str = "limosa"  # whose tokens we take
-    # Whether a server with an authority asks its clients for certificates. Without it, the
-    # authority is only for the servers that we call.
+    authority: str | None = None  # certificate of the authority that signs the peers' certificates
+    secret: str | None = None  # the secret that signs the cluster's tokens
+    insecure: bool = False  # serve other machines without TLS and proofs
+    cluster: str = "limosa"  # the cluster whose tokens are accepted
+    # Whether a server with an authority asks its clients for certificates. If not, the authority
+    # only verifies the servers that we call.
     verify_clients: bool = True
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls_tls(self) -> bool:
-        """For an authority that the system trusts, name the system's file of authorities."""
+        """To trust the system's authorities, give the path of the system's bundle."""
         return self.authority is not None
 
     @property
@@ -83,24 +83,24 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_bind(host: str, security: Security) -> None:
-    """Refuse to serve other machines without TLS and a proof of who they are."""
+    """Refuse to serve other machines without TLS and a proof of identity."""
     if security.insecure or _is_loopback(host):
         return
     missing = []
     if not security.serves_tls:
         missing.append("TLS (a certificate and its key)")
     if not security.asks_for_tokens and not security.asks_for_certificates:
-        missing.append("a proof of who connects (a secret for tokens, or an authority for mTLS)")
+        missing.append("a proof of identity (a secret for tokens, or an authority for mTLS)")
     if missing:
         raise BadInput(
             f"serving '{host}' opens Limosa to other machines, without {' and '.join(missing)}",
-            "give what is missing, or bind 127.0.0.1; on a network where you trust everybody, "
-            "set insecure",
+            "configure what is missing, or bind 127.0.0.1; on a network where everybody is "
+            "trusted, set insecure",
         )
 
 
 def server_arguments(security: Security, clock: WallClock = time.time) -> dict[str, Any]:
-    """For `FlightServerBase`. Reads the files once: a new certificate needs a new server."""
+    """For `FlightServerBase`. Reads the files once: a new certificate needs a restart."""
     if security.authority is not None and security.verify_clients and not security.serves_tls:
         raise BadInput(
             "clients can't be asked for certificates without TLS",
@@ -120,7 +120,7 @@ def server_arguments(security: Security, clock: WallClock = time.time) -> dict[s
 
 
 class Authentication(flight.ServerMiddleware):
-    """What the headers of one call say about who calls."""
+    """The caller of one call, as its headers identify it."""
 
     def __init__(
         self, identity: Identity, needs_certificate: bool, ended: Callable[[], None]
@@ -135,7 +135,7 @@ class Authentication(flight.ServerMiddleware):
 
 
 class AuthenticationFactory(flight.ServerMiddlewareFactory):
-    """Lets no call through whose token is missing or wrong, if tokens are asked for."""
+    """Refuses calls without a valid token, if the cluster uses tokens."""
 
     def __init__(
         self, secret: bytes | None, cluster: str, clock: WallClock, *, needs_certificate: bool
@@ -158,13 +158,13 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
         except Refused as error:
             raise to_flight_error(error) from None
         except Exception:
-            # Nobody gets in by a mistake of ours, or sees it.
+            # An internal error must neither let the caller in nor be shown to it.
             raise to_flight_error(Unauthenticated("the token can't be checked")) from None
 
     def _begin(self) -> None:
         with self._lock:
             if self._calls >= CALLS_MAX:
-                raise Refused(f"{CALLS_MAX} calls are under way here already", "try again later")
+                raise Refused(f"{CALLS_MAX} calls are in progress here already", "retry later")
             self._calls += 1
 
     def _end(self) -> None:
@@ -178,10 +178,12 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
 
 
 def identity_of(context: flight.ServerCallContext) -> Identity:
-    """Who calls, by token and certificate together; the first line of every handler."""
+    """The caller by token and certificate; every handler calls this first."""
     seen = context.get_middleware(MIDDLEWARE)
     if not isinstance(seen, Authentication):
-        raise Unauthenticated("this server does not look at who calls", "start it anew")
+        raise Unauthenticated(
+            "this server was started without its authentication middleware", "restart it"
+        )
     if not seen.needs_certificate:
         return seen.identity
     return _combined(seen.identity, _certificate_name(context))
@@ -205,19 +207,21 @@ def _certificate_name(context: flight.ServerCallContext) -> str:
     except UnicodeDecodeError:
         name = ""
     if not name or not name.isprintable():
-        raise Unauthenticated("the certificate has no usable name", "give it an alternative name")
+        raise Unauthenticated(
+            "the certificate has no usable name", "issue one with an alternative name"
+        )
     return name
 
 
 def _bearer(headers: Headers) -> str:
     values = headers.get("authorization", [])
     if not values:
-        raise Unauthenticated("there is no token", "send the header 'authorization: Bearer …'")
+        raise Unauthenticated("the call has no token", "send the header 'authorization: Bearer …'")
     value = values[0]
     scheme, _, token = value.partition(" ") if isinstance(value, str) else ("", "", "")
     if len(values) > 1 or scheme.lower() != "bearer" or not token:
         raise Unauthenticated(
-            "the authorization is no token", "send one header 'authorization: Bearer …'"
+            "the authorization header is not a token", "send one header 'authorization: Bearer …'"
         )
     return token.strip()
 
@@ -226,18 +230,18 @@ def _bearer(headers: Headers) -> str:
 
 
 def scheme(encrypted: bool) -> Literal["grpc+tls", "grpc"]:
-    """What a location begins with, by `serves_tls` or `calls_tls`."""
+    """The scheme of a location, by `serves_tls` or `calls_tls`."""
     return "grpc+tls" if encrypted else "grpc"
 
 
 def client_arguments(security: Security, server_name: str | None = None) -> dict[str, Any]:
-    """For `FlightClient`. With a name (a node's id), only a server with that name will do."""
+    """For `FlightClient`. With a name (a node's id), the server's certificate must bear it."""
     if security.authority is None:
         if security.serves_tls:
-            # Without one the call, and the token with it, would go unencrypted.
+            # Without this check the call and its token would be sent unencrypted.
             raise BadInput(
-                "with TLS, a call needs to know whom to trust",
-                "give the authority that signs the servers' certificates, or the system's file",
+                "a call with TLS needs an authority",
+                "name the authority that signs the servers' certificates, or the system's bundle",
             )
         return {}
     arguments: dict[str, Any] = {"tls_root_certs": _read_authority(security.authority)}
@@ -253,10 +257,10 @@ def client_arguments(security: Security, server_name: str | None = None) -> dict
 def call_options(
     token: str | None, timeout_seconds: float | None = None
 ) -> flight.FlightCallOptions:
-    """For one call: with this token, and not longer than this."""
+    """Options of one call: its token and its timeout."""
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise BadInput("the token has characters that no token has", "was it copied whole?")
-    # The stubs ask for text; pyarrow takes nothing but bytes.
+        raise BadInput("the token has invalid characters", "check that it was copied completely")
+    # The stubs want text; pyarrow accepts only bytes.
     headers: list[Any] = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     return flight.FlightCallOptions(timeout=timeout_seconds, headers=headers)
 
@@ -270,18 +274,18 @@ def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
-        return False  # a name, which may be anybody's by tomorrow
+        return False  # a host name, which may resolve to another machine tomorrow
 
 
 def read_pair(certificate: str, key: str) -> tuple[bytes, bytes]:
-    """Flight takes any two files, and fails at each handshake; better now."""
+    """Check the pair now: Flight accepts any two files and fails at each handshake."""
     pair = _read(certificate), _read(key)
     try:
-        # Without the password OpenSSL would ask for one, and wait.
+        # Without a password callback OpenSSL would prompt for one, and block.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, OSError, ValueError):
         raise UnusableFile(
-            f"{certificate} and {key} are no certificate with its key",
+            f"{certificate} and {key} are not a certificate and its key",
             "both must be PEM files, the key without a password",
         ) from None
     return pair
@@ -293,7 +297,7 @@ def _read_authority(path: str) -> bytes:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode())
     except (ssl.SSLError, ValueError):
         raise UnusableFile(
-            f"{path} has no certificate of an authority", "name a PEM file"
+            f"{path} has no certificate of an authority", "give a PEM file"
         ) from None
     return data
 
@@ -304,5 +308,5 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise UnusableFile(
-            f"{path} can't be read: {error.strerror}", "name a PEM file that this user can read"
+            f"{path} can't be read: {error.strerror}", "give a PEM file that this user can read"
         ) from error

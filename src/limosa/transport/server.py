@@ -1,8 +1,7 @@
 """How does a process listen? One Flight server: message streams, control calls and scans.
 
-What is said is the service's business; here it is made sure that every caller is known, that no
-handler leaks a traceback, that there are not too many streams, and that a slow reader is not read
-from faster than it is answered.
+The service handles the messages. This module authenticates every caller, keeps tracebacks off the
+wire, limits the number of streams, and stops reading from a caller whose answers pile up.
 """
 
 import resource
@@ -31,7 +30,7 @@ from limosa.transport.tokens import Identity
 
 PROTOCOL = 2
 LINKS_MAX = 800
-"""Open streams of clients; nodes and coordinators always get in. See also `CALLS_MAX`."""
+"""Most open streams of clients; nodes and coordinators are not limited. See `CALLS_MAX`."""
 ACTION_BYTES_MAX = 8 << 20
 IN_FLIGHT_MAX = 1_024
 IN_FLIGHT_BYTES_MAX = 64 << 20
@@ -39,20 +38,20 @@ STALL_SECONDS = 30.0
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first thing said on a stream."""
+    """The first message of a stream: who calls whom."""
 
     cluster: str
-    """Its name; empty: the caller does not know it."""
+    """The cluster's name; empty: the caller does not know it."""
     kind: str
-    """`client`, `node` or `coordinator`."""
+    """`client`, `node`, `coordinator` or `mover`."""
     name: str = ""
     to: str = ""
-    """The node that the caller believes to talk to; empty: whoever it is."""
+    """The node that the caller means to reach; empty: any node."""
     protocol: int = PROTOCOL
 
 
 class Inbound:
-    """A stream that somebody opened to us."""
+    """A stream that a caller opened to this process."""
 
     def __init__(self, link: StreamSender, hello: Hello, identity: Identity) -> None:
         self.link = link
@@ -67,26 +66,26 @@ class Inbound:
         return self.link.name
 
     def take_up(self, sizes: Mapping[str, int]) -> None:
-        """Work for this caller begins; while too much of it is under way, nothing more is read."""
+        """Count requests as in flight; blocks while this caller has too many in flight."""
         with self._changed:
             deadline = time.monotonic() + STALL_SECONDS
             while len(self._under_way) >= IN_FLIGHT_MAX or self._bytes > IN_FLIGHT_BYTES_MAX:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    self._under_way.clear()  # their answers were lost on the way
+                    self._under_way.clear()  # their answers were lost
                     self._bytes = 0
             for request, size in sizes.items():
                 self._bytes += size - self._under_way.get(request, 0)
                 self._under_way[request] = size
 
     def settle(self, request: str) -> None:
-        """It is answered."""
+        """The request is answered."""
         with self._changed:
             self._bytes -= self._under_way.pop(request, 0)
             self._changed.notify()
 
 
 class Service(Protocol):
-    """What the process does with what it is told."""
+    """What the process does with the messages and calls that it receives."""
 
     cluster: str
     node: str
@@ -125,7 +124,7 @@ class Server(flight.FlightServerBase):
         before = f"{scheme(security.serves_tls)}://{at}"
         super().__init__(f"{before}:{port}", **server_arguments(security))
         self.address = f"{before}:{self.port}"
-        # It listens from now on. `serve()` would only wait, and take the process's signals.
+        # The server listens from here on. `serve()` would only block and take over signals.
 
     # --- streams
 
@@ -137,7 +136,7 @@ class Server(flight.FlightServerBase):
                 frame = _next_frame(reader)
                 self._check_expiry(inbound.identity)
                 if inbound.link.closed:
-                    raise Refused("what was answered could not be sent", "connect again")
+                    raise Refused("an answer could not be sent", "reconnect")
                 self._service.received(inbound, frame)
                 inbound.link.pump()
         except StopIteration:
@@ -154,7 +153,9 @@ class Server(flight.FlightServerBase):
         try:
             hello = _hellos.decode(command or b"")
         except (ValueError, RecursionError):
-            raise BadInput("a stream without a greeting", "speak Limosa's protocol") from None
+            raise BadInput(
+                "a stream without a valid greeting", "check the client's version"
+            ) from None
         self._check_hello(hello, identity)
         number = next(self._numbers)
         name = hello.name if hello.kind == "node" else f"{hello.kind}:{number}"
@@ -173,14 +174,16 @@ class Server(flight.FlightServerBase):
         with self._lock:
             clients = sum(each.hello.kind == "client" for each in self._links.values())
             if hello.kind == "client" and clients >= LINKS_MAX:
-                raise Refused(f"{LINKS_MAX} streams are open here already", "close some")
+                raise Refused(f"{LINKS_MAX} client streams are open here already", "close some")
             self._links[f"{name}/{number}"] = inbound
         service.opened(inbound)
         return inbound
 
     def _check_hello(self, hello: Hello, identity: Identity) -> None:
         if hello.protocol != PROTOCOL:
-            raise BadInput(f"protocol {hello.protocol}", f"this node speaks {PROTOCOL}")
+            raise BadInput(
+                f"protocol version {hello.protocol} is not supported", f"use version {PROTOCOL}"
+            )
         if hello.cluster and hello.cluster != self._service.cluster:
             raise BadInput(
                 f"this is a node of cluster {self._service.cluster}, not of {hello.cluster[:200]}",
@@ -191,11 +194,13 @@ class Server(flight.FlightServerBase):
                 f"this is {self._service.node}, not {hello.to[:200]}", "refresh the topology"
             )
         if hello.kind not in ("client", "node", "coordinator", "mover"):
-            raise BadInput(f"a stream of kind {hello.kind[:20]!r}", "speak Limosa's protocol")
+            raise BadInput(
+                f"unknown kind of stream: {hello.kind[:20]!r}", "check the client's version"
+            )
         if hello.kind == "node" and not identity.is_node(hello.name):
             raise Forbidden(
                 f"{identity.subject} is not node {hello.name[:200]}",
-                "a node's certificate or token bears its name",
+                "use the certificate or token of that node",
             )
         if hello.kind == "coordinator" and identity.has_role:
             identity.must_be("coordinator")
@@ -204,7 +209,7 @@ class Server(flight.FlightServerBase):
 
     def _check_expiry(self, identity: Identity) -> None:
         if identity.expires_at is not None and time.time() > identity.expires_at:
-            raise Unauthenticated("the token has expired", "connect with a new one")
+            raise Unauthenticated("the token has expired", "reconnect with a new one")
 
     def _leave(self, inbound: Inbound) -> None:
         inbound.link.close()
@@ -221,7 +226,9 @@ class Server(flight.FlightServerBase):
         try:
             identity = identity_of(context)
             if action.body is not None and action.body.size > ACTION_BYTES_MAX:
-                raise BadInput(f"a call of {action.body.size} bytes", "calls are small: write")
+                raise BadInput(
+                    f"a call has {action.body.size} bytes", f"send at most {ACTION_BYTES_MAX}"
+                )
             body = b"" if action.body is None else action.body.to_pybytes()
             return [flight.Result(pa.py_buffer(self._service.act(identity, action.type, body)))]
         except BaseException as error:
@@ -243,16 +250,16 @@ class Server(flight.FlightServerBase):
             raise self._told(error) from None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        raise self._told(BadInput("Limosa takes no DoPut", "write by a stream of messages"))
+        raise self._told(BadInput("DoPut is not supported", "write by a stream of messages"))
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
-        raise self._told(BadInput("Limosa lists no flights", "ask for the topology"))
+        raise self._told(BadInput("ListFlights is not supported", "ask for the topology"))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        raise self._told(BadInput("Limosa has no flight infos", "ask for the topology"))
+        raise self._told(BadInput("GetFlightInfo is not supported", "ask for the topology"))
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        """None of it: of an error here, pyarrow would send the traceback along."""
+        """An empty schema: pyarrow would send the traceback of an error raised here."""
         return flight.SchemaResult(pa.schema([]))
 
     def list_actions(self, context: Any) -> list[Any]:
@@ -267,7 +274,7 @@ class Server(flight.FlightServerBase):
     # --- the end
 
     def stop(self, seconds: float, goodbye: Callable[[Inbound], None]) -> bool:
-        """Ask callers to go, and wait for that; False: some are still there."""
+        """Ask callers to disconnect, and wait; False: some are still connected."""
         self._stopping = True
         with self._lock:
             inbounds = list(self._links.values())
@@ -280,21 +287,21 @@ class Server(flight.FlightServerBase):
 
 
 def _next_frame(reader: Any) -> pa.Buffer:
-    """What was sent beside Flight's own rows; those are a stranger's, and nobody's here."""
+    """The frame in a message's metadata. Flight's own rows are not used, and are refused."""
     try:
         chunk = reader.read_chunk()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        raise BadInput("a message that is no frame", "speak Limosa's protocol") from None
+        raise BadInput("a malformed Flight message", "check the client's version") from None
     if chunk.app_metadata is None or chunk.data is not None:
-        del chunk  # it may be large: Flight has inflated it
+        del chunk  # may be large: Flight has decompressed it
         pa.default_memory_pool().release_unused()
-        raise BadInput("a message without a frame", "speak Limosa's protocol")
+        raise BadInput("a message without a frame", "check the client's version")
     frame: pa.Buffer = chunk.app_metadata
     return frame
 
 
 def _make_room_for_connections() -> None:
-    """Each takes a file descriptor, also of those who only hold the line; so do our files."""
+    """Raise the limit of open files: every connection needs a descriptor, even an idle one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):

@@ -2,9 +2,8 @@
 
 A token is a JSON Web Token signed with the cluster's secret (HMAC with SHA-256, and nothing else:
 a token that names another algorithm is refused before its signature is looked at). It says who
-(`sub`), as what (`role`), in which cluster (`aud`), from when (`iat`, `nbf`) and until when
-(`exp`). Whoever has the secret can make tokens for anybody, so the secret's file is for its owner
-alone.
+(`sub`), in which role (`role`), in which cluster (`aud`), from when (`iat`, `nbf`) and until when
+(`exp`). The secret can sign tokens for any subject, so only its owner may read the secret's file.
 
 The time comes in as an argument: seconds since 1970, as in the token. No error repeats the token
 or the secret.
@@ -27,7 +26,7 @@ SECRET_BYTES_MIN = 32
 SECRET_BYTES_MAX = 4096
 TOKEN_LENGTH_MAX = 4096
 NAME_LENGTH_MAX = 256
-# How far ahead the clock of the machine that issued a token may be.
+# How far the clock of the token's issuer may be ahead.
 CLOCK_SKEW_SECONDS_MAX = 30.0
 
 Role: TypeAlias = Literal["client", "admin", "node", "coordinator", "mover"]
@@ -38,7 +37,7 @@ NEW_TOKEN = "ask an administrator of the cluster for a new token"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who asks, in which role, how we know, and until when we may believe it."""
+    """Who calls, in which role, by which proof, and until when the proof is valid."""
 
     subject: str
     role: Role
@@ -46,10 +45,10 @@ class Identity(msgspec.Struct, frozen=True):
     proof: Proof = "token"
 
     def is_node(self, node_id: str) -> bool:
-        """May it speak for this node?
+        """Whether the caller is this node.
 
-        A token must say so by role and name. A certificate alone has no role: its name decides.
-        Where nobody proves anything (a cluster on one machine), anybody may.
+        A token must have the role and the name of the node. A certificate without a token has no
+        role, so its name decides. Without proofs (a cluster on one machine) every caller passes.
         """
         match self.proof:
             case "nothing":
@@ -61,20 +60,20 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def has_role(self) -> bool:
-        """Whether somebody gave it one; by a certificate alone, all that we know is the name."""
+        """Whether a token gave the caller its role; a certificate alone only has a name."""
         return self.proof in ("token", "token and certificate")
 
     def must_be(self, *roles: Role) -> None:
-        """Refuse whoever has none of these roles."""
+        """Refuse a caller that has none of these roles."""
         if self.role not in roles:
             raise Forbidden(
-                f"'{self.subject}' has the role {self.role}, and this needs {' or '.join(roles)}",
+                f"'{self.subject}' has the role {self.role}, but needs {' or '.join(roles)}",
                 "use a token with that role",
             )
 
 
 class _Claims(msgspec.Struct, forbid_unknown_fields=False):
-    """What a token says; a token that says less, or in other types, is malformed."""
+    """The claims of a token; a token without them, or with other types, is malformed."""
 
     sub: str
     role: str
@@ -95,10 +94,10 @@ _claims_decoder = msgspec.json.Decoder(_Claims)
 def issue(
     secret: bytes, cluster: str, subject: str, role: str, lifetime_seconds: float, now: float
 ) -> str:
-    """A new token for `subject`, good from now on."""
+    """A new token for `subject`, valid from now on."""
     _check_secret_length(secret, "the secret")
     if role not in ROLES:
-        raise BadInput(f"there is no role '{role}'", f"use one of {', '.join(ROLES)}")
+        raise BadInput(f"unknown role '{role}'", f"use one of {', '.join(ROLES)}")
     if not _is_name(subject) or not _is_name(cluster):
         raise BadInput(
             "a token needs a subject and a cluster's name",
@@ -106,7 +105,7 @@ def issue(
         )
     if not (math.isfinite(lifetime_seconds) and lifetime_seconds > 0):
         raise BadInput(
-            f"a token can't live for {lifetime_seconds} seconds", "use a positive number"
+            f"a token can't be valid for {lifetime_seconds} seconds", "use a positive number"
         )
     claims = {
         "sub": subject,
@@ -120,7 +119,7 @@ def issue(
 
 
 def check(secret: bytes, cluster: str, token: str, now: float) -> Identity:
-    """Whom the token speaks for, or `Unauthenticated` with what is wrong with it."""
+    """The token's identity; raises `Unauthenticated` with the reason if it is not valid."""
     _check_secret_length(secret, "the secret")
     claims = _signed_claims(secret, token)
     if not _is_name(claims.sub) or not math.isfinite(claims.exp) or not math.isfinite(claims.iat):
@@ -136,7 +135,7 @@ def check(secret: bytes, cluster: str, token: str, now: float) -> Identity:
     for role in ROLES:
         if role == claims.role:
             return Identity(claims.sub, role, claims.exp)
-    raise Unauthenticated("the token has an unknown role", f"known are {', '.join(ROLES)}")
+    raise Unauthenticated("the token has an unknown role", f"use one of {', '.join(ROLES)}")
 
 
 def _signed_claims(secret: bytes, token: str) -> _Claims:
@@ -145,11 +144,11 @@ def _signed_claims(secret: bytes, token: str) -> _Claims:
     try:
         return _claims_decoder.decode(_signatures.decode(token, secret, [ALGORITHM]))
     except jwt.InvalidAlgorithmError:
-        raise Unauthenticated("the token is signed by another algorithm", NEW_TOKEN) from None
+        raise Unauthenticated("the token is signed with another algorithm", NEW_TOKEN) from None
     except jwt.InvalidSignatureError:
         raise Unauthenticated("the token's signature is wrong", NEW_TOKEN) from None
     except Exception:
-        # A hostile token finds more than the errors of its parsers (a deep nest: RecursionError).
+        # A hostile token can cause other errors than ValueError, such as RecursionError by nesting.
         raise _malformed() from None
 
 
@@ -170,11 +169,11 @@ def make_secret(path: str) -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise UnusableFile(
-            f"{path} is already there",
-            "a new secret makes all tokens useless: remove the file if you mean it",
+            f"{path} exists already",
+            "a new secret invalidates all tokens; to replace it anyway, remove the file first",
         ) from None
     except OSError as error:
-        raise UnusableFile(f"{path} can't be made: {error.strerror}") from error
+        raise UnusableFile(f"{path} can't be created: {error.strerror}") from error
     try:
         with os.fdopen(file, "wb") as writer:
             os.fchmod(file, 0o600)
@@ -190,22 +189,22 @@ def make_secret(path: str) -> None:
 def read_secret(path: str) -> bytes:
     """The secret in a file that nobody but its owner can read or write."""
     try:
-        # Without waiting: a named pipe would wait for its writer.
+        # Non-blocking: opening a named pipe would wait for a writer.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(file, "rb") as reader:
             mode = os.fstat(file).st_mode
             if not stat.S_ISREG(mode):
-                raise UnusableFile(f"{path} is no file", "name the file of the cluster's secret")
+                raise UnusableFile(f"{path} is not a file", "give the path of the cluster's secret")
             if mode & 0o077:
                 raise UnusableFile(
-                    f"others can use the secret in {path} (mode {stat.S_IMODE(mode):04o})",
+                    f"other users can access the secret in {path} (mode {stat.S_IMODE(mode):04o})",
                     f"run: chmod 600 {path}; if others could read it, make a new secret",
                 )
             secret = reader.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
     except OSError as error:
         raise UnusableFile(
             f"the secret {path} can't be read: {error.strerror}",
-            "make one with make_secret, and copy it to every machine of the cluster",
+            "create one with make_secret, and copy it to every machine of the cluster",
         ) from error
     _check_secret_length(secret, f"the secret in {path}")
     return secret

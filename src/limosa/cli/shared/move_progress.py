@@ -63,7 +63,7 @@ class Rate:
 
     def note(self, now: float, done: float) -> None:
         if not done or (self._seen and done < self._seen[-1][1]):
-            self._seen.clear()  # the copy has not begun, or began anew in another session
+            self._seen.clear()  # the copy has not begun, or started again in another session
         self._seen.append((now, done))
         while now - self._seen[0][0] > RATE_SECONDS and len(self._seen) > 2:
             self._seen.popleft()

@@ -1,4 +1,4 @@
-"""How is a plan of moves asked for and printed? What moves where, why, and what it costs."""
+"""How is a plan of moves requested and printed? What moves where, why, and what it costs."""
 
 from typing import Annotated, Any
 
