@@ -25,7 +25,7 @@ def should_rebalance(
 ) -> PolicyDecision:
     """`loads` are those of the nodes that balancing uses: live, and not being drained."""
     if not policy.enabled:
-        return PolicyDecision(False, "it is not enabled")
+        return PolicyDecision(False, "automatic runs are off")
     if last_check is not None and now - last_check < policy.interval_seconds:
         return PolicyDecision(False, "the loads were compared a moment ago")
     if last_run_end is not None and now - last_run_end < policy.cooldown_seconds:
