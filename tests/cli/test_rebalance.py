@@ -89,7 +89,7 @@ def test_a_run_is_paused_survives_its_coordinator_goes_on_and_is_cancelled(
         eventually(lambda: connection.agreed()["coordinator"] is not None, seconds=SECONDS)
         time.sleep(1.0)
         assert typed.status()["committed"] == paused["committed"], "it is still paused"
-        assert "it is paused" in typed.well("explain", run).text
+        assert "the run is paused" in typed.well("explain", run).text
 
         typed.well("rebalance", "resume")
         eventually(lambda: typed.status()["committed"] > paused["committed"], seconds=SECONDS)
