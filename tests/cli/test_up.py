@@ -37,7 +37,7 @@ def test_a_cluster_lives_through_interrupts_deaths_and_restarts(tmp_path: Path) 
         second = run(cluster.environment, "--json", arguments=["up", "--data", str(directory)])
         assert second.returncode == 1
         assert json.loads(second.stdout)["error"]["code"] == "VolumeInUse"
-        assert "a cluster runs from" in second.stderr
+        assert "a cluster is running from" in second.stderr
         assert (directory / "cluster.json").exists()
 
         # Who dies is reported, and comes back.
@@ -156,4 +156,4 @@ def test_a_directory_keeps_its_name_and_its_nodes(
     assert main(["up", "--data", data, "--cluster", "other"]) == 2
     assert "holds the cluster shop" in capsys.readouterr().err
     assert main(["up", "--data", data, "--nodes", "1"]) == 2
-    assert "holds a cluster of 2 nodes" in capsys.readouterr().err
+    assert "has a cluster of 2 nodes" in capsys.readouterr().err

@@ -275,11 +275,11 @@ def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
     [
         ({"partition": "nowhere"}, "is not here"),
         ({"incarnation": "c999"}, "is not here"),
-        ({"ranges": ()}, "0 ranges of tokens"),
+        ({"ranges": ()}, "0 token ranges"),
         ({"ranges": ((5, 5),)}, "is no range of tokens"),
         ({"ranges": ((0, 2**64 - 1),)}, "is no range of tokens"),
         ({"ranges": ((0, 10), (5, 20))}, "overlap"),
-        ({"ranges": tuple((n, n + 1) for n in range(2_000))}, "2000 ranges of tokens"),
+        ({"ranges": tuple((n, n + 1) for n in range(2_000))}, "2000 token ranges"),
         ({"table": b"nothing"}, "this is not the schema of a table"),
     ],
 )
@@ -305,7 +305,7 @@ def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
     for role in ("client", "node", "coordinator"):
         with pytest.raises(LimosaError, match="admin or mover"):
             ask(wrong, role, sound)
-    with pytest.raises(LimosaError, match="names no replica"):
+    with pytest.raises(LimosaError, match="malformed ticket of a replica scan"):
         ask(wrong, "admin", b"replica:what?")
 
 

@@ -74,8 +74,8 @@ def test_news_of_what_was_not_heard_are_refused() -> None:
     tell, hear = StatusTeller(), StatusHearer()
     tell(holding(1, "p"))
     second = tell(holding(2, "p"))
-    with pytest.raises(BadInput, match="not heard"):
+    with pytest.raises(BadInput, match="not received"):
         hear(second)
     hear(StatusTeller()(holding(0, "p")))
-    with pytest.raises(BadInput, match="not heard"):
+    with pytest.raises(BadInput, match="not received"):
         hear(second)

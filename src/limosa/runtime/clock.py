@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 class BootClock:
-    """The machine's own clock since its boot."""
+    """The time since the machine's boot."""
 
     def __init__(self) -> None:
         self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,8 +1,8 @@
 """How does a coordinator run? Its driver renews its lease, receives statuses, and commits.
 
-Commits that are asked for together are made together, if they do not contradict each other: a
-failover of a thousand partitions is then a few commits, each guarded by all that it was computed
-from.
+Commits that are requested together are combined if they do not contradict each other: a failover
+of a thousand partitions then takes a few commits. Each commit is guarded by all records that it was
+computed from.
 """
 
 import queue
@@ -45,7 +45,7 @@ REVISIONS_KEPT = 5_000
 
 
 class Mover(Protocol):
-    """Carries rows to new replicas, as long as it is asked to. Never blocks."""
+    """Copies rows to new replicas while the coordinator asks for it. Never blocks."""
 
     def follow(self, addresses: Mapping[NodeId, str]) -> None: ...
 
@@ -61,11 +61,11 @@ class Mover(Protocol):
 
 
 MakeMover: TypeAlias = Callable[[Callable[[PipelineState, str], None]], Mover]
-"""Given whom to tell of its state."""
+"""Makes a mover; the argument receives the pipeline's state."""
 
 
 class CoordinatorDriver:
-    """One run of one coordinator process, in office or standing by."""
+    """The driver of one coordinator process, as leader or on standby."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class CoordinatorDriver:
         self._mover.compare(job, then)
 
     def _size_of(self, job: StartCopy) -> int:
-        """About how many bytes there are to carry; 0: nobody has said yet."""
+        """Approximate bytes to copy; 0: unknown yet."""
         status = self.brain.statuses.get(job.source.node)
         known = () if status is None else status.replicas.get(job.partition, ())
         return max((each.bytes for each in known if each.replica == job.source), default=0)
@@ -143,7 +143,7 @@ class CoordinatorDriver:
     # --- commits
 
     def _commit_all(self, store: AgreedStore) -> None:
-        """Everything that was asked for up to now, in as few commits as possible."""
+        """Make all requested commits, combined into as few as possible."""
         with self._lock:
             self._committing = False
             asked: list[Commit] = []
@@ -158,14 +158,14 @@ class CoordinatorDriver:
         self._watcher.look()
 
     def _tell_nodes(self, generation: Revision) -> None:
-        """They would see it by themselves, a little later; a hand-over is as long as that."""
+        """Tell nodes to read the topology now: a hand-over waits until they have read it."""
         look = Look(generation)
         for node in self.brain.agreed.leases:
             self.peers.send(node, look)
 
     def _commit(self, store: AgreedStore, together: list[Commit]) -> Revision:
-        """All at once; if one of them is stale, each for itself. The generation that came of it;
-        0: the topology is as it was."""
+        """Commit all together, or one by one if a guard is stale; the resulting generation, or 0 if
+        the topology did not change."""
         union = united(together)
         try:
             revision = store.commit(union)
@@ -178,7 +178,7 @@ class CoordinatorDriver:
             self.log("committed", why=commit.why)
         return revision if union.touches_topology() else 0
 
-    # --- office
+    # --- leadership
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):
@@ -189,7 +189,7 @@ class CoordinatorDriver:
             self.deliver(Ticked())
 
     def _trim_history(self) -> None:
-        """Watches that are so far behind read everything again."""
+        """Trim the history; a watch that is further behind reads everything again."""
         now = self.now()
         if self.in_office and now - self._trimmed_at > TRIM_SECONDS:
             self._trimmed_at = now
@@ -222,14 +222,14 @@ class CoordinatorDriver:
 
     def _elect(self, lease: int, revision: int, sent_at: float) -> None:
         self._lease = lease
-        self.log("in office", revision=revision)
+        self.log("became the active coordinator", revision=revision)
         self._watcher.look()
         self.deliver(Elected(revision))
 
     def _lose(self, lease: int) -> None:
         if self._lease == lease:
             self._lease = None
-            self.log("out of office")
+            self.log("no longer the active coordinator")
             self.deliver(Deposed())
 
     def _followed(self, agreed: Agreed, asked: bool) -> None:
@@ -241,7 +241,7 @@ class CoordinatorDriver:
         self.deliver(AgreedRead(agreed))
 
     def _tell_of_pipeline(self, state: PipelineState, detail: str) -> None:
-        """For people who ask what a move waits for; it goes with our lease."""
+        """Record the pipeline's state for operators; the record ends with our lease."""
         record = Pipeline(self.name, state, detail, time.time())
 
         def tell(store: AgreedStore) -> None:
@@ -258,6 +258,6 @@ class CoordinatorDriver:
         if self._lease is not None:
             self._heartbeat.revoke(self._lease)
         self._heartbeat.close()
-        self._mover.close()  # after that: a successor need not wait until Java has ended
+        self._mover.close()  # last: a successor need not wait until Java has exited
         self._watcher.close()
         self.peers.close()

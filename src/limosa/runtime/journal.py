@@ -27,7 +27,7 @@ class Journal:
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03}"
             line = " ".join([clock, self._who, what, *(f"{k}={v}" for k, v in said.items())])
-        # A log that can't be written must not end whoever has something to say.
+        # A failure to log must not end the thread that logs.
         with self._lock, suppress(OSError, ValueError):
             print(line, file=self._stream, flush=True)
 

@@ -2,12 +2,12 @@
 
     DIRECTORY/
         metastore.db        the agreed state
-        secret              of the cluster's tokens
+        secret              signs the cluster's tokens
         local.json          names and ports, so that a restart finds everything again
         n1/, n2/, …         a node's data
-        logs/n1.log, …      what each process has to say
+        logs/n1.log, …      the log of each process
 
-A child ends by itself when its parent is gone: it reads its standard input, which then ends.
+A child exits when its parent is gone, since it reads its standard input until the end.
 """
 
 import json
@@ -39,14 +39,14 @@ STOP_SECONDS = 15.0
 
 
 class LocalLayout(Struct, frozen=True):
-    """What a restart must find again."""
+    """The state that survives a restart."""
 
     cluster: str
     ports: dict[str, int]
 
 
 class LocalCluster:
-    """Processes on this machine: one coordinator (or several) and some nodes."""
+    """Child processes on this machine: one or more coordinators, and nodes."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class LocalCluster:
     ) -> None:
         self.directory = Path(directory).absolute()
         self.arguments = list(arguments)
-        """Further options of every node."""
+        """Additional options of every node."""
         self.of_coordinators = list(of_coordinators)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.addresses: dict[str, str] = {}
@@ -69,18 +69,16 @@ class LocalCluster:
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(
-                f"{directory} can't be used: {error}", "name another directory"
-            ) from None
+            raise BadInput(f"{directory} can't be used: {error}", "use another directory") from None
         known = self._known()
         if known is not None and nodes is not None and nodes < len(known.ports):
             raise BadInput(
-                f"{self.directory} holds a cluster of {len(known.ports)} nodes",
-                "start at least as many, or name another directory",
+                f"{self.directory} has a cluster of {len(known.ports)} nodes",
+                "start at least as many nodes, or use another directory",
             )
         count = nodes or (len(known.ports) if known else 3)
         if not 1 <= count <= 50:
-            raise BadInput(f"{count} nodes", "ask for 1 to 50")
+            raise BadInput(f"a local cluster can't have {count} nodes", "use 1 to 50")
         self.cluster = known.cluster if known else cluster
         self.nodes = [f"n{number + 1}" for number in range(count)]
         self.coordinators = [
@@ -89,9 +87,9 @@ class LocalCluster:
         ]
         self.services = [ADMIN] if admin else []
         self.admin_url = ""
-        """Where the admin service listens; empty: there is none."""
+        """The address of the admin service; empty: it does not run."""
         self.admin_trouble = ""
-        """Why it did not start; the cluster does not need it."""
+        """Why the admin service did not start; the cluster works without it."""
         self._ports = dict(known.ports) if known else {}
         self.secret = str(self.directory / "secret") if secret else None
         self.metastore = str(self.directory / "metastore.db")
@@ -105,10 +103,10 @@ class LocalCluster:
             return msgspec.json.decode(data, type=LocalLayout)
         except msgspec.DecodeError as error:
             raise BadInput(
-                f"{self.directory / 'local.json'} is damaged: {error}", "name another directory"
+                f"{self.directory / 'local.json'} is damaged: {error}", "use another directory"
             ) from None
 
-    # --- all of it
+    # --- the whole cluster
 
     def start(self) -> "LocalCluster":
         self._lock_directory()
@@ -147,8 +145,8 @@ class LocalCluster:
             os.close(self._lock)
             self._lock = None
             raise VolumeInUse(
-                f"a cluster runs from {self.directory} already",
-                "stop it first, or name another directory",
+                f"a cluster is running from {self.directory} already",
+                "stop it first, or use another directory",
             ) from None
 
     def _remember(self) -> None:
@@ -159,7 +157,7 @@ class LocalCluster:
         new.replace(self.directory / "local.json")
 
     def stop(self) -> None:
-        """Ask everybody to stop, who serves others first; kill who does not."""
+        """Stop all processes, the admin service first; kill those that do not stop in time."""
         for names in (self.services, self.nodes, self.coordinators):
             running = [self.processes[name] for name in names if name in self.processes]
             for process in running:
@@ -192,13 +190,13 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
-    # --- one of them
+    # --- single processes
 
     def start_one(self, name: str, wait: bool = True, port: int | None = None) -> None:
         old = self.processes.get(name)
         if old is not None:
             if old.poll() is None:
-                raise BadInput(f"{name} runs already", "stop it first")
+                raise BadInput(f"{name} is running already", "stop it first")
             _close(old)
         with open(self.directory / "logs" / f"{name}.log", "ab") as log, held_back(*ENDING):
             self.processes[name] = subprocess.Popen(
@@ -213,7 +211,7 @@ class LocalCluster:
             self.wait_until_ready([name])
 
     def add_node(self) -> str:
-        """One more, which joins; its name."""
+        """Start another node, which joins the cluster; returns its name."""
         name = f"n{len(self.nodes) + 1}"
         self.nodes.append(name)
         try:
@@ -241,14 +239,14 @@ class LocalCluster:
         return command
 
     def _admin_command(self, name: str) -> list[str]:
-        """It finds the cluster by its directory, whenever that can be found."""
+        """Start the admin service, which finds the cluster by its directory."""
         port = int(self.admin_url.rsplit(":", 1)[1]) if self.admin_url else ADMIN_PORT
         bind = f"127.0.0.1:{port if _is_free(port) else 0}"
         command = [sys.executable, "-m", "limosa", "serve", "admin", "--name", name]
         return [*command, "--bind", bind, "--directory", str(self.directory), "--with-parent"]
 
     def _free_port(self, name: str) -> int:
-        """The one that it had before, if nobody else has it now."""
+        """The process's former port, if it is free."""
         port = self._ports.get(name, 0)
         if name in self.addresses:
             port = int(self.addresses[name].rsplit(":", 1)[1])
@@ -267,7 +265,7 @@ class LocalCluster:
                     process.kill()
                 process.wait(READY_SECONDS)
                 log = self.directory / "logs" / f"{name}.log"
-                raise Refused(f"{name} did not start: {_last_words(log)}", f"look at {log}")
+                raise Refused(f"{name} did not start: {_last_words(log)}", f"see {log}")
             said = json.loads(line.removeprefix("ready"))
             if said.get("address"):
                 self.addresses[name] = said["address"]
@@ -279,7 +277,7 @@ class LocalCluster:
         return process is not None and process.poll() is None
 
     def kill(self, name: str) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the process (SIGKILL) and wait for its end."""
         process = self.processes[name]
         process.kill()
         process.wait()
@@ -301,7 +299,7 @@ def _last_words(log: Path) -> str:
         lines = log.read_text().strip().splitlines()
         if lines:
             return lines[-1]
-    return "it said nothing"
+    return "its log is empty"
 
 
 def _is_free(port: int) -> bool:

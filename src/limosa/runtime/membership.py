@@ -1,8 +1,8 @@
 """How does a process become a node, and stay one? By a handshake, recorded on its disk.
 
-`JOINING` is in the directory before the request is in the metastore, and `NODE` after its answer,
-so a process that comes back knows whether it is a member, is none, or must not guess. Only the
-answer to its own request counts. Nothing of the node is started before it has joined.
+The directory gets `JOINING` before the request is in the metastore, and `NODE` after the answer. So
+a restarted process knows whether it is a member, is not, or can't tell and must stop. Only the
+answer to its own request counts. The node starts nothing before it has joined.
 """
 
 import os
@@ -51,21 +51,21 @@ ATTEMPTS = 10
 
 
 class NodeIdentity(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a directory says of its node."""
+    """The record of a node in its directory."""
 
     node: NodeId
     host: str
     cluster: str = ""
-    """The cluster's id; empty while it is not known yet."""
+    """The cluster's id; empty until it is known."""
     request: str = ""
-    """By which it asked to join."""
+    """The id of the request to join."""
 
 
 # --- a cluster
 
 
 def found(store: AgreedStore, name: str, machine: str, id: str) -> Cluster:
-    """This metastore belongs to that cluster from now on; one that already does stays as it is."""
+    """Found the cluster in this metastore; does nothing if it was founded before."""
     check_name("cluster", name)
     new = Cluster(name, id, machine)
     commit = Commit(
@@ -76,14 +76,14 @@ def found(store: AgreedStore, name: str, machine: str, id: str) -> Cluster:
     cluster = cluster_of(store.read().topology)
     if cluster.name != name:
         raise BadInput(
-            f"this metastore belongs to the cluster {cluster.name}", "give every cluster its own"
+            f"this metastore belongs to the cluster {cluster.name}", "use one metastore per cluster"
         )
     return cluster
 
 
 def cluster_of(topology: Topology) -> Cluster:
     if topology.cluster is None:
-        raise IllegalRequest("this metastore belongs to no cluster", "found one first")
+        raise IllegalRequest("this metastore has no cluster", "start a coordinator first")
     return topology.cluster
 
 
@@ -91,24 +91,24 @@ def cluster_of(topology: Topology) -> Cluster:
 
 
 def member(store: AgreedStore, directory: Path) -> Node | None:
-    """Whose directory this is, according to the metastore; None: nobody's, so it can join."""
+    """The node that owns the directory, as the metastore knows it; None: it can join."""
     known = _read(directory / MEMBER)
     if known is None:
         if (directory / JOINING).exists():
             raise IllegalRequest(
                 f"an earlier join from {directory} did not finish",
-                "wipe the directory and join again, under a new name if the old one is taken",
+                "wipe the directory and join again, with a new name if the old one is taken",
             )
         return None
     topology = store.read().topology
     if cluster_of(topology).id != known.cluster:
         raise IllegalRequest(
-            f"{directory} belongs to a node of another cluster", "look at the metastore's address"
+            f"{directory} belongs to a node of another cluster", "check the path of the metastore"
         )
     node = topology.nodes.get(known.node)
     if node is None or node.host != known.host:
         raise IllegalRequest(
-            f"{directory} belongs to {known.node}, which the cluster does not know as such",
+            f"{directory} belongs to {known.node}, which the cluster does not know",
             "wipe the directory and join under a new name",
         )
     _check_stays(node)
@@ -134,7 +134,7 @@ def join(
     now: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Node:
-    """The node's row once it is a member; a directory that has joined before is not asked again."""
+    """Join the cluster; returns the node's record. A directory that has joined joins only once."""
     known = member(store, directory)
     if known is not None:
         return known
@@ -145,7 +145,7 @@ def join(
         _ask(store, Request(request_id, JoinCluster(node, cluster), asked=time.time()))
         answer = _wait(store, request_id, wait_seconds, now, sleep)
         if answer.state == "refused":
-            raise IllegalRequest(f"{node.id} may not join: {answer.answer}")
+            raise IllegalRequest(f"{node.id} can't join: {answer.answer}")
     except LimosaError as error:
         if error.definite:
             _remove(directory / JOINING)
@@ -161,11 +161,9 @@ def _ask(store: AgreedStore, request: Request) -> None:
     try:
         store.commit(commit)
     except StaleGuard as error:
-        raise BadInput(
-            f"there is a request {request.id} already", "make an id that is nobody's"
-        ) from error
+        raise BadInput(f"request {request.id} exists already", "use a new id") from error
     except OutcomeUnknown:
-        pass  # whether it is there shows while we wait
+        pass  # the wait shows whether the request was stored
 
 
 def _wait(
@@ -175,7 +173,7 @@ def _wait(
     now: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Request:
-    """The answer to this request, or the certainty that it will never be answered."""
+    """Wait for the answer; on a timeout, withdraw the request."""
     deadline = now() + wait_seconds
     while True:
         with suppress(MetastoreUnavailable):
@@ -186,37 +184,38 @@ def _wait(
                 _withdraw(store, request)
         if now() >= deadline + wait_seconds:
             raise OutcomeUnknown(
-                "the metastore does not answer, so nobody knows whether the node joined",
-                "look at the nodes; if it is none, wipe its directory and join again",
+                "the metastore does not answer, so it is unknown whether the node joined",
+                "list the nodes; if it is not among them, wipe its directory and join again",
             )
         sleep(POLL_SECONDS)
 
 
 def _withdraw(store: AgreedStore, request: str) -> None:
-    """Take the request back, unless it is answered at this very moment."""
+    """Withdraw the request, unless it was answered in the meantime."""
     key = request_key(request)
     guards = {key: store.read().revision_of(key)}
     with suppress(StaleGuard, OutcomeUnknown):
         store.commit(Commit(guards, (Remove(key),), "nobody answered"))
         raise Refused(
-            "no coordinator answered, so the node did not join",
+            "no coordinator answered in time, so the node did not join",
             "start a coordinator, then join again",
         )
 
 
 def refresh(store: AgreedStore, node: Node) -> Node:
-    """A member comes back as it is now: another address, an upgrade. What all can do is enabled."""
+    """Update a returning member's record, and enable features that all members support."""
     for _ in range(ATTEMPTS):
         topology = store.read().topology
         known = topology.nodes.get(node.id)
         if known is None:
-            raise IllegalRequest(f"{node.id} is no member", "join first")
+            raise IllegalRequest(f"{node.id} is not a member", "join first")
         _check_stays(known)
         check_cluster(topology, cluster_of(topology).name, node)
         missing = missing_features(topology, node)
         if missing:
             raise IllegalRequest(
-                f"{node.id} lacks what this cluster uses: {missing}", "start its newer version"
+                f"{node.id} lacks features of this cluster: {missing}",
+                "start a newer version of it",
             )
         new = replace(node, state=known.state, host=known.host)
         if new == known:
@@ -227,22 +226,22 @@ def refresh(store: AgreedStore, node: Node) -> Node:
             changes = (Put(new), Put(enabled(topology, new)))
             store.commit(Commit(guards, changes, f"{node.id} as it is now"))
             return new
-    raise Refused(f"the members change all the time, so {node.id} could not", "try again")
+    raise Refused(f"the list of members kept changing, so {node.id} was not updated", "retry")
 
 
 def register(
     store: Metastore, node: Node, lease: LeaseId, previous: Revision | None = None
 ) -> Revision:
-    """This run of the node is alive from this revision on.
+    """Register this process as the live node; returns the revision of the registration.
 
-    Guarded by the node's row, so that one that was removed meanwhile does not come to life; and by
-    the revision of its former lease key, if the caller knows it.
+    The commit is guarded by the node's record, so that a removed node stays dead, and by the
+    revision of its former lease key, if the caller knows it.
     """
     key = node_key(node.id)
     entry = store.get(key)
     known = None if entry is None else decode(entry.value)
     if entry is None or not isinstance(known, Node) or known.host != node.host:
-        raise IllegalRequest(f"{node.id} is no member", "join first")
+        raise IllegalRequest(f"{node.id} is not a member", "join first")
     _check_stays(known)
     guards = {key: entry.revision}
     if previous is not None:
@@ -266,7 +265,7 @@ def _read(path: Path) -> NodeIdentity | None:
 
 
 def _write(path: Path, identity: NodeIdentity) -> None:
-    """Whole or not at all, and durable: the file first, then its name."""
+    """Write the file atomically and durably: sync the file, then rename it."""
     draft = path.with_name(path.name + ".new")
     with draft.open("wb") as file:
         file.write(msgspec.json.encode(identity))

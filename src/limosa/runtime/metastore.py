@@ -1,7 +1,7 @@
 """How does a driver use the metastore without blocking? Other threads make the calls.
 
-`Heartbeat` keeps a lease, on a connection that nothing else can hold up. `Watcher` keeps the
-agreed state current and makes commits. Both report by events.
+`Heartbeat` keeps a lease on a connection that is used for nothing else. `Watcher` keeps the agreed
+state current and makes commits. Both report by events.
 """
 
 import queue
@@ -19,7 +19,7 @@ TROUBLE_SECONDS = 0.2
 
 
 class Heartbeat:
-    """Grants and renewals, in their order."""
+    """Grants and renews leases, one after the other."""
 
     def __init__(self, open_store: Callable[[], Metastore], clock: Clock, log: Log) -> None:
         self._open = open_store
@@ -35,7 +35,7 @@ class Heartbeat:
         register: Callable[[Metastore, int], int],
         then: Callable[[int, int, float], None],
     ) -> None:
-        """A new lease, and what is registered under it: (lease, revision, when it was sent)."""
+        """Acquire a lease and register under it; reports lease, revision and time of sending."""
 
         def work(store: Metastore) -> None:
             sent_at = self._clock.now()
@@ -57,7 +57,7 @@ class Heartbeat:
         self._asked.put(work)
 
     def revoke(self, lease: int) -> None:
-        """A clean end: nobody need wait for the lease to run out."""
+        """End the lease now, so that others need not wait until it expires."""
         self._asked.put(lambda store: store.revoke(lease))
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class Heartbeat:
 
 
 class Watcher:
-    """The agreed state as it changes, and commits, one after the other."""
+    """Follows the agreed state and makes commits, one after the other."""
 
     WAIT_SECONDS = 0.25
 
@@ -108,14 +108,14 @@ class Watcher:
         self._writer.start()
 
     def look(self) -> None:
-        """Somebody wants the newest state, changed or not."""
+        """Report the newest state, even if it has not changed."""
         self._wanted = True
         agreed_store = self._agreed_store
         if agreed_store is not None:
             agreed_store.nudge()
 
     def commit(self, commit: Commit) -> None:
-        """What comes of it shows in the state; one that is stale is wanted no more."""
+        """Make a commit; its result shows in the state. A stale commit is dropped."""
 
         def work(store: AgreedStore) -> None:
             with suppress(StaleGuard):
@@ -124,7 +124,7 @@ class Watcher:
         self._commits.put(work)
 
     def do(self, work: Callable[[AgreedStore], None]) -> None:
-        """Something else with the store, on the thread that commits."""
+        """Run other work with the store on the thread that commits."""
         self._commits.put(work)
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
 """How does a node run? Its driver passes events to the core and carries out the effects.
 
-One lock stands around the brain and the order of writes to the storage. Nothing slow happens under
-it: rows are checked before, syncs, the metastore and the network have threads of their own, and
-reads do not take it at all.
+One lock protects the participant and the order of writes to the storage. Nothing slow happens under
+the lock: rows are checked before, and syncs, the metastore and the network have their own threads.
+Reads do not take the lock.
 """
 
 import threading
@@ -69,21 +69,21 @@ from limosa.tabular.tables import KnownTables
 
 TICK_SECONDS = 0.02
 SYNC_SECONDS = 0.02
-"""At the latest; whoever writes wakes the thread that syncs, or syncs itself."""
+"""Longest wait for a sync; usually a write wakes the sync thread, or syncs itself."""
 COLLECT_SECONDS = 60.0
 ROOM_SECONDS = 1.0
 
 
 class NodeSettings(Struct, frozen=True):
-    """What a node is told when it starts."""
+    """Settings of a node."""
 
     participant: ParticipantSettings = ParticipantSettings()
     free_bytes_min: int = 256 << 20
-    """With less than this left on a disk, clients' writes are refused."""
+    """The node refuses clients' writes if a disk has less free space than this."""
 
 
 class NodeDriver:
-    """One run of one node."""
+    """The driver of one node, from its start to its stop."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class NodeDriver:
         failed: Callable[[Exception], None],
     ) -> None:
         self.is_over = False
-        """This run serves nothing any more: it stops, or its disk has failed."""
+        """The driver serves nothing any more: it is stopping, or its disk has failed."""
         self.node = node
         self.store = store
         self.peers = peers
@@ -139,11 +139,13 @@ class NodeDriver:
             thread.start()
 
     def wait_until_live(self, seconds: float) -> None:
-        """Registered, with a topology from after that; raises if it takes too long."""
+        """Wait until the node is registered and has read the topology; raises on a timeout."""
         deadline = time.monotonic() + seconds
         while (lease := self.brain.lease) is None or not lease.registered:
             if time.monotonic() > deadline:
-                raise Refused(f"{self.node.id} got no lease", "does the metastore answer?")
+                raise Refused(
+                    f"{self.node.id} got no lease in time", "check that the metastore answers"
+                )
             time.sleep(0.01)
 
     # --- events in
@@ -182,7 +184,7 @@ class NodeDriver:
                 self._syncing.release()
 
     def _newest(self, message: Write) -> int:
-        """A compare-and-set is told what is there, in the order of this partition's writes."""
+        """The row's newest version for a compare-and-set, in the order of the partition writes."""
         owner = self.brain.owners.get(message.partition)
         if owner is None:
             return 0
@@ -193,19 +195,19 @@ class NodeDriver:
         return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
 
     def status(self) -> Status | None:
-        """What the coordinator is told; nothing while there is no lease."""
+        """The status for the coordinator; None without a lease."""
         with self._lock:
             return None if self.brain.lease is None else self.brain.status(self.now())
 
     def wait_for_room(self) -> str:
-        """Why clients' writes can't be taken now; empty: they can."""
+        """Why clients' writes are refused now; empty: they are accepted."""
         return self._no_room
 
     # --- effects out
 
     def _carry_out_all(self, effects: Sequence[Effect]) -> None:
-        """In their order; after one that failed none, or an ack would outrun what it acks."""
-        with self._fatal():  # the brain believes that all of them are done
+        """Carry out effects in order; stop after a failure, or an ack might precede its write."""
+        with self._fatal():  # the participant assumes that all effects are carried out
             for effect in effects:
                 if self.is_over:
                     return
@@ -270,7 +272,7 @@ class NodeDriver:
             try:
                 digest = view.digest()
             except Exception as error:
-                self.log("a digest was not taken", partition=change.partition, error=repr(error))
+                self.log("a digest failed", partition=change.partition, error=repr(error))
             self.deliver(DigestTaken(change.partition, change.incarnation, change.to, digest))
 
         self._worker.do(take)
@@ -281,37 +283,39 @@ class NodeDriver:
                 effect.partition, effect.incarnation, effect.after, effect.bytes_max
             )
         except LimosaError as error:
-            self.log("a log's tail was not read", partition=effect.partition, error=str(error))
+            self.log("reading a log failed", partition=effect.partition, error=str(error))
             entries = []
         self.deliver(TailRead(effect.ticket, tuple(entries)))
 
     def _read_slice(self, effect: ReadSlice) -> None:
         view = self.store.view(effect.partition, effect.incarnation)
         record = self.brain.topology.partitions.get(effect.partition)
-        held = slice_of(WHOLE if record is None else record.range, effect.slice, effect.slices)
+        whole = WHOLE if record is None else record.range
+        token_range = slice_of(whole, effect.slice, effect.slices)
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
         batches = [
             batch
             for table in view.tables.values()
-            for batch in view.copied(table.table, held, through)
+            for batch in view.copied(table.table, token_range, through)
         ]
         rows = Bundle(batches)
-        rows.digest()  # here, where nobody waits for it
+        rows.digest()  # computed here, where no client waits for it
         self.deliver(SliceRead(effect.ticket, rows, through))
 
     def _shelve_slice(self, effect: ShelveSlice, collected: int) -> None:
         if self.is_over:
             return
         record = self.brain.topology.partitions.get(effect.partition)
-        held = slice_of(WHOLE if record is None else record.range, effect.slice, effect.slices)
+        whole = WHOLE if record is None else record.range
+        token_range = slice_of(whole, effect.slice, effect.slices)
         rest, problem = Bundle(), ""
         try:
             rows = [rows for rows in effect.rows if isinstance(rows, Bundle)]
             place = (effect.partition, effect.incarnation)
             least = self.settings.participant.shelved_bytes
-            rest = self.store.shelve(place, rows, held, effect.digest, collected, least)
+            rest = self.store.shelve(place, rows, token_range, effect.digest, collected, least)
         except Exception as error:
-            self.log("a slice was not stored", partition=effect.partition, error=repr(error))
+            self.log("storing a slice failed", partition=effect.partition, error=repr(error))
             problem = f"the slice was not stored: {error}"
         self.deliver(SliceShelved(effect.ticket, (rest,) if len(rest) else (), problem))
 
@@ -324,7 +328,7 @@ class NodeDriver:
                 through = self.store.view(*source).watermark
                 self.store.adopt(source, target)
         except Exception as error:
-            self.log("rows were not linked", partition=effect.partition, error=repr(error))
+            self.log("linking rows failed", partition=effect.partition, error=repr(error))
             through = None
         self.deliver(RowsLinked(effect.ticket, through))
 
@@ -340,7 +344,7 @@ class NodeDriver:
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """Without one of its threads a node would keep its lease, and do nothing with it."""
+        """Stop the node on an error: without one of its threads it would keep a useless lease."""
         try:
             yield
         except Exception as error:
@@ -357,7 +361,7 @@ class NodeDriver:
                 self._sync_once()
 
     def _sync_once(self) -> None:
-        """By whoever has `_syncing`: everything that was written up to now."""
+        """Sync everything written so far; the caller holds `_syncing`."""
         if self._wanted <= self._synced or self.is_over:
             return
         try:
@@ -383,11 +387,11 @@ class NodeDriver:
                     self.deliver(CollectionDue(partition))
 
     def note_deletes(self, partition: str) -> None:
-        """Its tombstones are to be collected some time."""
+        """The partition has tombstones that must be collected later."""
         self._deleted.add(partition)
 
     def look_for_room(self) -> None:
-        """What is free, what replicas take, how much they are used: now and then, or when asked."""
+        """Measure free space, sizes of replicas and traffic, and report them to the participant."""
         try:
             free = self.store.free_bytes()
         except OSError as error:
@@ -413,7 +417,7 @@ class NodeDriver:
         self.deliver(TopologyRead(agreed.topology, agreed.revision, asked=asked))
 
     def _fail(self, error: Exception) -> None:
-        """A disk failed, or we did: this run is over; the others take its partitions over."""
+        """A disk or this process failed: stop serving; other nodes take the partitions over."""
         if not self.is_over:
             self.is_over = True
             self._stopping.set()
@@ -429,11 +433,11 @@ class NodeDriver:
     # --- the end
 
     def stop(self) -> None:
-        """Let go of the lease first: the others need not wait for its end."""
+        """Give up the lease first, so that other nodes need not wait until it expires."""
         with self._lock:
             lease = self.brain.lease
             if lease is not None and not self.is_over:
-                # Nothing is served any more, whoever asks; and whoever waits is told.
+                # From here on every request is refused, and waiting callers are told.
                 self._carry_out_all(self.brain.handle(self.now(), LeaseEnded(lease.id)))
             self.is_over = True
         self._stopping.set()

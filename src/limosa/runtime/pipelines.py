@@ -25,19 +25,19 @@ BYTES_PER_SECOND = 64 << 20
 
 
 class PipelineConfig(Struct, frozen=True, kw_only=True):
-    """What a coordinator is told of its pipeline."""
+    """Settings of a coordinator's pipeline."""
 
     kind: Literal["auto", "spark", "threads"] = "auto"
     scratch: str
-    """A directory of its own; what is in it is deleted."""
+    """A directory for the pipeline alone: its contents are deleted."""
     master: str = ""
     conf: dict[str, str] = {}
     bytes_per_second: float = BYTES_PER_SECOND
-    """Of all copies together; 0: as fast as it goes."""
+    """Limit for all copies together; 0: no limit."""
 
 
 def settings_for(config: PipelineConfig, settings: CoordinatorSettings) -> CoordinatorSettings:
-    """Without Spark a move is refused up front; lost replicas are still rebuilt."""
+    """Without Spark, moves are refused before they start; lost replicas are still rebuilt."""
     missing = "" if config.kind == "threads" else java.missing()
     if missing and config.kind == "spark":
         raise BadInput(missing, f"run {java.INSTALL}, from the checkout")

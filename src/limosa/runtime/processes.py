@@ -33,12 +33,12 @@ from limosa.transport.server import Inbound, Server
 from limosa.transport.tokens import issue, read_secret
 
 pa.array(np.zeros(1))
-"""Arrow's first look at NumPy imports pandas, if that is there: half a second that no write and no
-failover should wait for."""
+"""Arrow's first use of NumPy imports pandas if it is installed. That takes half a second, so it
+happens at the start instead of during a write or a failover."""
 
 FEATURES = ("tables",)
 FRAME_WEIGHT_BYTES = 16 << 10
-"""A start replays about fifteen thousand frames a second, so that this bounds it to seconds."""
+"""A start replays about 15,000 frames a second; this bounds the replay to seconds."""
 TOKEN_SECONDS = 86_400.0
 GOODBYE_SECONDS = 2.0
 JOIN_SECONDS = 30.0
@@ -46,7 +46,7 @@ LIVE_SECONDS = 30.0
 
 
 class NodeConfig(Struct, frozen=True, kw_only=True):
-    """What a node's process is told."""
+    """Settings of a node's process."""
 
     name: str
     cluster: str
@@ -55,9 +55,9 @@ class NodeConfig(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     advertise: str = ""
-    """HOST:PORT that others dial; empty: where it listens."""
+    """HOST:PORT that other processes dial; empty: where the node listens."""
     volumes: dict[str, str] = {}
-    """Directories by the volumes' names; without any, one under `data`."""
+    """Directories by volume name; without any, there is one volume under `data`."""
     rack: str = ""
     datacenter: str = ""
     holds_data: bool = True
@@ -67,7 +67,7 @@ class NodeConfig(Struct, frozen=True, kw_only=True):
 
 
 class CoordinatorConfig(Struct, frozen=True, kw_only=True):
-    """What a coordinator's process is told."""
+    """Settings of a coordinator's process."""
 
     name: str
     cluster: str
@@ -77,7 +77,7 @@ class CoordinatorConfig(Struct, frozen=True, kw_only=True):
 
 
 def machine_id() -> str:
-    """Which machine this is, as far as it says."""
+    """The machine's id, or its host name if it has none."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             found = Path(path).read_text().strip()
@@ -89,7 +89,7 @@ def machine_id() -> str:
 
 
 def opener(path: str, clock: Clock) -> Callable[[], Metastore]:
-    """How to reach the agreed state: the path of a file."""
+    """Opens the metastore at a path."""
     if path.startswith("etcd:"):
         raise BadInput("etcd is not supported as a metastore", "give the path of a file")
     plain = path.removeprefix("sqlite:")
@@ -97,7 +97,7 @@ def opener(path: str, clock: Clock) -> Callable[[], Metastore]:
 
 
 def token_source(security: Security, cluster: str, subject: str, role: str) -> Token:
-    """Tokens for ourselves, as long as we know the cluster's secret."""
+    """Issues tokens for this process, if it knows the cluster's secret."""
     if security.secret is None:
         return lambda: None
     secret = read_secret(security.secret)
@@ -105,7 +105,7 @@ def token_source(security: Security, cluster: str, subject: str, role: str) -> T
 
 
 class NodeProcess:
-    """A node, from its directory lock to its last goodbye."""
+    """A node's process: storage, driver, service and server."""
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.config = config
@@ -121,7 +121,7 @@ class NodeProcess:
         try:
             if not self.store.volumes:
                 why = "; ".join(refusal.why for refusal in self.store.refused)
-                raise UnusableFile(f"no volume can be used: {why}", "mend or replace the disks")
+                raise UnusableFile(f"no volume can be used: {why}", "repair or replace the disks")
             dialer = Dialer(
                 config.cluster,
                 "node",
@@ -171,7 +171,7 @@ class NodeProcess:
                 )
                 if joined.id != config.name:
                     raise BadInput(
-                        f"{config.data} belongs to node {joined.id}", "give it its own name"
+                        f"{config.data} belongs to node {joined.id}", "start it with that name"
                     )
                 self.driver.node = membership.refresh(agreed, replace(node, host=joined.host))
             finally:
@@ -188,20 +188,20 @@ class NodeProcess:
             raise
 
     def _address(self) -> str:
-        """What others dial: where it listens, or what stands in front of it."""
+        """The address that other processes dial: advertised, or where the server listens."""
         if not self.config.advertise:
             return self.server.address
         return f"{self.server.address.partition('://')[0]}://{self.config.advertise}"
 
     def _received(self, node: str, message: object) -> None:
-        """Nodes answer on streams of their own."""
+        """Ignored: nodes answer on the streams that they open."""
 
     def _failed(self, error: Exception) -> None:
         self.failure = error
         self.ended.set()
 
     def stop(self) -> None:
-        """Clean: the lease is given back, callers are told, everything is durable."""
+        """Stop cleanly: tell callers, give up the lease, make everything durable."""
         self.server.stop(GOODBYE_SECONDS, _say_goodbye)
         self.driver.stop()
 
@@ -211,7 +211,7 @@ def _say_goodbye(inbound: Inbound) -> None:
 
 
 class CoordinatorProcess:
-    """A coordinator, in office or standing by."""
+    """A coordinator's process, as leader or on standby."""
 
     def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
         clock = BootClock()

@@ -1,8 +1,8 @@
 """What does one replica hold? Its own rows, for those who compare it with another replica.
 
-Unlike a scan this asks no brain: any replica answers, an owner, a follower or one that is being
-made, with what was committed up to its own watermark. A view is taken and the node's lock is not,
-so whatever is written or merged meanwhile, all rows are of one moment.
+Unlike a scan, this does not ask the participant: any replica answers, whether owner, follower or
+still being copied, with rows up to its own watermark. All rows come from one view, so they are of
+one moment, whatever is written or merged meanwhile; the node's lock is not taken.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def holding(store: Store, topology: Topology, body: bytes) -> bytes:
     try:
         named = _names.decode(body[:SIZE_MAX])
     except (ValueError, RecursionError):
-        raise BadInput("this names no replica", "speak Limosa's protocol") from None
+        raise BadInput("malformed name of a replica", "check the client's version") from None
     record = topology.partitions.get(named.partition)
     if record is None:
         raise BadInput(f"there is no partition {named.partition[:200]!r}", "refresh the topology")
@@ -57,11 +57,11 @@ def holding(store: Store, topology: Topology, body: bytes) -> bytes:
 def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Answers a `ReplicaScan`; raises before the first row if it can't be answered."""
     if len(ticket) > SIZE_MAX:
-        raise BadInput(f"a ticket of {len(ticket)} bytes", f"use at most {SIZE_MAX}")
+        raise BadInput(f"a ticket has {len(ticket)} bytes", f"use at most {SIZE_MAX}")
     try:
         scan = _scans.decode(ticket.removeprefix(KIND))
     except (ValueError, RecursionError):
-        raise BadInput("a ticket that names no replica", "speak Limosa's protocol") from None
+        raise BadInput("malformed ticket of a replica scan", "check the client's version") from None
     ranges = _checked(scan.ranges)
     wanted = Table.decode(scan.table)
     if wanted.kind != "table":
@@ -79,13 +79,15 @@ def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.Re
 
 
 def _checked(given: Sequence[tuple[int, int]]) -> list[TokenRange]:
-    """In order and apart, so that no row comes twice."""
+    """Check that ranges are in order and disjoint, so that no row is sent twice."""
     if not 0 < len(given) <= RANGES_MAX:
-        raise BadInput(f"{len(given)} ranges of tokens", f"name 1 to {RANGES_MAX}")
+        raise BadInput(f"a replica scan has {len(given)} token ranges", f"give 1 to {RANGES_MAX}")
     ranges = [TokenRange(start, end) for start, end in given]
     for before, after in pairwise(ranges):
         if before.end > after.start:
-            raise BadInput("ranges of tokens that overlap", "name them in order, and apart")
+            raise BadInput(
+                "token ranges overlap or are out of order", "give disjoint ranges in order"
+            )
     return ranges
 
 

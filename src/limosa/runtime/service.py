@@ -1,7 +1,7 @@
 """What does a node do for its callers? It receives messages, answers calls and serves scans.
 
-This is the boundary of trust: what a client says is checked here, completely, before the brain or
-the storage sees it.
+This is the trust boundary: a client's requests are checked here completely, before the participant
+or the storage sees them.
 """
 
 import json
@@ -56,10 +56,10 @@ PRODUCER_LENGTH_MAX = 100
 SEQUENCE_MAX = 2**62
 TICKET_BYTES_MAX = 8 << 20
 TOGETHER_MAX = 64
-"""So many writes are ordered before others have their turn."""
+"""Writes of one caller that are ordered before other callers get their turn."""
 PATIENT = {"client": 0.5, "mover": 0.25}
-"""Who waits while memory is filled with rows by more than this share: copies before clients, and an
-owner's replication not at all, since its clients wait for it."""
+"""Callers that wait while more than this share of the memory for rows is in use: copies first, then
+clients. Replication by an owner never waits, since clients wait for it."""
 NEVER_YET, NO_MORE = 2**62, -1
 """Versions that no layout has."""
 
@@ -96,7 +96,7 @@ class NodeService:
         }
 
     def encoder(self, kind: str) -> Encoder:
-        """A client knows its tables; others are told of them before their first rows."""
+        """Clients know their tables; for others, definitions precede the first rows."""
         return Encoder(define=kind != "client")
 
     def size_of(self, message: Any) -> int:
@@ -125,17 +125,19 @@ class NodeService:
         else:
             for each in said:
                 if isinstance(each, Unreadable | Write | Read):
-                    raise Forbidden("writes and reads are for clients", "speak Limosa's protocol")
+                    raise Forbidden(
+                        "only clients may write and read", "open the stream as a client"
+                    )
                 if isinstance(each, Chunk) and each.rows.bytes < self._shelved_bytes:
-                    each.rows.digest()  # here, where only the mover waits for it
+                    each.rows.digest()  # computed here, where only the mover waits for it
             self.driver.peers.heard(inbound.name)
             self.driver.deliver_all(
                 [Received(inbound.name, each) for each in said if isinstance(each, Message)]
             )
 
     def _wait_for_room(self, share: float) -> None:
-        """Here, where only this caller waits, and not under the lock of the whole node."""
-        with suppress(VolumeFailed):  # whoever writes is told
+        """Wait here, where only this caller is held up, not under the node's lock."""
+        with suppress(VolumeFailed):  # the write itself reports the failure
             self.driver.store.wait_for_room(share)
 
     def _serve(self, inbound: Inbound, said: list[Message | Unreadable], lone: bool) -> None:
@@ -150,7 +152,8 @@ class NodeService:
                     inbound.link.reply(refusal(id, error))
                 case _:
                     raise Forbidden(
-                        f"a client does not say {type(request).__name__}", "speak Limosa's protocol"
+                        f"a client can't send {type(request).__name__}",
+                        "check the client's version",
                     )
         if writes:
             self._write(inbound, writes, lone)
@@ -165,9 +168,9 @@ class NodeService:
         return answer
 
     def _write(self, inbound: Inbound, requests: list[Write], lone: bool) -> None:
-        """Those of a frame together: they share the wait for their turn, and mostly a sync."""
+        """Write the requests of a frame together: they share one wait, and usually one sync."""
         sizes = {each.id: sum(batch.bytes for batch in _batches(each)) for each in requests}
-        inbound.take_up(sizes)  # first, since it may wait
+        inbound.take_up(sizes)  # first, since it may block
         hash_together(batch for each in requests for batch in _batches(each))
         checked: list[Write] = []
         for request in requests:
@@ -185,43 +188,43 @@ class NodeService:
             self.driver.write(inbound.name, some, lone)
 
     def _checked(self, identity: Identity, request: Write) -> Write:
-        """The write as the brain may have it."""
+        """The write in the form that the participant may receive."""
         no_room = self.driver.wait_for_room()
         if no_room:
-            raise Refused(f"{self.node} takes no writes: {no_room}", "make room on its disk")
+            raise Refused(f"{self.node} accepts no writes: {no_room}", "free space on its disk")
         _check_sequence(request)
         rows = request.rows
         assert isinstance(rows, Bundle)
         if not rows.batches:
-            raise BadInput("a write without rows", "send some")
+            raise BadInput("a write without rows", "send at least one row")
         if request.expected is not None:
             if len(rows) != 1:
-                raise BadInput("a comparison of several rows", "compare one row at a time")
-            rows.batches[0].key(0)  # refused here if it is one that Python can't hold
+                raise BadInput("a compare-and-set of several rows", "send one row at a time")
+            rows.batches[0].key(0)  # refuses a key that Python can't represent
         producer = producer_of(identity, request.producer)
         topology = self.driver.brain.topology
         record = topology.partitions.get(request.partition)
         layout = None if record is None else topology.layouts.get(record.zone)
         known = 0 if layout is None else layout.version
         if record is None or request.version != known:
-            # The brain says what to do about that; whatever it has applied by then, it must not
-            # take what could not be checked.
+            # The participant answers. It must not accept a write that could not be checked,
+            # whichever version it has applied by then.
             version = NEVER_YET if request.version > known else NO_MORE
             return replace(request, producer=producer, version=version)
         if request.range != record.range:
-            raise BadInput("a write to another range than the partition's", "refresh the topology")
+            raise BadInput("the write's range is not the partition's", "refresh the topology")
         for batch in rows.batches:
             zone = self._zone_of(topology, batch.table.id)
-            if zone is None:  # made a moment ago, or dropped
+            if zone is None:  # created a moment ago, or dropped
                 return replace(request, producer=producer, version=NEVER_YET)
             if zone != record.zone:
                 raise BadInput(
-                    "rows of a table that is not in the partition's zone", "refresh the topology"
+                    "the rows' table is not in the partition's zone", "refresh the topology"
                 )
             if not batch.lies_in(record.range):
                 raise BadInput(
-                    "rows whose key belongs to another partition",
-                    "hash keys as the client library does, and route them by that",
+                    "rows belong to another partition",
+                    "hash and route keys as the client library does",
                 )
         return replace(request, producer=producer)
 
@@ -240,17 +243,17 @@ class NodeService:
         identity.must_be("client", "admin")
         if len(ticket) > TICKET_BYTES_MAX:
             raise BadInput(
-                f"a scan of {len(ticket)} bytes", f"describe it in at most {TICKET_BYTES_MAX}"
+                f"a scan's ticket has {len(ticket)} bytes", f"use at most {TICKET_BYTES_MAX}"
             )
         try:
             scan = _scans.decode(ticket)
         except (ValueError, RecursionError):
-            raise BadInput("a ticket that is no scan", "speak Limosa's protocol") from None
+            raise BadInput("malformed ticket of a scan", "check the client's version") from None
         table = self.driver.tables.by_fingerprint(scan.table)
         if table is None:
             raise InvalidSchema(
-                "the table is not known here by this definition",
-                "it was changed or dropped: look at it again",
+                "this node does not know this version of the table",
+                "the table was changed or dropped: refresh the topology",
             )
         schema = table.columns
         if scan.columns is not None:
@@ -258,10 +261,12 @@ class NodeService:
             if unknown:
                 raise BadInput(
                     f"no such columns: {', '.join(unknown)[:NAME_LENGTH_MAX]}",
-                    "name the table's own",
+                    "use columns of the table",
                 )
             if not 0 < len(scan.columns) == len(set(scan.columns)):
-                raise BadInput("no columns, or one of them twice", "name each column once")
+                raise BadInput(
+                    "a scan has no columns, or one of them twice", "name each column once"
+                )
             schema = pa.schema([schema.field(name) for name in scan.columns])
         batches = self.driver.reading.scan(scan, table)
         return schema, (batch.cast(schema) for batch in batches)
@@ -271,13 +276,15 @@ class NodeService:
     def act(self, identity: Identity, name: str, body: bytes) -> bytes:
         known = self._calls.get(name)
         if known is None:
-            raise BadInput(f"no such call: {name[:NAME_LENGTH_MAX]!r}", "speak Limosa's protocol")
+            raise BadInput(
+                f"no such call: {name[:NAME_LENGTH_MAX]!r}", "check the client's version"
+            )
         roles, call = known
         identity.must_be(*roles)  # type: ignore[arg-type]
         return call(body)
 
     def _topology(self, body: bytes) -> bytes:
-        """The applied topology; nothing if the caller has it."""
+        """The applied topology; empty if the caller has it already."""
         topology = self.driver.brain.topology
         if body and int.from_bytes(body, "little") >= topology.generation:
             return b""
@@ -334,7 +341,7 @@ class NodeService:
         ).encode()
 
     def _agreed(self, body: bytes) -> bytes:
-        """Who lives, who coordinates, what is asked for: what the topology does not say."""
+        """Live nodes, the coordinator and open requests: what the topology does not contain."""
         agreed = self.driver.agreed
         holder = agreed.coordinator
         return json.dumps(
@@ -360,24 +367,24 @@ class NodeService:
         ).encode()
 
     def _state(self, body: bytes) -> bytes:
-        """All that is agreed about one partition."""
+        """The agreed state of one partition."""
         return _topologies.encode(about(self.driver.agreed, _name_in(body)))
 
     def _runs(self, body: bytes) -> bytes:
-        """What is agreed about the whole cluster, and the moves of one run."""
+        """The agreed state of the whole cluster, and the moves of one run."""
         return _topologies.encode(about_run(self.driver.agreed, _name_in(body)))
 
     def _facts(self, body: bytes) -> bytes:
-        """What the coordinator is told, about one partition or all; nothing without a lease."""
+        """The status for the coordinator, of one partition or all; empty without a lease."""
         if not body:
-            self.driver.look_for_room()  # whoever plans by it should not go by what was a while ago
+            self.driver.look_for_room()  # plans need current measurements
         status = self.driver.status()
         if status is None:
             return b""
         return Encoder(define=False)([status_about(status, _name_in(body))])
 
     def _digests(self, body: bytes) -> bytes:
-        """Of every replica here: where it is, how many rows, and their digest."""
+        """Volume, number of rows and digest of every replica on this node."""
         out = []
         for (partition, incarnation), held in sorted(self.driver.brain.held.copy().items()):
             view = self.driver.store.view(partition, incarnation)
@@ -395,38 +402,38 @@ class NodeService:
         return json.dumps(out).encode()
 
     def _replica(self, body: bytes) -> bytes:
-        """What one replica is made of; its rows come by a scan of their own kind."""
+        """Rough contents of one replica; a `ReplicaScan` reads its rows."""
         return holding(self.driver.store, self.driver.brain.topology, body)
 
     def _request(self, body: bytes) -> bytes:
-        """Put it where the coordinator finds it, and wait for the answer."""
+        """Store a request for the coordinator, and wait for the answer."""
         request = _read_request(body)
         answered = self._put(request, lambda known: known.state != "waiting", REQUEST_SECONDS)
         if answered is None:
             raise OutcomeUnknown(
                 "no coordinator answered the request in time",
-                "it still waits, and will be answered: start a coordinator, then look again",
+                "the request is stored and will be answered: start a coordinator, then look again",
             )
         if answered.state == "refused":
             raise IllegalRequest(answered.answer)
         return encode(answered)
 
     def _ask(self, body: bytes) -> bytes:
-        """Put it where the coordinator finds it; the row that is there now under its id."""
+        """Store a request for the coordinator; returns the stored record of that id."""
         row = self._put(_read_request(body), lambda known: True, ASK_SECONDS)
         if row is None:
-            raise OutcomeUnknown("the request was not seen in time", "look whether it is there")
+            raise OutcomeUnknown("the request was not seen in time", "look it up by its id")
         return encode(row)
 
     def _asked(self, body: bytes) -> bytes:
-        """A request's row; nothing if there is none."""
+        """A request's record; empty if there is none."""
         row = self.driver.agreed.requests.get(_name_in(body))
         return b"" if row is None else encode(row)
 
     def _put(
         self, request: Request, is_enough: Callable[[Request], bool], seconds: float
     ) -> Request | None:
-        """The row, once it is as the caller wants it; None: not in time."""
+        """The request's record once it satisfies the caller; None: timeout."""
         failure: list[LimosaError] = []
 
         def put(store: AgreedStore) -> None:
@@ -434,7 +441,7 @@ class NodeService:
                 key = request_key(request.id)
                 store.commit(Commit({key: 0}, (Put(request),), f"request {request.id}"))
             except StaleGuard:
-                pass  # asked for before, perhaps through another node
+                pass  # sent before, perhaps through another node
             except LimosaError as error:
                 failure.append(error)
 
@@ -458,9 +465,9 @@ def _read_request(body: bytes) -> Request:
     if not isinstance(request, Request) or request.state != "waiting":
         raise BadInput("this is no request", "send a record of kind Request that waits")
     if not 0 < len(request.id) <= NAME_LENGTH_MAX or not _WORD.fullmatch(request.id):
-        raise BadInput("a request's id is no plain word", "use letters, digits and dashes")
+        raise BadInput("a request's id has invalid characters", "use letters, digits and dashes")
     if isinstance(request.what, JoinCluster):
-        raise Forbidden("nobody joins for another", "start the node: it joins by itself")
+        raise Forbidden("a node can only join by itself", "start the node")
     _check_names(request)
     if isinstance(request.what, CreateTable):
         _check_definition(request.what.table)
@@ -468,28 +475,31 @@ def _read_request(body: bytes) -> Request:
 
 
 def producer_of(identity: Identity, name: str) -> str:
-    """Whoever proves who it is has names of its own: nobody else can use up its sequences."""
+    """An authenticated caller has its own names: no other caller can use its sequences."""
     return name if identity.proof == "nothing" else f"{identity.subject}\n{name}"
 
 
 def _check_sequence(request: Write) -> None:
     if not 0 < len(request.producer) <= PRODUCER_LENGTH_MAX or "\n" in request.producer:
-        raise BadInput("a write without a producer's name", "give one of 1 to 100 characters")
+        raise BadInput(
+            "a write without a valid producer name", f"use 1 to {PRODUCER_LENGTH_MAX} characters"
+        )
     if not 0 < request.sequence <= SEQUENCE_MAX:
-        raise BadInput("a write without a producer's sequence", "count from 1")
+        raise BadInput("a write without a valid sequence", "count from 1")
     if not (0 <= request.after < request.sequence and 0 <= request.floor <= request.sequence):
         raise BadInput(
             f"sequence {request.sequence} after {request.after} with floor {request.floor}",
-            "a write comes after older ones, and does not forget itself",
+            "a write's sequence must be above `after` and not below its floor",
         )
 
 
 def _check_names(request: Request) -> None:
-    """A name that can be no key of the metastore would be tried by the coordinator for ever."""
+    """Refuse names that can't be keys of the metastore: the coordinator would retry for ever."""
     for name in (request.fingerprint, *_names_in(request.what)):
         if len(name) > NAME_LENGTH_MAX or not name.isprintable():
             raise BadInput(
-                f"{name[:40]!r} is no name", f"use at most {NAME_LENGTH_MAX} printable characters"
+                f"{name[:40]!r} is not a valid name",
+                f"use at most {NAME_LENGTH_MAX} printable characters",
             )
 
 
@@ -508,13 +518,15 @@ def _name_in(body: bytes) -> str:
     try:
         return body[: 4 * NAME_LENGTH_MAX].decode()
     except UnicodeDecodeError:
-        raise BadInput("a name that is no text", "speak Limosa's protocol") from None
+        raise BadInput("a name is not text", "check the client's version") from None
 
 
 def _check_definition(named: NamedTable) -> None:
-    """What is agreed upon is decoded by every node and client: one that can't be stops them all."""
+    """Every node and client decodes agreed definitions: an invalid one would stop them all."""
     if Table.decode(named.definition).id != named.id:
-        raise InvalidSchema("the definition of another table", "encode the table as it is named")
+        raise InvalidSchema(
+            "the definition is of another table", "encode the table that the request names"
+        )
 
 
 def _batches(request: Write) -> tuple[Batch, ...]:

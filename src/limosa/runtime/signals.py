@@ -9,9 +9,9 @@ from typing import Any
 
 @contextmanager
 def held_back(*numbers: signal.Signals) -> Iterator[None]:
-    """These signals are heard afterwards. Python tells the main thread of them, and no other.
+    """Postpones these signals until the block ends. Python handles signals in the main thread only.
 
-    A mask would not do: libraries have threads of their own, and any of them may be told.
+    A signal mask would not work: the kernel may deliver a signal to any thread of a library.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

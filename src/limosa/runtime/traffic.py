@@ -1,6 +1,6 @@
 """How much is each partition used? Rows written and keys read per second, recently.
 
-For the balancer: what it gets may be a little wrong, and counting must cost next to nothing.
+The balancer uses these rates: they may be slightly wrong, but counting must be almost free.
 """
 
 from collections import defaultdict
@@ -8,29 +8,29 @@ from collections import defaultdict
 from limosa.core.model.keys import PartitionId
 
 HALVED_SECONDS = 60.0
-"""After so long, what was counts for half."""
+"""Half-life of the rates."""
 FORGOTTEN = 0.01
 
 
 class Traffic:
-    """Counters that any thread raises, and rates that one thread works out now and then."""
+    """Counters that any thread increments, and rates that one thread computes now and then."""
 
     def __init__(self) -> None:
         self._written: dict[PartitionId, int] = defaultdict(int)
         self._read: dict[PartitionId, int] = defaultdict(int)
         self.rates: dict[PartitionId, tuple[float, float]] = {}
-        """As they were last worked out."""
+        """The rates of the last computation."""
         self._measured_at: float | None = None
 
     def wrote(self, partition: PartitionId, rows: int) -> None:
-        # Two threads may lose a count to each other: rather that than a lock for each write.
+        # Two threads may lose a count: cheaper than a lock for each write.
         self._written[partition] += rows
 
     def read(self, partition: PartitionId, keys: int) -> None:
         self._read[partition] += keys
 
     def measure(self, now: float) -> dict[PartitionId, tuple[float, float]]:
-        """Of each partition that is used: (rows written, keys read), each in a second."""
+        """Rows written and keys read per second, for each partition in use."""
         before, self._measured_at = self._measured_at, now
         written, self._written = self._written, defaultdict(int)
         read, self._read = self._read, defaultdict(int)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 NICENESS = 10
-"""Digests and slices take a processor for seconds; whoever writes meanwhile comes first."""
+"""Lower priority: digests and slices use a processor for seconds, and writes come first."""
 
 
 class BackgroundWorker:
@@ -28,7 +28,7 @@ class BackgroundWorker:
                 work()
             except Exception as error:
                 self._log("work failed", error=repr(error))
-            del work  # and all that it held on to: rows, and files that may be removed meanwhile
+            del work  # frees what it references: rows, and files that may be removed meanwhile
 
     def close(self) -> None:
         self._asked.put(None)
@@ -37,7 +37,7 @@ class BackgroundWorker:
 
 
 def _stand_back() -> None:
-    """This thread alone, where threads have a priority of their own."""
+    """Lower the priority of this thread, where the system has one per thread."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with suppress(OSError):
