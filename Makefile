@@ -1,4 +1,4 @@
-# One list of commands, for people, hooks and CI alike. Everything runs in a private .venv.
+# The commands for developers, hooks and CI. Everything runs in a private .venv.
 
 PYTHON ?= python3
 JOBS   ?= 2
@@ -24,14 +24,14 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-test: check  ## Check everything, run all tests but the slow ones, demand full branch coverage of core
+test: check  ## Run `check` and all tests except the slow ones; core must have full branch coverage
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" \
 	    --cov=limosa.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
 
 quick: $(STAMP)  ## Run the tests that start no processes, in about a minute
 	@PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=.venv/pycache $(BIN)/python -m pytest -q -n $(JOBS) --quick
 
-check: $(STAMP)  ## Format, lint, types, architecture, docs
+check: $(STAMP)  ## Check formatting, lint, types, imports between packages, and generated docs
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
@@ -39,21 +39,21 @@ check: $(STAMP)  ## Format, lint, types, architecture, docs
 	@$(BIN)/python -m tools.generate_docs --check
 	@$(BIN)/python -m tools.requirement_coverage --quiet
 
-format: $(STAMP)  ## Format the code and mend what can be mended
+format: $(STAMP)  ## Format the code and apply automatic lint fixes
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-swarm: $(STAMP)  ## Simulate SEEDS=5000 seeds; every stage × fault must be hit
+swarm: $(STAMP)  ## Simulate SEEDS=5000 clusters; every combination of stage and fault must occur
 	@$(BIN)/limosa simulate --seeds $(SEEDS) --jobs $(JOBS) --require-all-cells
 
-mutants: $(STAMP)  ## Show that each planted bug is found; SEARCH=1 searches for seeds anew
+mutants: $(STAMP)  ## Check that the simulator finds each planted bug; SEARCH=1 searches for new seeds
 	@$(BIN)/limosa mutants $(if $(SEARCH),--search)
 
 crash: $(STAMP)  ## Kill a real store ROUNDS=500 times; flip every bit of a small one
 	@$(BIN)/python -m tests.storage.crash --rounds $(ROUNDS) --jobs $(JOBS)
 
 chaos: ROUNDS = 200
-chaos: $(STAMP)  ## Torment a real cluster for ROUNDS=200 rounds, or during MOVES=500 moves on Spark
+chaos: $(STAMP)  ## Inject faults into a real cluster for ROUNDS=200 rounds, or during MOVES=500 moves on Spark
 	@$(BIN)/python -m tests.chaos $(if $(MOVES),--moves $(MOVES),--rounds $(ROUNDS))
 
 bench: $(STAMP)  ## Run one benchmark: NAME=routing
@@ -65,13 +65,13 @@ bench: $(STAMP)  ## Run one benchmark: NAME=routing
 coverage-of-requirements: $(STAMP)  ## List which requirements and failure scenarios have a test
 	@$(BIN)/python -m tools.requirement_coverage
 
-docs: $(STAMP)  ## Write the generated parts of the docs anew
+docs: $(STAMP)  ## Regenerate the generated parts of the docs
 	@$(BIN)/python -m tools.generate_docs
 
-demo: $(STAMP)  ## A real cluster under load: a node joins, partitions move on Spark, a node is killed
+demo: $(STAMP)  ## Run a real cluster under load: add, drain and kill nodes, move partitions on Spark, check every row
 	@$(BIN)/limosa demo
 
-lock:  ## Resolve requirements.lock anew (needs uv)
+lock:  ## Resolve new versions into requirements.lock (needs uv)
 	@command -v uv >/dev/null || test -x $(BIN)/uv || { echo "lock: install uv first." >&2; exit 2; }
 	@versions=$$(PATH="$$PATH:$(BIN)" uv pip compile pyproject.toml --extra spark --extra admin --group dev --universal \
 	    --python-version 3.11 --no-header --no-annotate --quiet --upgrade) && { \

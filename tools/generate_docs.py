@@ -29,7 +29,7 @@ PART = re.compile(
 
 
 class NotYet(Exception):
-    """What a generator prints from does not exist; the present text stays."""
+    """The source of a generated part does not exist; the present text stays."""
 
 
 def _machines() -> tuple[Any, dict[str, Any]]:
@@ -66,7 +66,7 @@ def _sections(texts: Mapping[str, str]) -> str:
 
 
 def lives() -> str:
-    """The machines of nodes and sessions."""
+    """The machines of other records, such as nodes and runs, as diagrams."""
     drawing, _ = _machines()
     catalogue = importlib.import_module("limosa.core.machines.catalogue")
     return _sections(
@@ -150,7 +150,7 @@ FILES: Mapping[str, Generator] = {"docs/openapi.json": openapi}
 
 
 def regenerate(text: str, generators: Mapping[str, Generator], skipped: list[str]) -> str:
-    """The text with its generated parts written anew; what can't be yet is noted in `skipped`."""
+    """Regenerate the parts of a text; parts whose source is missing are added to `skipped`."""
     opened = OPENING.findall(text)
     closed = [match["name"] for match in PART.finditer(text)]
     if opened != closed:

@@ -168,7 +168,7 @@ def test_a_seed_that_is_violated_without_the_mutant_finds_nothing(
     ("arguments", "sentence"),
     [
         (["--only", "nobody"], "there is no mutant nobody. There are: breaks_an_assumption,"),
-        (["--limit", "5"], "--limit says how far to search: add --search"),
+        (["--limit", "5"], "--limit is for searches: add --search, or omit it."),
         (["--search", "--limit", "0"], "--limit"),
     ],
 )

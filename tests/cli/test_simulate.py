@@ -155,7 +155,7 @@ def test_a_story_tells_the_partition_concerned(capsys: Output, something_is_left
     header, lines, footer, summary = printed.rstrip("\n").split("\n\n")
     assert header.startswith(f"Seed {seed}: ")
     assert " nodes, 2 partitions of " in header
-    assert "Not told: p1." in header
+    assert "Not shown: p1." in header
     places = {(line[12:16].strip(), line[16:].split()[0]) for line in lines.splitlines()}
     assert {who for place, who in places if place == "p1"} == {"FAULT"}
     assert {"FAULT", "VIOLATION:"} <= {who for place, who in places if place == "p0"}
@@ -218,8 +218,8 @@ def test_a_seed_replays_to_the_byte_whatever_hashes_are() -> None:
         (["--jobs", "0"], "--jobs"),
         (["--seed", "1", "--seeds", "2"], "--seed runs one seed only: leave out --seeds"),
         (["--seed", "1", "--first", "2"], "--seed runs one seed only: leave out --first"),
-        (["--story"], "--story tells one seed: name it with --seed."),
-        (["--seeds", "5", "--story"], "--story tells one seed"),
+        (["--story"], "--story is for one seed: name it with --seed."),
+        (["--seeds", "5", "--story"], "--story is for one seed"),
         (["--sed", "5"], "No such option: --sed"),
         (["--storage", "paper"], "'paper' is not one of 'fake', 'real'"),
     ],

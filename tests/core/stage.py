@@ -18,7 +18,7 @@ from limosa.core.model.changes import Agreed, Put, Topology, apply
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Partition, Record, Replica
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.producers import Producers

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
-from limosa.core.messages import Read
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.rows import ENTRY_BYTES, Entry
 from limosa.core.participant.held import Held
@@ -156,7 +155,7 @@ def test_the_oldest_work_is_what_a_barrier_waits_for() -> None:
     held = held_with(1)
     assert held.oldest_work(None) is None
     held.appending[1] = (52, 1)
-    held.reads[2] = (51, Read("r", P, 1, 1, 50, ()), "client")
+    held.appending[2] = (51, 2)
     held.permits[3] = "s"
     assert held.oldest_work("s") == 51
     assert held.oldest_work("another") == 0

@@ -27,7 +27,9 @@ from limosa.core.model.keys import position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
-from limosa.core.participant.owner import Lease, Owner, Peer
+from limosa.core.participant.lease import Lease
+from limosa.core.participant.owner import Owner
+from limosa.core.participant.replication import Peer
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 from limosa.simulation.rows import SimulatedRow, SimulatedRows

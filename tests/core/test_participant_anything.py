@@ -13,7 +13,6 @@ from limosa.core.events import (
     LeaseGranted,
     NodeEvent,
     RowsLinked,
-    RowsRead,
     SliceRead,
     Started,
     Stored,
@@ -224,7 +223,6 @@ def test_answers_of_a_volume_to_an_earlier_question_do_not_break_a_node(moment: 
     stage = MOMENTS[moment]()
     late: list[NodeEvent] = [
         Stored(99),
-        RowsRead(99, ()),
         TailRead(99, (entry(8, 7),)),
         SliceRead(99, ROWS, 9),
         RowsLinked(99, 9),

@@ -406,7 +406,7 @@ def test_the_rows_of_a_repair_go_by_the_log_however_many_they_are() -> None:
     turn would bring back what was deleted and collected since."""
     record = moving(REBUILD_REPAIR, kind="rebuild", targets=(A, B, D))
     stage = follower_on_stage(record, B, settings=LARGE)
-    stage.say(replicate(B, 0, how="match", probed=stage.brain._run()), "a")
+    stage.say(replicate(B, 0, how="match", probed=stage.brain.run()), "a")
     stage.brain.held[P, "first"].watermark = 9
     stage.say(replace(chunk(), to="first"), "mover")
     effects = stage.say(replace(end(), to="first"), "mover")

@@ -7,7 +7,6 @@ from limosa.core.effects import (
     AcquireLease,
     CreateReplica,
     DiscardReplica,
-    LookUp,
     ReadTopology,
     RenewLease,
     StoreEpoch,
@@ -16,15 +15,14 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
-    RowsRead,
     Started,
     Ticked,
     TopologyRead,
 )
-from limosa.core.messages import Found, Read, Redirect, Wait, Written
+from limosa.core.messages import Read, Redirect, Wait, Written
 from limosa.core.model.changes import Put, Topology, apply
 from limosa.core.model.topology import Grant, Replica
-from limosa.core.participant.owner import Lease
+from limosa.core.participant.lease import Lease
 from limosa.core.participant.settings import ParticipantSettings
 from tests.core.samples import LEASES, A, B, C, P, cluster, stable
 from tests.core.stage import Stage, done, owner_on_stage, probe, sent, stored, write
@@ -103,14 +101,12 @@ def test_a_node_without_a_lease_has_none_to_renew_or_to_end() -> None:
 
 
 def test_the_end_of_a_lease_ends_ownership_and_begins_the_search_for_another() -> None:
-    """Whoever waits is told: a read did not happen, a write may have."""
+    """Whoever waits is told: a write may have happened."""
     stage = owner_on_stage()
-    stage.say(READ, "client")
     stage.say(write(), "client")
     answers = sent(stage.tell(LeaseEnded(LEASES["a"])), Redirect)
-    assert [(each.id, each.definite) for each in answers] == [("w.1", False), ("r.1", True)]
+    assert [(each.id, each.definite) for each in answers] == [("w.1", False)]
     assert stage.brain.owners == {}
-    assert stage.brain.held[P, "first"].reads == {}
     assert done(stage.tell(Ticked()), AcquireLease)
 
 
@@ -190,8 +186,7 @@ def test_an_owner_whose_lease_is_over_serves_nothing_and_acknowledges_nothing() 
     assert sent(stage.acknowledge(B, C), Written) == []
     (refusal,) = sent(stage.say(write("w.2", 2), "client"), Wait)
     assert refusal.why == "its owner is not open yet"
-    (refusal,) = sent(stage.say(READ, "client"), Wait)
-    assert stage.owner.held.reads == {}
+    assert isinstance(stage.brain.reading.admit(stage.now, READ), Wait)
 
 
 def test_a_renewed_lease_lets_the_owner_acknowledge_what_is_durable_everywhere() -> None:
@@ -202,19 +197,6 @@ def test_a_renewed_lease_lets_the_owner_acknowledge_what_is_durable_everywhere()
     stage.acknowledge(B, C)
     effects = stage.tell(LeaseRenewed(LEASES["a"], stage.now - 0.1))
     assert [answer.id for answer in sent(effects, Written)] == ["w.1"]
-
-
-@pytest.mark.parametrize("seconds", [0.0, 3.0])
-def test_a_value_that_was_read_counts_only_if_the_lease_still_holds(seconds: float) -> None:
-    stage = owner_on_stage()
-    (lookup,) = done(stage.say(READ, "client"), LookUp)
-    stage.now += seconds
-    effects = stage.tell(RowsRead(lookup.ticket, ((7, "v"),)))
-    if seconds:
-        assert len(sent(effects, Redirect)) == 1
-    else:
-        assert sent(effects, Found) == [Found("r.1", ((7, "v"),))]
-    assert stage.tell(RowsRead(lookup.ticket, ())) == []
 
 
 def test_a_refresh_reads_the_newest_topology_now_and_then() -> None:

@@ -7,7 +7,7 @@ from limosa.core.effects import ReadTopology
 from limosa.core.events import LeaseEnded, LeaseGranted, Ticked
 from limosa.core.machines.catalogue import CLEANUP, READ_NEW, STREAMING
 from limosa.core.messages import DropReplica, Read, Redirect, Seal, Wait
-from limosa.core.participant.held import Held
+from limosa.core.participant.reading import Admitted
 from tests.core.samples import LEASES, A, B, C, P, moving, stable
 from tests.core.stage import (
     Stage,
@@ -23,22 +23,35 @@ READ = Read("r.1", P, 1, 3, 50, ("k",))
 EVENTUAL = replace(READ, eventual=True)
 
 
-def admitted(stage: Stage, read: Read = READ) -> Held:
-    held = stage.brain.admit(stage.now, read)
-    assert isinstance(held, Held)
-    return held
+def admitted(stage: Stage, read: Read = READ) -> Admitted:
+    admitted = stage.brain.reading.admit(stage.now, read)
+    assert isinstance(admitted, Admitted)
+    return admitted
 
 
-def counts(stage: Stage, held: Held, eventual: bool = False, through: int = 0) -> bool:
-    return stage.brain.may_answer(stage.now, held, eventual, through)
+def counts(stage: Stage, admitted: Admitted, through: int | None = 0) -> bool:
+    refusal = stage.brain.reading.check(stage.now, admitted, through)
+    assert refusal is None or refusal.id == admitted.read.id
+    return refusal is None
 
 
 def test_an_open_owner_admits_a_read_and_it_counts_while_it_stays_so() -> None:
     stage = owner_on_stage()
-    held = admitted(stage)
-    assert held is stage.owner.held
-    assert counts(stage, held)
+    read = admitted(stage)
+    assert read.held is stage.owner.held
+    assert read.replica == (P, "first")
+    assert counts(stage, read)
+    assert not counts(stage, read, through=None), "there is no view"
     assert stage.brain.out == []
+
+
+def test_a_node_that_stops_admits_nothing_and_answers_nothing() -> None:
+    """Its lease is given back before the process ends: the next owner may serve at once."""
+    stage = owner_on_stage()
+    read = admitted(stage)
+    stage.brain.is_over = True
+    assert isinstance(stage.brain.reading.admit(stage.now, READ), Wait)
+    assert not counts(stage, read)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +68,7 @@ def test_an_open_owner_admits_a_read_and_it_counts_while_it_stays_so() -> None:
 )
 def test_what_is_not_for_this_node_now_is_refused(read: Read, kind: type, why: str) -> None:
     """F4."""
-    answer = owner_on_stage().brain.admit(100.0, read)
+    answer = owner_on_stage().brain.reading.admit(100.0, read)
     assert isinstance(answer, kind)
     assert not isinstance(answer, Wait) or why in answer.why
 
@@ -65,7 +78,7 @@ def test_whoever_knows_more_lets_the_next_tick_look_for_a_newer_topology() -> No
     stage.tell(Ticked())
     stage.read_topology()
     assert not done(stage.tell(Ticked()), ReadTopology)
-    stage.brain.admit(stage.now, replace(READ, revision=51))
+    stage.brain.reading.admit(stage.now, replace(READ, revision=51))
     assert done(stage.tell(Ticked()), ReadTopology)
     assert not done(stage.tell(Ticked()), ReadTopology)
 
@@ -96,7 +109,7 @@ def test_a_read_that_was_begun_before_the_seal_counts_until_the_seal_is_reported
     stage.say(Seal(P, stage.revision), "coordinator")
     assert stage.owner.seal_report() is None
     assert counts(stage, held)
-    assert isinstance(stage.brain.admit(stage.now, READ), Wait)
+    assert isinstance(stage.brain.reading.admit(stage.now, READ), Wait)
     stage.store()
     stage.acknowledge(B, C, *stage.owner.peers)
     assert stage.owner.seal_report() is not None
@@ -115,12 +128,22 @@ def test_a_view_from_before_the_owner_opened_does_not_count() -> None:
     assert counts(stage, held, through=2)
 
 
-def test_an_eventual_read_counts_while_its_replica_is_here() -> None:
+def test_an_eventual_read_counts_while_its_replica_is_here_and_complete() -> None:
+    """F103: not once the replica was dropped, or is only written by nobody any more."""
     stage = follower_on_stage(moving(CLEANUP), B)
-    held = admitted(stage, EVENTUAL)
-    assert counts(stage, held, eventual=True)
+    assert counts(stage, admitted(stage, EVENTUAL))
     leaving = follower_on_stage(moving(READ_NEW), A)
-    held = admitted(leaving, EVENTUAL)
+    read = admitted(leaving, EVENTUAL)
+    assert counts(leaving, read)
     leaving.agree(moving(CLEANUP, epoch=4))
+    assert not counts(leaving, read)
     leaving.say(DropReplica(P, "first", leaving.revision), "coordinator")
-    assert not counts(leaving, held, eventual=True)
+    assert not counts(leaving, read)
+
+
+def test_an_eventual_read_from_before_the_fence_does_not_count_after_it() -> None:
+    """F103."""
+    stage = follower_on_stage()
+    read = admitted(stage, EVENTUAL)
+    stage.agree(stable(fence=51))
+    assert not counts(stage, read)

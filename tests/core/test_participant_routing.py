@@ -3,12 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import AppendEntries, LookUp, ReadTopology
-from limosa.core.events import RowsRead, Ticked
+from limosa.core.effects import AppendEntries, ReadTopology
+from limosa.core.events import Ticked
 from limosa.core.machines.catalogue import ALLOW, CLEANUP, READ_NEW, STREAMING, USE_NEW, WRITE_BOTH
 from limosa.core.messages import (
     DropReplica,
-    Found,
     Look,
     Read,
     Redirect,
@@ -21,7 +20,8 @@ from limosa.core.messages import (
 )
 from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.topology import Layout, Replica
-from limosa.core.participant.node import AHEAD_MAX
+from limosa.core.participant.hosting import AHEAD_MAX
+from limosa.core.participant.reading import Admitted
 from tests.core.samples import A, B, D, P, moving, stable
 from tests.core.stage import (
     Stage,
@@ -47,7 +47,7 @@ def test_a_write_of_a_stale_version_is_redirected_and_nothing_is_written() -> No
     assert sent(effects, Redirect) == [Redirect("w.1", "a", 2, stage.topology.generation)]
     assert not done(effects, AppendEntries)
     assert stage.owner.held.last == before
-    assert len(sent(stage.say(read(version=1), "client"), Redirect)) == 1
+    assert isinstance(stage.brain.reading.admit(stage.now, read(version=1)), Redirect)
 
 
 def test_a_write_of_a_newer_version_than_the_applied_one_waits() -> None:
@@ -80,7 +80,7 @@ def test_a_request_for_an_unknown_partition_is_redirected_to_nobody() -> None:
     message = replace(write(version=0), partition="q")
     assert sent(stage.say(message, "client"), Redirect) == [Redirect("w.1", None, 0, 50)]
     eventual = replace(read(revision=0, eventual=True), partition="q")
-    assert len(sent(stage.say(eventual, "client"), Redirect)) == 1
+    assert isinstance(stage.brain.reading.admit(stage.now, eventual), Redirect)
 
 
 def test_with_too_few_replicas_in_sync_a_write_is_refused_with_the_numbers() -> None:
@@ -96,16 +96,14 @@ def test_with_too_few_replicas_in_sync_a_write_is_refused_with_the_numbers() -> 
 
 def test_an_eventual_read_is_served_by_any_complete_replica() -> None:
     stage = follower_on_stage()
-    (lookup,) = done(stage.say(read(eventual=True), "client"), LookUp)
-    effects = stage.tell(RowsRead(lookup.ticket, ((1, "v"),)))
-    assert sent(effects, Found) == [Found("r.1", ((1, "v"),))]
+    assert isinstance(stage.brain.reading.admit(stage.now, read(eventual=True)), Admitted)
 
 
 def test_an_eventual_read_from_before_the_fence_is_redirected() -> None:
     """F103."""
     stage = follower_on_stage(stable(fence=45))
-    assert len(sent(stage.say(read(44, eventual=True), "client"), Redirect)) == 1
-    assert done(stage.say(read(45, eventual=True), "client"), LookUp)
+    assert isinstance(stage.brain.reading.admit(stage.now, read(44, eventual=True)), Redirect)
+    assert isinstance(stage.brain.reading.admit(stage.now, read(45, eventual=True)), Admitted)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +122,8 @@ def test_in_each_stage_only_replicas_that_hold_everything_are_read(
     """F99 F102: the side that is read, and the one that was until now."""
     for replica, serves in ((A, serves_old), (D, serves_new)):
         stage = follower_on_stage(moving(stage_name, owner=B), replica)
-        effects = stage.say(read(eventual=True), "client")
-        assert bool(done(effects, LookUp)) == serves
-        assert bool(sent(effects, Redirect)) != serves
+        admitted = stage.brain.reading.admit(stage.now, read(eventual=True))
+        assert isinstance(admitted, Admitted if serves else Redirect)
 
 
 # --- what is about the past, and about the future
@@ -179,7 +176,7 @@ def test_only_the_latest_messages_about_newer_records_wait() -> None:
     stage = follower_on_stage()
     for number in range(2 * AHEAD_MAX):
         stage.say(probe(B, epoch=number, revision=51), "a")
-    waiting = [received.message for received in stage.brain._ahead]
+    waiting = [received.message for received in stage.brain.hosting._ahead]
     assert len(waiting) == AHEAD_MAX + 1
     assert waiting[-1] == probe(B, epoch=2 * AHEAD_MAX - 1, revision=51)
 
@@ -253,7 +250,7 @@ def sealed() -> Stage:
 def test_a_sealed_owner_serves_nothing() -> None:
     stage = sealed()
     assert len(sent(stage.say(write(), "client"), Wait)) == 1
-    assert len(sent(stage.say(read(), "client"), Wait)) == 1
+    assert isinstance(stage.brain.reading.admit(stage.now, read()), Wait)
 
 
 def test_a_seal_for_another_revision_is_not_made() -> None:
@@ -272,12 +269,10 @@ def test_any_commit_lifts_the_seal() -> None:
 def test_a_former_owner_redirects_those_who_wait_and_says_that_it_may_have_happened() -> None:
     stage = owner_on_stage(moving(STREAMING))
     stage.say(write(), "writer")
-    stage.say(read(), "reader")
     effects = stage.agree(moving(READ_NEW, epoch=4))
     answers = sent(effects, Redirect)
     assert [(answer.id, answer.owner, answer.definite) for answer in answers] == [
         ("w.1", "d", False),
-        ("r.1", "d", True),
     ]
     assert stage.brain.owners == {}
 

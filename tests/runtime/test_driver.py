@@ -33,7 +33,7 @@ from limosa.core.model.changes import lease_key
 from limosa.core.model.codec import encode
 from limosa.core.model.requests import DropTable, Request
 from limosa.core.model.topology import Node
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
 from limosa.metastore.memory import MemoryMetastore
 from limosa.metastore.sqlite import SqliteMetastore
@@ -351,7 +351,7 @@ def read(node: NodeProcess, table: TableHandle, eventual: bool = False) -> Answe
         table.definition.id,
         eventual,
     )
-    return node.driver.reading.read(asked)
+    return node.driver.reader.read(asked)
 
 
 def scan(node: NodeProcess, table: TableHandle) -> int:
@@ -364,7 +364,7 @@ def scan(node: NodeProcess, table: TableHandle) -> int:
         record.epoch,
         topology.revision_of(record.id),
     )
-    return sum(batch.num_rows for batch in node.driver.reading.scan(asked, table.definition))
+    return sum(batch.num_rows for batch in node.driver.reader.scan(asked, table.definition))
 
 
 def test_a_node_with_a_damaged_volume_offers_only_the_others(house: House) -> None:

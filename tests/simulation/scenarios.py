@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.client import Finished
-from limosa.core.effects import LookUp
 from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.messages import Message
 from limosa.core.model.changes import Agreed, Commit, Put, layout_key, request_key
@@ -32,6 +31,7 @@ from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.hosts import SimulatedCoordinator, SimulatedNode
 from limosa.simulation.network import FAIR, Network
+from limosa.simulation.reads import ReadUnderWay
 from limosa.simulation.rows import token_of
 from limosa.simulation.workloads import KINDS, OperationHistory, Workload, rows_of
 from limosa.simulation.world import ZONE, World, WorldShape
@@ -49,6 +49,12 @@ class Said(Struct, frozen=True):
     message: Message | None
     arrive: Callable[..., None]
     arguments: tuple[object, ...]
+
+
+def _reads(arguments: tuple[object, ...]) -> list[ReadUnderWay]:
+    """The reads that a scheduled step is about."""
+    about = [getattr(each, "answer", None) for each in arguments]
+    return [each for each in about if isinstance(each, ReadUnderWay)]
 
 
 class Wire(Network):
@@ -137,8 +143,26 @@ class Scenario(World):
             return False
         if process.name in self.slow_disks and what.__name__ == "_synced":
             return True
-        asked = [getattr(each, "answer", None) for each in arguments]
-        return any(isinstance(a, LookUp) and a.partition in self.slow_reads for a in asked)
+        return any(read.partition in self.slow_reads for read in _reads(arguments))
+
+    def view_hanging(self, node: str) -> None:
+        """Reads that hang on a node take their view now, and hang again before they answer."""
+        late, self._late = self._late, []
+        for what, arguments in late:
+            for read in _reads(arguments):
+                assert read.admitted is not None
+                read.view = self.nodes[node].disk.view(*read.admitted.replica)
+                self.nodes[node].later(0.0, self.nodes[node].reads.answer, read)
+            if not _reads(arguments):
+                self._late.append((what, arguments))
+
+    def hanging_reads(self, node: str | None = None) -> int:
+        """Reads that are admitted, and whose next step is held back."""
+        return sum(
+            len(_reads(arguments))
+            for what, arguments in self._late
+            if node is None or getattr(what, "__self__", None) is self.nodes[node]
+        )
 
     def hasten(self) -> None:
         """Every disk finishes what it was asked for."""
@@ -232,11 +256,11 @@ class Scenario(World):
         ]
         return [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name][1:]
 
-    def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
-        if self.loses(by, commit):
+    def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
+        if any(self.loses(by, commit) for commit in together):
             return False, self.agreed
-        made, agreed = super().commit(commit, by)
-        self.commits.append((by, commit, made))
+        made, agreed = super().commit_all(together, by)
+        self.commits += [(by, commit, made) for commit in together]
         return made, agreed
 
     def request(self, wish: AnyWish) -> str:

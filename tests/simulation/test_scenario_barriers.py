@@ -112,7 +112,7 @@ def test_a_long_read_of_another_partition_does_not_block_a_move() -> None:
     world.slow_reads.add("p1")
     for choice in range(3):
         world.send_get(other, eventual=True, choice=choice)
-    world.until(lambda: hanging(world) == 3)
+    world.until(lambda: world.hanging_reads() == 3)
     since = world.now
     world.move_owner("p0")
     world.until_ended("p0")
@@ -123,14 +123,8 @@ def test_a_long_read_of_another_partition_does_not_block_a_move() -> None:
     since = world.now
     world.until_ended("p0")
     assert world.now - since < 2.0
-    assert hanging(world) >= 3
+    assert world.hanging_reads() >= 3
     world.conclude()
-
-
-def hanging(world: Scenario) -> int:
-    """Reads that some node still works on."""
-    held = [held for node in world.nodes.values() for held in node.brain.held.values()]
-    return sum(len(each.reads) for each in held)
 
 
 def test_a_long_stream_of_one_partition_does_not_block_another() -> None:

@@ -43,7 +43,7 @@ def test_a_minute_of_heartbeats_and_load_reports_leaves_the_generation_as_it_is(
     assert (len(world.commits), len(world.states)) == (commits, states)
     office = world.in_office()
     known = office.brain.statuses
-    assert {status.free_bytes[""] for status in known.values()} == {10**9 - 60_000}
+    world.until(lambda: {each.free_bytes[""] for each in known.values()} == {10**9 - 60_000})
     sizes = {
         r.bytes for status in known.values() for held in status.replicas.values() for r in held
     }

@@ -109,16 +109,6 @@ class ApplySlice(VolumeEffect, frozen=True, gc=False):
     producers: ProducersValue
 
 
-class LookUp(Effect, frozen=True, gc=False):
-    """Committed rows by their keys."""
-
-    partition: PartitionId
-    incarnation: Incarnation
-    ticket: int
-    keys: object
-    table: str = ""
-
-
 class ReadTail(Effect, frozen=True, gc=False):
     """A replica's log behind a position: at least one entry, then no more than so many bytes.
 
@@ -193,6 +183,14 @@ class Compare(Effect, frozen=True, gc=False):
     session: SessionId
     source: Replica
     targets: tuple[Replica, ...]
+
+
+class TakeOffice(Effect, frozen=True, gc=False):
+    """Become the coordinator: a new lease, and the coordinator's key under it."""
+
+
+class RenewOffice(Effect, frozen=True, gc=False):
+    lease: LeaseId
 
 
 class Explain(Effect, frozen=True, gc=False):

@@ -88,13 +88,6 @@ class Stored(Struct, frozen=True, gc=False):
     ticket: int
 
 
-class RowsRead(Struct, frozen=True, gc=False):
-    """The rows of a look-up, as they were when it ran."""
-
-    ticket: int
-    rows: object
-
-
 class TailRead(Struct, frozen=True, gc=False):
     """Entries of a log, with their rows; none: they are there no more, or can't be read."""
 
@@ -189,7 +182,6 @@ NodeEvent: TypeAlias = (
     | LeaseRenewed
     | LeaseEnded
     | Stored
-    | RowsRead
     | TailRead
     | SliceRead
     | RowsLinked

@@ -5,7 +5,6 @@ of a thousand partitions then takes a few commits. Each commit is guarded by all
 computed from.
 """
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,8 +12,19 @@ from contextlib import suppress
 from typing import Literal, Protocol, TypeAlias
 
 from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.commits import CommitQueue
+from limosa.core.coordinator.office import Office
 from limosa.core.coordinator.settings import CoordinatorSettings
-from limosa.core.effects import Compare, Effect, Explain, MakeCommit, Send, StartCopy
+from limosa.core.effects import (
+    Compare,
+    Effect,
+    Explain,
+    MakeCommit,
+    RenewOffice,
+    Send,
+    StartCopy,
+    TakeOffice,
+)
 from limosa.core.events import (
     AgreedRead,
     Compared,
@@ -25,10 +35,9 @@ from limosa.core.events import (
     Ticked,
 )
 from limosa.core.messages import Look, Message
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, merged, united
+from limosa.core.model.changes import Agreed, Commit, Put, united
 from limosa.core.model.keys import NodeId, Revision
 from limosa.core.model.reports import Pipeline
-from limosa.core.model.topology import CoordinatorLease
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
@@ -39,7 +48,6 @@ PipelineState: TypeAlias = Literal["off", "starting", "ready", "failed"]
 
 TICK_SECONDS = 0.02
 LEASE_SECONDS = 3.0
-RENEW_SECONDS = 0.5
 TRIM_SECONDS = 30.0
 REVISIONS_KEPT = 5_000
 
@@ -85,12 +93,11 @@ class CoordinatorDriver:
         self._mover = mover(self._tell_of_pipeline)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._lease: int | None = None
-        self._asked_at = -1e9
+        self._office = Office(name)
         self._trimmed_at = -1e9
         self._heartbeat = Heartbeat(open_metastore, clock, log)
         self._watcher = Watcher(open_metastore, self._followed, log)
-        self._commits: queue.SimpleQueue[Commit] = queue.SimpleQueue()
+        self._commits = CommitQueue()
         self._committing = False
         self._ticker = threading.Thread(target=self._tick, name="tick", daemon=True)
 
@@ -124,7 +131,7 @@ class CoordinatorDriver:
                     self.log("waits", partition=partition, stage=stage, why=why)
                 case _:
                     raise AssertionError(effect)
-        if not self._commits.empty() and not self._committing:
+        if self._commits and not self._committing:
             self._committing = True
             self._watcher.do(self._commit_all)
 
@@ -144,14 +151,13 @@ class CoordinatorDriver:
 
     def _commit_all(self, store: AgreedStore) -> None:
         """Make all requested commits, combined into as few as possible."""
-        with self._lock:
-            self._committing = False
-            asked: list[Commit] = []
-            while not self._commits.empty():
-                asked.append(self._commits.get())
         generation = 0
-        while asked:
-            together, asked = merged(asked)
+        while True:
+            with self._lock:
+                together = self._commits.take()
+                self._committing = bool(together)
+            if not together:
+                break
             generation = max(generation, self._commit(store, together))
         if generation:
             self._tell_nodes(generation)
@@ -164,16 +170,16 @@ class CoordinatorDriver:
             self.peers.send(node, look)
 
     def _commit(self, store: AgreedStore, together: list[Commit]) -> Revision:
-        """Commit all together, or one by one if a guard is stale; the resulting generation, or 0 if
-        the topology did not change."""
+        """Commit all together; the resulting generation, or 0 if the topology did not change."""
         union = united(together)
         try:
             revision = store.commit(union)
         except StaleGuard as error:
             if len(together) == 1:
-                self.log("stale", why=together[0].why, keys=error.keys)
-                return 0
-            return max([self._commit(store, [commit]) for commit in together])
+                self.log("stale", why=union.why, keys=error.keys)
+            with self._lock:
+                self._commits.stale(together)
+            return 0
         for commit in together:
             self.log("committed", why=commit.why)
         return revision if union.touches_topology() else 0
@@ -198,37 +204,27 @@ class CoordinatorDriver:
                 self._watcher.do(lambda store: store.store.trim(before))
 
     def _keep_office(self) -> None:
-        now = self.now()
-        lease = self._lease
-        if lease is not None and now - self._asked_at >= RENEW_SECONDS:
-            self._asked_at = now
-            self._heartbeat.renew(lease, lambda alive, _: None if alive else self._lose(lease))
-        elif lease is None and now - self._asked_at >= RENEW_SECONDS:
-            self._asked_at = now
-            if self.brain.agreed.coordinator is None:
+        match self._office.tick(self.now(), self.brain.agreed):
+            case TakeOffice():
                 self._heartbeat.acquire(LEASE_SECONDS, self._take_office, self._elect)
+            case RenewOffice(lease=lease):
+                self._heartbeat.renew(lease, lambda alive, _: None if alive else self._lose(lease))
 
     def _take_office(self, store: Metastore, lease: int) -> int:
-        commit = Commit(
-            {COORDINATOR_KEY: 0},
-            (Put(CoordinatorLease(self.name, lease)),),
-            f"{self.name} coordinates",
-        )
         try:
-            return AgreedStore(store).commit(commit, lease)
+            return AgreedStore(store).commit(self._office.claim(lease), lease)
         except LimosaError:
             store.revoke(lease)
             raise
 
     def _elect(self, lease: int, revision: int, sent_at: float) -> None:
-        self._lease = lease
+        self._office.taken(lease)
         self.log("became the active coordinator", revision=revision)
         self._watcher.look()
         self.deliver(Elected(revision))
 
     def _lose(self, lease: int) -> None:
-        if self._lease == lease:
-            self._lease = None
+        if self._office.lost(lease):
             self.log("no longer the active coordinator")
             self.deliver(Deposed())
 
@@ -245,7 +241,7 @@ class CoordinatorDriver:
         record = Pipeline(self.name, state, detail, time.time())
 
         def tell(store: AgreedStore) -> None:
-            lease = self._lease
+            lease = self._office.lease
             if lease is not None:
                 with suppress(LimosaError):
                     store.commit(Commit({}, (Put(record),), "the pipeline"), lease)
@@ -255,8 +251,8 @@ class CoordinatorDriver:
     def stop(self) -> None:
         self._stopping.set()
         self._ticker.join(5.0)
-        if self._lease is not None:
-            self._heartbeat.revoke(self._lease)
+        if self._office.lease is not None:
+            self._heartbeat.revoke(self._office.lease)
         self._heartbeat.close()
         self._mover.close()  # last: a successor need not wait until Java has exited
         self._watcher.close()

@@ -24,14 +24,14 @@ from limosa.core.model.changes import (
     Put,
     Remove,
     Topology,
-    lease_key,
     node_key,
     request_key,
 )
 from limosa.core.model.codec import decode
 from limosa.core.model.keys import LeaseId, NodeId, Revision
 from limosa.core.model.requests import JoinCluster, Request
-from limosa.core.model.topology import Cluster, Features, Node, NodeLease
+from limosa.core.model.topology import Cluster, Features, Node
+from limosa.core.participant.lease import registration
 from limosa.errors import (
     BadInput,
     IllegalRequest,
@@ -232,21 +232,14 @@ def refresh(store: AgreedStore, node: Node) -> Node:
 def register(
     store: Metastore, node: Node, lease: LeaseId, previous: Revision | None = None
 ) -> Revision:
-    """Register this process as the live node; returns the revision of the registration.
-
-    The commit is guarded by the node's record, so that a removed node stays dead, and by the
-    revision of its former lease key, if the caller knows it.
-    """
+    """Register this process as the live node; returns the revision of the registration."""
     key = node_key(node.id)
     entry = store.get(key)
     known = None if entry is None else decode(entry.value)
     if entry is None or not isinstance(known, Node) or known.host != node.host:
         raise IllegalRequest(f"{node.id} is not a member", "join first")
     _check_stays(known)
-    guards = {key: entry.revision}
-    if previous is not None:
-        guards[lease_key(node.id)] = previous
-    commit = Commit(guards, (Put(NodeLease(node.id, lease)),), f"{node.id} is alive")
+    commit = registration(node.id, lease, entry.revision, previous)
     return AgreedStore(store).commit(commit, lease)
 
 

@@ -51,7 +51,7 @@ from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed
 from limosa.core.model.keys import WHOLE, PartitionId
 from limosa.core.model.topology import Node
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
 from limosa.errors import LimosaError, Refused
@@ -60,7 +60,7 @@ from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
-from limosa.runtime.reading import Reading
+from limosa.runtime.reading import ViewReader
 from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import BackgroundWorker
 from limosa.storage.store import Store
@@ -96,8 +96,6 @@ class NodeDriver:
         log: Log,
         failed: Callable[[Exception], None],
     ) -> None:
-        self.is_over = False
-        """The driver serves nothing any more: it is stopping, or its disk has failed."""
         self.node = node
         self.store = store
         self.peers = peers
@@ -109,7 +107,7 @@ class NodeDriver:
         self.agreed = Agreed()
         self.now = clock.now
         self.traffic = Traffic()
-        self.reading = Reading(self.brain, store, clock.now, self.traffic, lambda: self.is_over)
+        self.reader = ViewReader(self.brain, store, clock.now, self.traffic)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -129,6 +127,11 @@ class NodeDriver:
             threading.Thread(target=self._sync, name="sync", daemon=True),
             threading.Thread(target=self._tick, name="tick", daemon=True),
         ]
+
+    @property
+    def is_over(self) -> bool:
+        """This run serves nothing any more: it stops, or its disk has failed."""
+        return self.brain.is_over
 
     def start(self) -> None:
         self.store.merge_later(self._is_copied)
@@ -419,7 +422,7 @@ class NodeDriver:
     def _fail(self, error: Exception) -> None:
         """A disk or this process failed: stop serving; other nodes take the partitions over."""
         if not self.is_over:
-            self.is_over = True
+            self.brain.is_over = True
             self._stopping.set()
             with suppress(Exception):
                 self.log("the node stops", error=error)
@@ -439,7 +442,7 @@ class NodeDriver:
             if lease is not None and not self.is_over:
                 # From here on every request is refused, and waiting callers are told.
                 self._carry_out_all(self.brain.handle(self.now(), LeaseEnded(lease.id)))
-            self.is_over = True
+            self.brain.is_over = True
         self._stopping.set()
         with self._to_sync:
             self._to_sync.notify_all()

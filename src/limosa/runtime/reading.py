@@ -1,9 +1,4 @@
-"""How is a row read? Beside the event loop: check who may answer, take the value, check again.
-
-A view is what was committed at one moment, and stays so. If this node was the owner, with a valid
-lease, before the view was taken and still is afterwards, then nothing newer was acknowledged by
-anybody else when it was taken.
-"""
+"""How does a node answer a read? Beside the event loop, as `core.participant.reading` decides."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +7,8 @@ from contextlib import suppress
 import pyarrow as pa
 
 from limosa.core.messages import Answer, Found, Read, Redirect, Wait
-from limosa.core.participant.held import Held
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
+from limosa.core.participant.reading import Admitted
 from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import FoundRow, FoundRows, Keys
@@ -33,65 +28,50 @@ FOUND_BYTES_MAX = 32 << 20
 """One answer has at most so many bytes of rows; while it is made it takes several times that."""
 
 
-class Reading:
-    """Answers reads from the storage, as the brain allows."""
+class ViewReader:
+    """Carries out reads as the core decides them: admit, take a view, check."""
 
     def __init__(
-        self,
-        brain: Participant,
-        store: Store,
-        now: Callable[[], float],
-        traffic: Traffic,
-        is_over: Callable[[], bool] = lambda: False,
+        self, brain: Participant, store: Store, now: Callable[[], float], traffic: Traffic
     ) -> None:
-        self._traffic = traffic
-        self._is_over = is_over
-        self._brain = brain
+        self._decide = brain.reading
         self._store = store
         self._now = now
+        self._traffic = traffic
 
     def read(self, message: Read) -> Answer:
-        held = self._brain.admit(self._now(), message)
-        if not isinstance(held, Held):
-            return held
+        admitted = self._decide.admit(self._now(), message)
+        if not isinstance(admitted, Admitted):
+            return admitted
         assert isinstance(message.keys, Keys)
         many = message.keys.many
         self._traffic.read(message.partition, 1 if many is None else many.num_rows)
-        view = self._view(held)
+        view = self._view(admitted)
         rows = None if view is None else look_up(view, message.keys)
-        if view is None or not self._may_answer(held, message.eventual, view):
-            return Wait(message.id, "the partition changed hands while it was read")
-        return Found(message.id, rows)
+        refusal = self._check(admitted, view)
+        return Found(message.id, rows) if refusal is None else refusal
 
     def scan(self, scan: Scan, table: Table) -> Iterator[pa.RecordBatch]:
         """The rows of one moment; raises before the first of them if this is not the place."""
-        read = Read(
-            "scan",
-            scan.partition,
-            scan.version,
-            scan.epoch,
-            scan.revision,
-            None,
-            table.id,
-            scan.eventual,
-        )
-        held = self._brain.admit(self._now(), read)
-        if not isinstance(held, Held):
-            raise Redirected(_words(held), "refresh the topology and ask again")
-        view = self._view(held)
-        if view is None or not self._may_answer(held, scan.eventual, view):
+        where = (scan.partition, scan.version, scan.epoch, scan.revision)
+        read = Read("scan", *where, None, table.id, scan.eventual)
+        admitted = self._decide.admit(self._now(), read)
+        if not isinstance(admitted, Admitted):
+            raise Redirected(_words(admitted), "refresh the topology and ask again")
+        view = self._view(admitted)
+        refusal = self._check(admitted, view)
+        if view is None or refusal is not None:
             raise Redirected("the partition changed hands", "refresh and ask again")
         condition = condition_of(table, scan.where)
         return _alive(view.scan(table, scan.columns, condition, empty_too=True))
 
-    def _may_answer(self, held: Held, eventual: bool, view: View) -> bool:
-        if self._is_over():
-            return False  # a watermark may have been moved that its view never got
-        return self._brain.may_answer(self._now(), held, eventual, view.watermark)
+    def _check(self, admitted: Admitted, view: View | None) -> Answer | None:
+        through = None if view is None else view.watermark
+        return self._decide.check(self._now(), admitted, through)
 
-    def _view(self, held: Held) -> View | None:
+    def _view(self, admitted: Admitted) -> View | None:
         try:
-            return self._store.view(held.partition, held.replica.incarnation)
+            return self._store.view(*admitted.replica)
         except LimosaError:
             return None
 

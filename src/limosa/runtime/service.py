@@ -160,7 +160,7 @@ class NodeService:
 
     def _read(self, request: Read) -> Answer:
         try:
-            answer = self.driver.reading.read(request)
+            answer = self.driver.reader.read(request)
         except LimosaError as error:
             return refusal(request.id, error)
         if isinstance(answer, Wait):
@@ -268,7 +268,7 @@ class NodeService:
                     "a scan has no columns, or one of them twice", "name each column once"
                 )
             schema = pa.schema([schema.field(name) for name in scan.columns])
-        batches = self.driver.reading.scan(scan, table)
+        batches = self.driver.reader.scan(scan, table)
         return schema, (batch.cast(schema) for batch in batches)
 
     # --- calls

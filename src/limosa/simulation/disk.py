@@ -5,7 +5,7 @@ covered it. A crash keeps the durable state and some prefix of what was not sync
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 from limosa.core.effects import (
@@ -28,6 +28,23 @@ from limosa.core.producers import Producers
 from limosa.simulation.rows import SimulatedRow, SimulatedRows
 
 FOREVER: Position = 2**62
+
+
+class SimulatedView:
+    """One moment of a replica, for as long as a reader keeps it."""
+
+    def __init__(self, watermark: Position, rows: dict[str, SimulatedRow]) -> None:
+        self.watermark = watermark
+        self._rows = rows
+
+    def find(self, key: str) -> tuple[Position, object]:
+        row = self._rows.get(key)
+        return (0, None) if row is None or row.value is None else (row.version, row.value)
+
+    def scan(self) -> Iterator[list[SimulatedRow]]:
+        """Rows, some at a time."""
+        rows = [row for row in self._rows.values() if row.value is not None]
+        yield from (rows[start : start + 2] for start in range(0, len(rows), 2))
 
 
 class SimulatedReplica:
@@ -160,9 +177,8 @@ class SimulatedReplica:
         """Committed or copied rows and tombstones."""
         return self.rows
 
-    def committed(self, key: str) -> tuple[Position, object]:
-        row = self.rows.get(key)
-        return (0, None) if row is None or row.value is None else (row.version, row.value)
+    def view(self) -> SimulatedView:
+        return SimulatedView(self.watermark, dict(self.rows))
 
     def newest(self, key: str) -> Position:
         """The version that a compare-and-set compares with: also of rows not committed yet."""
@@ -174,7 +190,7 @@ class SimulatedReplica:
                 for row in entry.rows.rows:
                     if row.key == key:
                         return 0 if row.value is None else entry.at
-        return self.committed(key)[0]
+        return SimulatedView(self.watermark, self.rows).find(key)[0]
 
     def tail(self, after: Position, bytes_max: int) -> tuple[Entry, ...]:
         """The log behind a position: one entry at least, then so many bytes."""
@@ -209,6 +225,10 @@ class SimulatedDisk:
     def write(self, change: VolumeEffect, node: str) -> None:
         carry_out(self.live, change, node, self._on_commit)
         self._journal.append(change)
+
+    def view(self, partition: PartitionId, incarnation: Incarnation) -> SimulatedView | None:
+        stored = self.live.get((partition, incarnation))
+        return None if stored is None else stored.view()
 
     def sync(self, ticket: int, node: str) -> None:
         """Everything up to this ticket is durable from now on."""

@@ -1,7 +1,7 @@
 """What goes wrong? Each fault is a function on the world, aimed at one partition; see `FAULTS`.
 
-A fault never makes the promise impossible: a node is wiped only while another in-sync replica of
-each of its partitions lives, and everything heals in the end.
+A fault never breaks the assumptions of the guarantees: a node is wiped only while another in-sync
+replica of each of its partitions lives, and everything heals in the end.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def _owner(world: World, record: Partition) -> SimulatedNode:
 
 
 def _target(world: World, record: Partition) -> SimulatedNode:
-    """A node that the transition is about; outside of one, a follower."""
+    """A target node of the transition; without a transition, a follower."""
     chosen = (
         routing.new_only(record)
         or routing.old_only(record)
@@ -75,7 +75,7 @@ def crash_target(world: World, record: Partition) -> None:
 
 
 def pause_owner(world: World, record: Partition) -> None:
-    """At once, or between a read's check and its value."""
+    """At once, or between the check of a read and its value."""
     node = _owner(world, record)
     if world.dice.random() < 0.5:
         node.on_read = lambda: _pause(world, node)
@@ -88,7 +88,7 @@ def pause_target(world: World, record: Partition) -> None:
 
 
 def isolate_owner(world: World, record: Partition) -> None:
-    """From everybody: other nodes, the metastore, the coordinator, clients."""
+    """Cut off from all: other nodes, the metastore, the coordinator, clients."""
     node = _owner(world, record)
     _cut(world, node, [METASTORE, *world.processes], both_ways=True)
 
@@ -99,7 +99,7 @@ def isolate_target(world: World, record: Partition) -> None:
 
 
 def cut_one_way(world: World, record: Partition) -> None:
-    """The owner is heard by no replica, or hears none, or does not hear the metastore."""
+    """The owner's messages reach no replica, or none reach it, or none of the metastore do."""
     node = _owner(world, record)
     others = [r.node for r in routing.everywhere(record)]
     if world.dice.random() < 0.4:
@@ -113,25 +113,25 @@ def cut_one_way(world: World, record: Partition) -> None:
 
 
 def cut_owner_from_metastore(world: World, record: Partition) -> None:
-    """It goes on serving and replicating, and must stop by its own clock."""
+    """The owner keeps serving and replicating, and must stop by its own clock."""
     _cut(world, _owner(world, record), [METASTORE], both_ways=True)
 
 
 def cut_owner_from_peers(world: World, record: Partition) -> None:
-    """From the metastore, the coordinators and the other nodes; clients still reach it."""
+    """Cut off from the metastore, the coordinators and other nodes; clients still reach it."""
     others = [METASTORE, *(c.name for c in world.coordinators), *world.nodes]
     _cut(world, _owner(world, record), others, both_ways=True)
 
 
 def silence_to_metastore(world: World, record: Partition) -> None:
-    """Its renewals are lost and its watch is dead, but old answers still arrive."""
+    """The owner's renewals are lost and its watch is dead, but old answers still arrive."""
     node = _owner(world, record)
     world.deaf.add(node.name)
     _cut(world, node, [METASTORE], both_ways=False)
 
 
 def cut_target_from_metastore(world: World, record: Partition) -> None:
-    """One that is left behind hears nothing of what is decided, and goes on as the owner it was."""
+    """A node that learns of no decisions continues as the owner that it was."""
     others = [METASTORE, *(coordinator.name for coordinator in world.coordinators)]
     left = routing.old_only(record)
     node = world.nodes[world.dice.choice(left).node] if left else _target(world, record)
@@ -139,7 +139,7 @@ def cut_target_from_metastore(world: World, record: Partition) -> None:
 
 
 def wipe_replica(world: World, record: Partition) -> None:
-    """A node comes back with an empty disk, while others have all it had and nothing else fails."""
+    """A node restarts with an empty disk, while others have all of its rows and nothing fails."""
     node = world.nodes[world.dice.choice(routing.everywhere(record)).node]
     if not node.run or world.wiped:
         return
@@ -155,11 +155,12 @@ def wipe_replica(world: World, record: Partition) -> None:
 
 
 def stop_keepers(world: World, partition: str, wiped: str) -> None:
-    """Whoever else has what a lost replica had stops, and comes back with it, but later: until
-    then nobody has it, and an empty replica must not be taken for one that has.
+    """Stop all other replicas that hold a lost replica's rows, and restart them later. Until then
+    no live replica has the rows, and an empty replica must not be taken for one that has.
 
-    Not if the lost one was an owner: for as long as its lease lasts, others may be taken out. Nor
-    in a transition: for as long, it may be fallen back to. Both wait for a person then."""
+    Not if the lost replica was an owner: until its lease ends, it may remove others from the
+    in-sync set. Nor in a transition: until then, the transition may fall back to it. Both cases
+    would wait for an operator."""
     records = world.agreed.topology.partitions
     if any(each.owner is None or each.owner.replica.node == wiped for each in records.values()):
         return
@@ -187,14 +188,14 @@ def is_calm(world: World, dead: str) -> bool:
             return False
         if any(r.node not in world.agreed.leases for r in others):
             return False
-        # One that registered late may be in the record, and was never made.
+        # A replica may be in the record without existing, if its node registered late.
         if any((record.id, r.incarnation) not in world.nodes[r.node].disk.live for r in others):
             return False
     return True
 
 
 def _start_empty(world: World, node: SimulatedNode) -> None:
-    """If nobody counts on the node any more, its disk may go, whatever else is wrong."""
+    """Wipe the disk if no record relies on the node any more, whatever else is wrong."""
     if node.run:
         return
     counted = any(
@@ -208,7 +209,7 @@ def _start_empty(world: World, node: SimulatedNode) -> None:
 
 
 def replace_coordinator(world: World, record: Partition) -> None:
-    """The one in office crashes, or only believes that it is in office."""
+    """The active coordinator crashes, or loses its office without noticing."""
     holder = world.agreed.coordinator
     for coordinator in world.coordinators:
         if holder is not None and coordinator.name == holder.holder:
@@ -219,7 +220,7 @@ def replace_coordinator(world: World, record: Partition) -> None:
 
 
 def kill_mover(world: World, record: Partition) -> None:
-    """In the middle of a slice: what was sent has no end."""
+    """Kill the mover in the middle of a slice, whose end is never sent."""
     world.mover.crash()
     _restart_later(world, world.mover, 0.01, 1.0)
 
@@ -260,12 +261,12 @@ CELLS: tuple[tuple[str, str], ...] = (
     *RUN_EDGES,
     *((f"rebalance {state}", replace_coordinator.__name__) for state in ACTIVE),
 )
-"""Every fault in every stage; every edge of a run and of its moves; and every state of a run in
-which its coordinator is replaced."""
+"""Every fault in every stage; every edge of a run and of its moves; and every state of a run during
+which the coordinator is replaced."""
 
 
 def inject(world: World, partition: str, fault: str) -> None:
-    """Make it go wrong now, and remember in which stage."""
+    """Inject a fault now, and record the stage."""
     record = world.agreed.topology.partitions[partition]
     if world.healed or world.now < world.quiet_until:
         return

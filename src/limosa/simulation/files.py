@@ -1,14 +1,14 @@
 """What does a file system lose when the power fails? A file system in memory that loses it.
 
-It keeps what was synced, and of the rest whatever it likes. Here is all that it may like:
+It keeps everything that was synced, and an arbitrary part of the rest:
 
-    names    of each directory, a prefix of what happened to it since it was synced; a replace
-             happens whole or not at all, also between two directories
-    bytes    of each file, a prefix of what was appended since it was synced, with a run of sectors
-             in it that were never written; each overwrite whole or not at all
+    names    of each directory, a prefix of its changes since the last sync; a replace happens
+             completely or not at all, also between two directories
+    bytes    of each file, a prefix of the appends since the last sync, possibly with a range of
+             sectors that were never written; each overwrite completely or not at all
 
-A file's sync says nothing about its name. When only the process dies, everything stays as it was,
-as the page cache does; it is no more durable than before.
+Syncing a file does not sync its name. If only the process dies, all data stays, as in the page
+cache, but is no more durable than before.
 """
 
 import errno
@@ -26,7 +26,7 @@ from limosa.tabular.bodies import Piece
 
 SECTOR_BYTES: Final = 512
 TORN: Final = 0.4
-"""How often the bytes that survived without a sync have a hole."""
+"""How often unsynced bytes that survived have a hole."""
 
 
 # ------------------------------------------------------------------------------------- bytes
@@ -60,7 +60,7 @@ class _File:
         self.durable = bytearray()
         self.unsynced: list[_Write] = []
         self.links = 0
-        """How many live names it has."""
+        """How many live names the file has."""
 
     def write(self, write: _Write) -> None:
         _apply(self.live, write)
@@ -99,7 +99,7 @@ def _survivor(durable: bytearray, unsynced: Sequence[_Write], dice: Random) -> b
 
 
 def _some(count: int, dice: Random) -> int:
-    """Any number of them, but often none or all."""
+    """A random part of them, but often none or all."""
     roll = dice.random()
     if roll < 0.25:
         return 0
@@ -107,7 +107,7 @@ def _some(count: int, dice: Random) -> int:
 
 
 def _tear(content: bytearray, safe: int, dice: Random) -> None:
-    """The disk writes back in any order: some sectors are still as they were, zeros or garbage."""
+    """Leave some sectors unwritten (zeros or garbage), since a disk writes in any order."""
     if len(content) == safe or dice.random() >= TORN:
         return
     last = (len(content) - 1) // SECTOR_BYTES
@@ -133,7 +133,7 @@ class _Directory:
         self.unsynced: list[_Renaming] = []
 
     def settle(self, count: int) -> None:
-        """So many of the changes are durable."""
+        """Make the first so many changes durable."""
         for renaming in self.unsynced[:count]:
             for name, node in renaming.edits[self].items():
                 if node is None:
@@ -147,7 +147,7 @@ class _Directory:
         self.unsynced.clear()
 
     def nodes(self) -> "Iterator[_Node]":
-        """All that has, had or may get back a name in here."""
+        """Everything that has a name here, had one, or may get one back."""
         for names in (self.live, self.durable):
             yield from (names[name] for name in sorted(names))
         for renaming in self.unsynced:
@@ -159,13 +159,13 @@ _Node: TypeAlias = _File | _Directory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Renaming:
-    """One atomic change of names, in one or two directories; None is a name that is gone."""
+    """One atomic change of names, in one or two directories; None removes a name."""
 
     edits: dict[_Directory, dict[str, _Node | None]]
 
 
 def _settle(counts: dict[_Directory, int]) -> None:
-    """Make so many changes of each directory durable, and with a replace also its other side."""
+    """Make so many changes of each directory durable; a replace in both of its directories."""
     queue = list(counts)
     while queue:
         directory = queue.pop()
@@ -185,7 +185,7 @@ def _settle(counts: dict[_Directory, int]) -> None:
 
 
 class MemoryFile:
-    """A handle; it dies with its process."""
+    """A file handle, which becomes invalid when its process dies."""
 
     def __init__(self, files: "MemoryFiles", file: _File) -> None:
         self._files = files
@@ -203,7 +203,7 @@ class MemoryFile:
         with self._files._guard:
             self._check()
             end = at + len(data)
-            assert 0 <= at < end <= len(self._file.live), "only what is there can be overwritten"
+            assert 0 <= at < end <= len(self._file.live), "only existing bytes can be overwritten"
             assert at // SECTOR_BYTES == (end - 1) // SECTOR_BYTES, "not within one sector"
             self._file.write(_Overwritten(at, bytes(data)))
 
@@ -213,7 +213,7 @@ class MemoryFile:
             self._file.sync()
 
     def close(self) -> None:
-        """A dead process's handles were closed for it."""
+        """Handles of a dead process are closed already."""
         with self._files._guard:
             if self._life == self._files._life:
                 self._check()
@@ -227,7 +227,7 @@ class MemoryFile:
 
 
 class MemoryLock:
-    """Held until closed, or until the process crashed."""
+    """Held until it is closed or the process crashes."""
 
     def __init__(self, held: "dict[_File, MemoryLock]", file: _File) -> None:
         self._held = held
@@ -240,7 +240,7 @@ class MemoryLock:
 
 
 class MemoryFiles:
-    """A file system in memory; `directories` are there from the start, durably.
+    """A file system in memory; `directories` exist from the start, durably.
 
     Relative paths start at the root, so `a/b` and `/a/b` are the same.
     """
@@ -248,7 +248,7 @@ class MemoryFiles:
     def __init__(self, directories: Sequence[str] = (), capacity_bytes: int = 2**50) -> None:
         self.capacity_bytes = capacity_bytes
         self._life = 0
-        """How many crashes there were: a handle is of one life only."""
+        """The number of crashes: a handle is valid only until the next one."""
         self._guard = RLock()
         self._root = _Directory()
         self._used = 0
@@ -276,7 +276,7 @@ class MemoryFiles:
             return pa.py_buffer(bytes(self._file(path).live))
 
     def _append(self, file: _File, data: bytes) -> None:
-        """As much as there is room for: what a full disk took stays there."""
+        """Append as much as fits: a full disk keeps the part that fitted."""
         room = max(0, self.capacity_bytes - self._used)
         written = data[:room] if file.links else data
         if written:
@@ -303,7 +303,7 @@ class MemoryFiles:
             return max(0, self.capacity_bytes - self._used)
 
     def _file_at(self, path: str) -> _File:
-        """The file that is there, or a new one."""
+        """The existing file, or a new one."""
         directory, name = self._place(path)
         if name not in directory.live:
             file = _File()
@@ -334,7 +334,7 @@ class MemoryFiles:
             node = self._node(source)
             there = new.live.get(new_name)
             if there is node:
-                return  # two names of one file: both stay, as POSIX wants it
+                return  # two names of one file: both stay, as POSIX requires
             if isinstance(node, _Directory):
                 _check_target_of_directory(node, there, new, target)
             elif isinstance(there, _Directory):
@@ -354,7 +354,7 @@ class MemoryFiles:
                 raise _refusal(errno.EEXIST)
 
     def remove(self, path: str) -> None:
-        """A directory is emptied first, name by name, and a crash may come in between."""
+        """A directory is emptied first, name by name; a crash may happen in between."""
         with self._guard:
             try:
                 directory, name = self._place(path)
@@ -434,11 +434,11 @@ class MemoryFiles:
         return node
 
     def _walk(self) -> Iterator[tuple[str, _File]]:
-        """Every live file by its path; one with two names comes twice."""
+        """Every live file by its path; a file with two names comes twice."""
         return _walk(self._root, "")
 
     def _directories(self) -> list[_Directory]:
-        """Every directory that a crash may leave, in an order that only names decide."""
+        """Every directory that may survive a crash, in an order that depends only on names."""
         found: dict[_Directory, None] = {self._root: None}
         stack = [self._root]
         while stack:
@@ -451,7 +451,7 @@ class MemoryFiles:
     # --- faults
 
     def write_back(self) -> None:
-        """Nobody asked for a sync, but the kernel found the time: everything is durable."""
+        """The kernel writes everything back without a sync: all data is durable."""
         with self._guard:
             for directory in self._directories():
                 directory.settle(len(directory.unsynced))
@@ -459,7 +459,7 @@ class MemoryFiles:
                 file.sync()
 
     def crash(self, dice: Random, process_only: bool = False) -> None:
-        """The process is gone, with its handles and locks; or the whole machine loses power."""
+        """Kill the process, with its handles and locks; or the machine loses power."""
         with self._guard:
             self._life += 1
             self._locks.clear()
@@ -480,7 +480,7 @@ class MemoryFiles:
         self._used = sum(len(file.live) for file in files)
 
     def flip(self, path: str, bit: int) -> None:
-        """Rot of the medium, so the file counts as synced."""
+        """Flip a bit on the medium; the file counts as synced."""
         with self._guard:
             file = self._file(path)
             file.sync()
@@ -488,7 +488,7 @@ class MemoryFiles:
                 content[bit // 8] ^= 1 << bit % 8
 
     def truncate(self, path: str, length: int) -> None:
-        """Loss of the medium, so the file counts as synced."""
+        """Truncate a file on the medium; the file counts as synced."""
         with self._guard:
             file = self._file(path)
             file.sync()
@@ -496,10 +496,10 @@ class MemoryFiles:
             for content in (file.live, file.durable):
                 del content[length:]
 
-    # --- looking
+    # --- inspection
 
     def paths(self) -> list[str]:
-        """Of all files, from the root on."""
+        """The paths of all files, from the root."""
         with self._guard:
             return [path for path, _ in self._walk()]
 
@@ -509,7 +509,7 @@ class MemoryFiles:
 
 
 def _refusal(code: int, path: str | None = None) -> OSError:
-    """Python makes it a FileNotFoundError, an IsADirectoryError and so on by its code."""
+    """An OSError; Python picks its subclass, such as FileNotFoundError, by the code."""
     return OSError(code, os.strerror(code), path)
 
 

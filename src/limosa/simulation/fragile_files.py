@@ -1,7 +1,7 @@
 """How does a process die in the middle of its work? At any operation on its files.
 
-What runs beside the process's own thread, an errand, hands over at file operations, and goes on
-when the dice say so: a thread, but never two at once, so that a seed replays it.
+Background work of a process, an errand, has a thread of its own. It pauses at file operations and
+continues when the dice say so; only one thread runs at a time, so that a seed replays everything.
 """
 
 import threading
@@ -18,11 +18,11 @@ NEVER = 2**62
 
 
 class ProcessGone(BaseException):
-    """The process that did this is gone; no handler of errors may go on after this."""
+    """The process is dead; no error handler may continue after this."""
 
 
 class Errand:
-    """Something under way in a thread of its own, of which only one runs at a time."""
+    """Work on a thread of its own; only one such thread runs at a time."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -45,13 +45,13 @@ class Errand:
         self._waits.release()
 
     def pause(self) -> None:
-        """Called by what is done; others have their turn."""
+        """Called by the work itself, to let other threads run."""
         if threading.current_thread() is self._thread:
             self._waits.release()
             self._turn.acquire()
 
     def go_on(self) -> None:
-        """Until it pauses, or is over."""
+        """Continue the work until it pauses or ends."""
         self._turn.release()
         self._waits.acquire()
         if self.is_over:
@@ -61,13 +61,13 @@ class Errand:
 
 
 class FragileFiles:
-    """Files of a process that ends before one of its next operations, or in the middle of it."""
+    """Files of a process that dies before one of its next operations, or in the middle of it."""
 
     def __init__(self, dice: Random) -> None:
         self._files = MemoryFiles()
         self._dice = dice
         self.left = NEVER
-        """So many operations will still be done."""
+        """How many operations will still succeed."""
         self.errand: Errand | None = None
 
     def crash(self) -> None:
@@ -75,8 +75,8 @@ class FragileFiles:
         self.left = NEVER
 
     def happen(self, path: str, removes: bool = False) -> None:
-        """Before everything that changes something."""
-        # The log and VOLUME are written under locks, which others would wait for.
+        """Called before each operation that changes something."""
+        # No pause while the log or VOLUME is written: other threads would wait for their locks.
         if self.errand is not None and (removes or path.split("/")[2] in ("replicas", "trash")):
             self.errand.pause()
         self.left -= 1
@@ -84,7 +84,7 @@ class FragileFiles:
             raise ProcessGone
 
     def part(self, pieces: Sequence[Piece]) -> bytes:
-        """What is written of an append in the middle of which the process ends."""
+        """The part of an append that is written if the process dies in the middle of it."""
         data = b"".join(pieces)
         return data[: self._dice.randint(0, len(data))] if self.left == -1 else b""
 
@@ -134,7 +134,7 @@ class FragileFiles:
 
 
 class FragileFile:
-    """A file of such a process."""
+    """A file of a process that may die."""
 
     def __init__(self, files: FragileFiles, path: str, file: OpenFile) -> None:
         self._files = files

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Finished
+from limosa.core.coordinator.commits import CommitQueue
+from limosa.core.coordinator.office import Office
 from limosa.core.effects import (
     AcquireLease,
     AdvanceWatermark,
@@ -21,16 +23,17 @@ from limosa.core.effects import (
     Effect,
     Explain,
     LinkRows,
-    LookUp,
     MakeCommit,
     ReadSlice,
     ReadTail,
     ReadTopology,
     RenewLease,
+    RenewOffice,
     Send,
     ShelveSlice,
     StartCopy,
     Surprise,
+    TakeOffice,
     VolumeEffect,
 )
 from limosa.core.events import (
@@ -44,7 +47,6 @@ from limosa.core.events import (
     LeaseRenewed,
     Received,
     RowsLinked,
-    RowsRead,
     SliceRead,
     SliceShelved,
     Started,
@@ -61,19 +63,23 @@ from limosa.core.messages import (
     Fetched,
     Landed,
     Message,
+    Read,
     Write,
 )
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, lease_key
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
 from limosa.core.model.keys import Position
-from limosa.core.model.topology import CoordinatorLease, NodeLease, Replica
-from limosa.core.participant.node import Participant
+from limosa.core.model.topology import Replica
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
+from limosa.simulation.reads import NodeReads
 from limosa.simulation.rows import SimulatedRows
 
 if TYPE_CHECKING:
     from limosa.simulation.world import World
 
 METASTORE = "metastore"
+LOST_SECONDS = 1.0
+"""A call of the metastore that was not answered by then is lost."""
 
 
 class Process(ABC):
@@ -143,6 +149,10 @@ class Process(ABC):
             return
         self.on_event(event)
 
+    def later(self, seconds: float, what: Callable[[Any], None], about: object) -> None:
+        """In this run, and not while the process is paused."""
+        self.world.schedule(seconds, self.deliver, self.run, _Later(what, about))
+
     @abstractmethod
     def on_event(self, event: Any) -> None:
         """Hand it to the brain and carry its effects out."""
@@ -188,11 +198,13 @@ class SimulatedNode(Process):
         self.brain = Participant(name, settings)
         self.on_read: Callable[[], None] | None = None
         """What happens at the next read."""
+        self.reads = NodeReads(self)
         self._syncing = False
         self._wanted = 0
 
     def boot(self) -> None:
         self.brain = self.world.make_participant(self.name, self.settings)
+        self.reads = NodeReads(self)
         self._syncing = False
         self._wanted = 0
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
@@ -207,10 +219,16 @@ class SimulatedNode(Process):
         if isinstance(event, _Later):
             event.then(event.answer)
             return
-        if isinstance(event, Received) and type(event.message) is Write:
-            event = self._looked_up(event, event.message)
+        if isinstance(event, Received):
+            if type(event.message) is Read:
+                self.reads.begin(event.sender, event.message)
+                return
+            if type(event.message) is Write:
+                event = self._looked_up(event, event.message)
         for effect in self.brain.handle(self.now, event):
+            self.reads.race()
             self.carry_out(effect)
+        self.reads.race()
 
     def _looked_up(self, event: Received, message: Write) -> Received:
         """A compare-and-set is told what is there, in the order of this partition's writes."""
@@ -231,8 +249,6 @@ class SimulatedNode(Process):
                 self.send(to, message)
             case VolumeEffect():
                 self._store(effect)
-            case LookUp():
-                self._look_up(effect)
             case RenewLease(lease=lease):
                 sent_at = self.now
                 self.call(
@@ -256,7 +272,7 @@ class SimulatedNode(Process):
                 )
             case ReadTail():
                 slow = 0.002 * self.world.dice.random()
-                self.world.schedule(slow, self.deliver, self.run, _Later(self._read_tail, effect))
+                self.later(slow, self._read_tail, effect)
             case ReadSlice():
                 self._read_slice(effect)
             case LinkRows():
@@ -304,21 +320,6 @@ class SimulatedNode(Process):
             self._sync()
         self.deliver(run, Stored(ticket))
 
-    def _look_up(self, effect: LookUp) -> None:
-        """The value is taken when the disk answers, not when it is asked."""
-        dice = self.world.dice
-        slow = 0.6 * dice.random() if dice.random() < 0.05 else 0.0003 * dice.random()
-        self.world.schedule(slow, self.deliver, self.run, _Later(self._looked, effect))
-        if self.on_read is not None:
-            happen, self.on_read = self.on_read, None
-            happen()
-
-    def _looked(self, effect: LookUp) -> None:
-        stored = self.disk.live.get((effect.partition, effect.incarnation))
-        assert isinstance(effect.keys, tuple)
-        rows = tuple((0, None) if stored is None else stored.committed(key) for key in effect.keys)
-        self.on_event(RowsRead(effect.ticket, rows))
-
     def _read_tail(self, effect: ReadTail) -> None:
         stored = self.disk.live.get((effect.partition, effect.incarnation))
         entries = () if stored is None else stored.tail(effect.after, effect.bytes_max)
@@ -336,7 +337,7 @@ class SimulatedNode(Process):
 
     def _link_rows(self, effect: LinkRows) -> None:
         """Some time later, unless one of them is gone by then."""
-        self.world.schedule(0.005, self.deliver, self.run, _Later(self._linked_rows, effect))
+        self.later(0.005, self._linked_rows, effect)
 
     def _linked_rows(self, effect: LinkRows) -> None:
         source = self.disk.live.get((effect.partition, effect.source))
@@ -355,8 +356,7 @@ class SimulatedNode(Process):
         often = 0.4 if self.world.shape.unruly_mover else 0.1
         slow = 3.0 if dice.random() < often else 0.01
         waiting = (effect, self.disk.collected(effect.partition, effect.incarnation))
-        later = _Later(self._put_on_the_shelf, waiting)
-        self.world.schedule(slow * dice.random(), self.deliver, self.run, later)
+        self.later(slow * dice.random(), self._put_on_the_shelf, waiting)
 
     def _put_on_the_shelf(self, waiting: tuple[ShelveSlice, Position]) -> None:
         effect, collected = waiting
@@ -384,12 +384,18 @@ class SimulatedCoordinator(Process):
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
         self.brain = world.make_coordinator(name)
-        self._lease: int | None = None
-        self._renewed_at = 0.0
+        self._begin()
 
     def boot(self) -> None:
         self.brain = self.world.make_coordinator(self.name)
-        self._lease = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._office = Office(self.name)
+        self._commits = CommitQueue()
+        self._committing = 0
+        """Which call of the metastore is waited for; 0: none."""
+        self._calls = 0
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, _Later):
@@ -405,7 +411,7 @@ class SimulatedCoordinator(Process):
                 case Send(to=to, message=message):
                     self.send(to, message)
                 case MakeCommit(commit=commit):
-                    self._make(commit)
+                    self._commits.put(commit)
                 case StartCopy():
                     self.world.mover.begin(effect)
                 case Compare():
@@ -413,6 +419,8 @@ class SimulatedCoordinator(Process):
                 case Explain(partition=partition, stage=stage, why=why):
                     self.world.tell(f"{self.name} waits ({stage}): {why}", partition)
                     self.world.on_wait(partition, effect.work)
+        if not self._committing:
+            self._commit_next()
 
     def _compare(self, run: int, asked: Compare) -> None:
         """Rows that both have had the time to commit; now and then nothing comes of it."""
@@ -435,32 +443,56 @@ class SimulatedCoordinator(Process):
         words = tuple(f"the row {key} differs" for key in differ)
         self.deliver(run, Compared(asked.partition, asked.session, words[:2], len(words[2:])))
 
-    def _make(self, commit: Commit) -> None:
-        self.call(lambda: self.world.commit(commit, self.name), self._committed)
+    def _commit_next(self) -> None:
+        """One at a time, as a real coordinator does; one whose answer is lost is given up."""
+        together = self._commits.take()
+        if not together:
+            return
+        self._calls += 1
+        self._committing = call = self._calls
+        self.call(
+            lambda: self.world.commit_all(together, self.name),
+            lambda answer: self._committed(call, together, *answer),
+        )
+        self.later(LOST_SECONDS, self._given_up, call)
 
-    def _committed(self, answer: tuple[bool, Agreed]) -> None:
-        _, agreed = answer
+    def _committed(self, call: int, together: list[Commit], made: bool, agreed: Agreed) -> None:
+        if not made:
+            self._commits.stale(together)
+        if self._committing == call:
+            self._committing = 0
         self._handle(AgreedRead(agreed))
 
+    def _given_up(self, call: int) -> None:
+        if self._committing == call:
+            self._committing = 0
+            self._commit_next()
+
     def _keep_office(self) -> None:
-        if self._lease is None:
-            self.call(lambda: self.world.metastore.take_office(self.name), self._office_answered)
-        elif self.now - self._renewed_at > 0.5:
-            self._renewed_at = self.now
-            lease = self._lease
-            self.call(lambda: self.world.metastore.renew(COORDINATOR_KEY, lease), self._renewed)
-            self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
+        match self._office.tick(self.now, self.brain.agreed):
+            case TakeOffice():
+                self.call(
+                    lambda: self.world.metastore.take_office(self._office),
+                    self._office_answered,
+                )
+            case RenewOffice(lease=lease):
+                self.call(
+                    lambda: self.world.metastore.renew(COORDINATOR_KEY, lease),
+                    lambda alive: None if alive else self._lose(lease),
+                )
+            case None:
+                return
+        self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
 
     def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:
-        if answer is not None and self._lease is None:
-            self._lease, revision, agreed = answer
-            self._renewed_at = self.now
+        if answer is not None and self._office.lease is None:
+            lease, revision, agreed = answer
+            self._office.taken(lease)
             self._handle(AgreedRead(agreed))
             self._handle(Elected(revision))
 
-    def _renewed(self, alive: bool) -> None:
-        if not alive:
-            self._lease = None
+    def _lose(self, lease: int) -> None:
+        if self._office.lost(lease):
             self._handle(Deposed())
 
 
@@ -632,13 +664,3 @@ class SimulatedMover(Process):
     def _end(self, run: int, node: str, end: End) -> None:
         if run == self.run:
             self.send(node, end)
-
-
-def node_registration(name: str, lease: int) -> Commit:
-    return Commit({}, (Put(NodeLease(name, lease)),), f"{name} lives")
-
-
-def office(name: str, lease: int) -> Commit:
-    return Commit(
-        {COORDINATOR_KEY: 0}, (Put(CoordinatorLease(name, lease)),), f"{name} coordinates"
-    )

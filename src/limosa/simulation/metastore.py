@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 
-from limosa.core.model.changes import Agreed, Commit
+from limosa.core.coordinator.office import Office
+from limosa.core.model.changes import Agreed, Commit, node_key
+from limosa.core.participant.lease import registration
 from limosa.errors import LeaseLost, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.memory import MemoryMetastore
-from limosa.simulation.hosts import node_registration, office
 
 
 class _WorldClock:
-    """The metastore's machine keeps the world's own time."""
+    """The metastore's clock: the world's own time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -23,7 +24,7 @@ class _WorldClock:
 
 
 class SimulatedMetastore:
-    """Answers calls; the network between it and its callers is the world's."""
+    """Answers calls; the world simulates the network in between."""
 
     def __init__(
         self, now: Callable[[], float], schedule: Callable[..., None], lease_seconds: float
@@ -47,14 +48,16 @@ class SimulatedMetastore:
 
     def register(self, node: str) -> tuple[int, int]:
         lease = self._grant()
-        revision = self._agreed.commit(node_registration(node, lease), lease)
+        row = self._store.get(node_key(node))
+        commit = registration(node, lease, 0 if row is None else row.revision)
+        revision = self._agreed.commit(commit, lease)
         self.on_change()
         return lease, revision
 
-    def take_office(self, name: str) -> tuple[int, int, Agreed] | None:
+    def take_office(self, office: Office) -> tuple[int, int, Agreed] | None:
         lease = self._store.grant(self._lease_seconds)
         try:
-            revision = self._agreed.commit(office(name, lease), lease)
+            revision = self._agreed.commit(office.claim(lease), lease)
         except StaleGuard:
             self._store.revoke(lease)
             return None
@@ -63,7 +66,7 @@ class SimulatedMetastore:
         return lease, revision, self.read()
 
     def renew(self, key: str, lease: int) -> bool:
-        """A lease whose key belongs to another one by now is as good as ended."""
+        """False also if another lease holds the key by now: then this lease counts as ended."""
         try:
             self._store.renew(lease)
         except LeaseLost:
@@ -77,7 +80,7 @@ class SimulatedMetastore:
         return lease
 
     def _watch_end(self, lease: int) -> None:
-        """Leases end inside the next operation, so there must be one when a lease is due."""
+        """Schedule an operation for when the lease is due: leases end inside the next operation."""
         left = self._store.lease_left(lease)
         if left > 0:
             self._schedule(left + 0.001, self._watch_end, lease)

@@ -22,13 +22,18 @@ from limosa.core.messages import Fetched, Mismatched
 from limosa.core.model.changes import COORDINATOR_KEY, Topology, intent_key
 from limosa.core.model.keys import WHOLE
 from limosa.core.model.rows import Rows
-from limosa.core.participant import node as node_module
+from limosa.core.participant import copying
+from limosa.core.participant.copying import Copying
+from limosa.core.participant.following import Following
 from limosa.core.participant.held import Held
-from limosa.core.participant.node import Participant
-from limosa.core.participant.owner import Lease, Owner
+from limosa.core.participant.hosting import Hosting
+from limosa.core.participant.lease import Lease
+from limosa.core.participant.leasing import Leasing
+from limosa.core.participant.owner import Owner
+from limosa.core.participant.reading import Admitted, Reading
 from limosa.core.producers import Applied, Producers
 from limosa.simulation import run_mutants as run_mutants
-from limosa.simulation.disk import SimulatedDisk, SimulatedReplica
+from limosa.simulation.disk import SimulatedDisk, SimulatedReplica, SimulatedView
 from limosa.simulation.planting import MUTANTS as MUTANTS
 from limosa.simulation.planting import REDUNDANT as REDUNDANT
 from limosa.simulation.planting import SEEDS as SEEDS
@@ -41,18 +46,52 @@ from limosa.simulation.rows import SimulatedRow, SimulatedRows
 
 @mutant("owner reads see committed rows only")
 def reads_above_the_watermark(change: Any) -> None:
-    def committed(self: SimulatedReplica, key: str) -> tuple[int, object]:
-        for entry in reversed(self.entries):
-            if entry.at <= self.watermark:
-                break
-            rows = entry.rows.rows if isinstance(entry.rows, SimulatedRows) else ()
-            for row in rows:
-                if row.key == key:
-                    return (0, None) if row.value is None else (entry.at, row.value)
-        there = self.rows.get(key)
-        return (0, None) if there is None or there.value is None else (there.version, there.value)
+    def view(self: SimulatedReplica) -> SimulatedView:
+        seen = dict(self.rows)
+        for entry in self.entries:
+            if entry.at > self.watermark and isinstance(entry.rows, SimulatedRows):
+                seen |= {row.key: replace(row, version=entry.at) for row in entry.rows.rows}
+        return SimulatedView(self.watermark, seen)
 
-    change(SimulatedReplica, "committed", committed)
+    change(SimulatedReplica, "view", view)
+
+
+@mutant("a read is admitted only by an open owner whose lease holds")
+def reads_admitted_anywhere(change: Any) -> None:
+    def admit(self: Reading, now: float, read: Any) -> Any:
+        for (partition, _), held in self._node.held.items():
+            if partition == read.partition:
+                return Admitted(read, held)
+        return self._node.redirect(read.partition, read.id)
+
+    change(Reading, "admit", admit)
+
+
+@mutant("a read is checked again after its view was taken")
+def reads_not_checked_again(change: Any) -> None:
+    change(Reading, "check", lambda self, now, admitted, through: None)
+
+
+@mutant("a view has all that was committed when the owner opened")
+def view_from_before_the_opening(change: Any) -> None:
+    change(Reading, "is_complete", lambda self, owner, through: True)
+
+
+@mutant("a read is answered only while the lease holds")
+def reads_after_the_lease(change: Any) -> None:
+    def owner_for(self: Reading, now: float, read: Any) -> Any:
+        owner = self._node.owners.get(read.partition)
+        if owner is not None and owner.open and owner.sealed is None:
+            return owner
+        return self._serving.routed(now, read)
+
+    change(Reading, "owner_for", owner_for)
+    change(Reading, "lease_holds", lambda self, now, owner: True)
+
+
+@mutant("an eventual read is not answered from a replica that was dropped meanwhile")
+def dropped_replica_still_read(change: Any) -> None:
+    change(Reading, "is_still_readable", lambda self, read, held: True)
 
 
 @mutant("an owner serves only while its lease holds")
@@ -62,16 +101,16 @@ def serves_after_its_lease(change: Any) -> None:
 
 @mutant("lease time runs from the sending of the renewal, not from its answer")
 def lease_counted_from_the_answer(change: Any) -> None:
-    renewed, granted = Participant._lease_renewed, Participant._lease_granted
+    renewed, granted = Leasing.renewed, Leasing.granted
 
-    def late_renewal(self: Participant, now: float, event: Any) -> None:
+    def late_renewal(self: Leasing, now: float, event: Any) -> None:
         renewed(self, now, replace(event, sent_at=now))
 
-    def late_grant(self: Participant, now: float, event: Any) -> None:
+    def late_grant(self: Leasing, now: float, event: Any) -> None:
         granted(self, now, replace(event, sent_at=now))
 
-    change(Participant, "_lease_renewed", late_renewal)
-    change(Participant, "_lease_granted", late_grant)
+    change(Leasing, "renewed", late_renewal)
+    change(Leasing, "granted", late_grant)
 
 
 @mutant("an ack needs the new side too")
@@ -127,43 +166,44 @@ def mismatch_answered_at_once(change: Any) -> None:
 
 @mutant("an epoch is granted to one run of one process")
 def restart_keeps_its_epoch(change: Any) -> None:
-    def is_mine(self: Participant, record: Any, replica: Any) -> bool:
-        return record.owner is not None and record.owner.replica == replica and bool(self.lease)
+    def is_mine(self: Hosting, record: Any, replica: Any) -> bool:
+        grant = record.owner
+        return grant is not None and grant.replica == replica and bool(self._node.lease)
 
     def owner_lives(self: ClusterView, record: Any) -> bool:
         return record.owner is not None and record.owner.replica.node in self.agreed.leases
 
-    change(Participant, "_is_mine", is_mine)
+    change(Hosting, "is_mine", is_mine)
     change(ClusterView, "owner_lives", owner_lives)
 
 
 @mutant("followers refuse an older epoch")
 def epoch_not_compared(change: Any) -> None:
-    change(Participant, "_is_current", lambda self, held, message: True)
+    change(Following, "is_current", lambda self, held, message: True)
 
 
 @mutant("a new lease counts only with a topology from after it")
 def lease_before_the_topology(change: Any) -> None:
-    granted = Participant._lease_granted
+    granted = Leasing.granted
 
-    def at_once(self: Participant, now: float, event: Any) -> None:
+    def at_once(self: Leasing, now: float, event: Any) -> None:
         granted(self, now, event)
-        self._register(now)
+        self._hosting.register(now)
 
-    change(Participant, "_lease_granted", at_once)
+    change(Leasing, "granted", at_once)
 
 
 @mutant("an older topology is ignored: a watch is a hint")
 def stale_watch_trusted(change: Any) -> None:
-    def is_newer(self: Participant, topology: Topology) -> bool:
-        return topology.generation != self.topology.generation
+    def is_newer(self: Hosting, topology: Topology) -> bool:
+        return topology.generation != self._node.topology.generation
 
-    change(Participant, "_is_newer", is_newer)
+    change(Hosting, "is_newer", is_newer)
 
 
 @mutant("what is missing on a node is lost, not made anew")
 def lost_replica_made_anew(change: Any) -> None:
-    change(Participant, "_may_create", lambda self, record, replica: True)
+    change(Hosting, "may_create", lambda self, record, replica: True)
 
 
 @mutant("a commit is guarded by the revisions that it was computed from")
@@ -229,7 +269,7 @@ def new_side_not_equalised(change: Any) -> None:
 
 @mutant("a log is cut where it parts from the new owner's")
 def log_not_cut(change: Any) -> None:
-    change(Participant, "_cut", lambda self, held, to: None)
+    change(Following, "cut", lambda self, held, to: None)
 
 
 @mutant("a copy does not count over a failover: session and copy begin again")
@@ -359,32 +399,33 @@ def leftover_reused(change: Any) -> None:
 
 @mutant("every chunk needs the permit of an open session")
 def permit_not_checked(change: Any) -> None:
-    change(Participant, "_permit", lambda self, partition, session, epoch: True)
+    change(Copying, "permit", lambda self, partition, session, epoch: True)
 
 
 @mutant("a slice counts only after its END")
 def chunk_without_its_end(change: Any) -> None:
-    def chunk(self: Participant, now: float, sender: str, message: Any) -> None:
-        held = self.held.get((message.partition, message.to))
-        if held is None or not self._permit(message.partition, message.session, message.epoch):
+    def chunk(self: Copying, now: float, sender: str, message: Any) -> None:
+        node = self._node
+        held = node.held.get((message.partition, message.to))
+        if held is None or not self.permit(message.partition, message.session, message.epoch):
             return
         landed = held.landed.setdefault((message.session, 2), set())
         landed.add(message.slice)
         if all(number in landed for number in range(2)):
             held.copied = message.session
-            self._changed = True
-        ticket = next(self._tickets)
-        self.out.append(ApplySlice(message.partition, message.to, ticket, (message.rows,), ()))
+            node.changed = True
+        ticket = next(node.tickets)
+        node.out.append(ApplySlice(message.partition, message.to, ticket, (message.rows,), ()))
 
-    change(Participant, "_chunk", chunk)
+    change(Copying, "chunk", chunk)
 
 
 @mutant("a copy is whole when all slices of one and the same number have landed")
 def slices_of_any_number(change: Any) -> None:
-    def landed_of(self: Participant, held: Held, message: Any) -> set[int]:
+    def landed_of(self: Copying, held: Held, message: Any) -> set[int]:
         return held.landed.setdefault((message.session, 1), set())
 
-    change(Participant, "_landed_of", landed_of)
+    change(Copying, "landed_of", landed_of)
 
 
 @mutant("a copy that differs from its source is never read")
@@ -412,50 +453,50 @@ def copy_without_versions(change: Any) -> None:
 @mutant("the copy begins where the log of the new replica does")
 def copy_older_than_the_log(change: Any) -> None:
     change(Owner, "base", lambda self: self.held.last)
-    incomplete = Participant._incomplete
+    incomplete = Copying.incomplete
 
-    def lenient(self: Participant, held: Held, message: Any, parts: Any) -> str:
+    def lenient(self: Copying, held: Held, message: Any, parts: Any) -> str:
         problem = incomplete(self, held, message, parts)
         return "" if problem.startswith("the copy is older") else problem
 
-    change(Participant, "_incomplete", lenient)
+    change(Copying, "incomplete", lenient)
 
 
 @mutant("a replica that was filled in this epoch is not filled for ever")
 def repaired_as_if_it_were_filled(change: Any) -> None:
-    incomplete = Participant._incomplete
+    incomplete = Copying.incomplete
 
-    def begun(self: Participant, held: Held, message: Any, parts: Any) -> str:
+    def begun(self: Copying, held: Held, message: Any, parts: Any) -> str:
         problem = incomplete(self, held, message, parts)
         is_ahead = problem.startswith("the copy is ahead")
         return "" if is_ahead and held.begun == message.epoch else problem
 
-    change(Participant, "_incomplete", begun)
+    change(Copying, "incomplete", begun)
 
 
 @mutant("a slice lands only when the replica has caught up with it")
 def copy_ahead_of_the_replica(change: Any) -> None:
-    incomplete = Participant._incomplete
+    incomplete = Copying.incomplete
 
-    def lenient(self: Participant, held: Held, message: Any, parts: Any) -> str:
+    def lenient(self: Copying, held: Held, message: Any, parts: Any) -> str:
         problem = incomplete(self, held, message, parts)
         return "" if problem.startswith("the copy is ahead") else problem
 
-    change(Participant, "_incomplete", lenient)
+    change(Copying, "incomplete", lenient)
 
 
 @mutant("a slice is what its digest says")
 def digest_not_compared(change: Any) -> None:
-    end = Participant._end
+    end = Copying.end
 
-    def trusting(self: Participant, now: float, sender: str, message: Any) -> None:
-        held = self.held.get((message.partition, message.to))
+    def trusting(self: Copying, now: float, sender: str, message: Any) -> None:
+        held = self._node.held.get((message.partition, message.to))
         key = (message.session, message.slice, message.attempt)
         chunks = {} if held is None else held.chunks.get(key, {})
         arrived = sum(chunk.rows.digest() for chunk in chunks.values())
         end(self, now, sender, replace(message, digest=arrived))
 
-    change(Participant, "_end", trusting)
+    change(Copying, "end", trusting)
 
 
 # --- copied rows that are stored past the log
@@ -467,10 +508,10 @@ def digest_not_compared(change: Any) -> None:
     "a collection, an older row does not count against a newer one, however late it comes.",
 )
 def repair_shelved(change: Any) -> None:
-    def by_size(self: Participant, held: Held, rows: tuple[Rows, ...]) -> bool:
-        return sum(each.bytes for each in rows) >= self.settings.shelved_bytes
+    def by_size(self: Copying, held: Held, rows: tuple[Rows, ...]) -> bool:
+        return sum(each.bytes for each in rows) >= self._node.settings.shelved_bytes
 
-    change(Participant, "_may_shelve", by_size)
+    change(Copying, "may_shelve", by_size)
 
 
 @mutant(
@@ -488,7 +529,7 @@ def shelved_behind_a_collection(change: Any) -> None:
     "position where digests are taken; it only takes longer.",
 )
 def shelved_twice(change: Any) -> None:
-    change(node_module, "_is_same", lambda one, other: False)
+    change(copying, "_is_same", lambda one, other: False)
 
 
 @mutant("a row that is stored past the log counts only if its version is newer")
@@ -514,15 +555,15 @@ def shelved_over_newer_rows(change: Any) -> None:
     "the session is another one, too, and the permit for the slice is gone.",
 )
 def shelved_before_the_beginning(change: Any) -> None:
-    shelved = Participant._slice_shelved
+    shelved = Copying.slice_shelved
 
-    def ignoring(self: Participant, now: float, event: Any) -> None:
+    def ignoring(self: Copying, now: float, event: Any) -> None:
         if event.ticket in self._shelving:
             held, message, sender, _ = self._shelving[event.ticket]
             self._shelving[event.ticket] = (held, message, sender, held.beginnings)
         shelved(self, now, event)
 
-    change(Participant, "_slice_shelved", ignoring)
+    change(Copying, "slice_shelved", ignoring)
 
 
 @mutant("tombstones are collected when no transition runs")
@@ -543,18 +584,18 @@ def tombstone_collected_early(change: Any) -> None:
 
 @mutant("what a producer has achieved moves with the partition")
 def producers_not_moved(change: Any) -> None:
-    read = Participant._slice_read
+    read = Copying.slice_read
 
-    def forgetful(self: Participant, now: float, event: Any) -> None:
+    def forgetful(self: Copying, now: float, event: Any) -> None:
         read(self, now, event)
-        self.out = [
+        self._node.out = [
             Send(effect.to, replace(effect.message, producers=()))
             if isinstance(effect, Send) and isinstance(effect.message, Fetched)
             else effect
-            for effect in self.out
+            for effect in self._node.out
         ]
 
-    change(Participant, "_slice_read", forgetful)
+    change(Copying, "slice_read", forgetful)
 
 
 @mutant("a retry applies nothing that is applied")
@@ -569,7 +610,7 @@ def floor_forgotten(change: Any) -> None:
 
 @mutant("a message that was applied is not applied again")
 def duplicate_applied_twice(change: Any) -> None:
-    change(Participant, "_is_new", lambda self, held, at: True)
+    change(Following, "is_new", lambda self, held, at: True)
 
 
 @mutant("a redirect means: refresh and route again")
@@ -599,13 +640,17 @@ def unknown_called_failed(change: Any) -> None:
 
 
 @mutant(
-    "the lease is checked after the value was taken",
+    "the lease and the seal are checked again after the view was taken",
     argument="A read is admitted while the lease holds, and the newest value of that moment is "
     "what it finds, however late: it had been invoked by then. The check keeps an owner of the "
     "past from answering at all.",
 )
-def read_not_checked_after(change: Any) -> None:
-    change(Participant, "may_answer", lambda self, now, held, eventual, through: True)
+def read_lease_checked_once(change: Any) -> None:
+    def still(self: Reading, now: float, held: Held, through: int) -> bool:
+        owner = self._node.owners.get(held.partition)
+        return owner is None or owner.held is not held or self.is_complete(owner, through)
+
+    change(Reading, "is_still_owner", still)
 
 
 @mutant(
@@ -633,13 +678,13 @@ def producers_kept_as_a_maximum(change: Any) -> None:
     "epoch, and its messages are refused by epoch; its acks are refused by its lease.",
 )
 def fence_not_checked(change: Any) -> None:
-    objection = Participant._objection
+    objection = Following.objection
 
-    def lenient(self: Participant, held: Any, message: Any) -> str:
+    def lenient(self: Following, held: Any, message: Any) -> str:
         why = objection(self, held, message)
         return "" if why == "fenced" else why
 
-    change(Participant, "_objection", lenient)
+    change(Following, "objection", lenient)
 
 
 @mutant("streaming begins behind a barrier")

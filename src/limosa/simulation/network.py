@@ -9,25 +9,25 @@ from limosa.core.messages import Answer, Message, Read, Write
 
 
 class Weather(Struct, frozen=True):
-    """How bad it is; a seed draws one."""
+    """How unreliable the network is; drawn from the seed."""
 
     latency_seconds: float = 0.002
     dropped: float = 0.0
     doubled: float = 0.0
     slow: float = 0.0
-    """Messages that take up to half a second."""
+    """Share of messages that take up to half a second."""
     stuck: float = 0.0
-    """Messages that take several seconds, and arrive when nobody expects them."""
+    """Share of messages that take several seconds, and arrive when no process expects them."""
 
 
 FAIR = Weather()
 
 _ONCE = (Write, Read, Answer)
-"""A client's request and its answer go over one stream: lost with it, but never doubled by it."""
+"""A client's request and its answer use one stream, which may lose but never duplicates them."""
 
 
 class Network:
-    """Carries messages between processes, or does not."""
+    """Delivers messages between processes, or loses them."""
 
     def __init__(self, dice: Random, schedule: Callable[..., None], weather: Weather) -> None:
         self._dice = dice
@@ -72,7 +72,7 @@ class Network:
     def _arrive(
         self, path: tuple[str, str], arrive: Callable[..., None], arguments: tuple[object, ...]
     ) -> None:
-        """What is on its way when the path is cut is lost, too."""
+        """Deliver a message, unless the path was cut meanwhile."""
         if path not in self._cut:
             arrive(*arguments)
 

@@ -1,6 +1,6 @@
 """What does an operator of runs do? Starts, drains, pauses, cancels, locks: sensibly or not.
 
-It has dice of its own, so that worlds without runs stay as they are.
+The operator has dice of its own, so that worlds without runs do not change.
 """
 
 from random import Random
@@ -37,7 +37,7 @@ RUN_OPERATIONS: dict[RequestKind, float] = {
 
 
 class Rebalancing:
-    """Asks for runs, and for what becomes of them."""
+    """An operator that requests runs and controls them."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -97,7 +97,7 @@ class Rebalancing:
         )
 
     def _move(self, record: Partition) -> PlannedMove:
-        """Of any replica to any node; now and then to another volume, or to where it can't go."""
+        """Any replica to any node; now and then to another volume, or to an invalid place."""
         source = self.dice.choice(record.replicas)
         if self.dice.random() < 0.1:
             other = Placement(source.node, "" if source.volume else "v2")
@@ -108,7 +108,7 @@ class Rebalancing:
         return PlannedMove(record.id, source.node, Placement(self.dice.choice(nodes)))
 
     def _drain(self) -> RunPlan:
-        """Everything that one or two nodes hold goes to the others."""
+        """Move everything that one or two nodes hold to the others."""
         topology = self.world.agreed.topology
         normal = [name for name, node in topology.nodes.items() if node.state == "normal"]
         leaving = self.dice.sample(normal, min(len(normal), self.dice.choice((1, 1, 1, 2))))
@@ -136,7 +136,7 @@ class Rebalancing:
     # --- the end
 
     def let_end(self) -> None:
-        """Nobody keeps a run from ending any more."""
+        """Remove everything that keeps a run from ending."""
         agreed = self.world.agreed
         waiting = {each.kind for each in agreed.requests.values() if each.state == "waiting"}
         if agreed.controls.locked and "unlock" not in waiting:

@@ -11,8 +11,14 @@ from limosa.core.model.rows import Starts
 
 
 def token_of(key: str) -> int:
-    """Any fixed function will do: spread keys over the token space, the same in every run."""
+    """A fixed function that spreads keys over the token space, the same in every run."""
     return (crc32(key.encode()) << 32) - 2**63 + crc32(key[::-1].encode())
+
+
+class ScanOf(tuple[str, ...]):
+    """The keys of a read that looks through the whole partition, as a scan does."""
+
+    __slots__ = ()
 
 
 class SimulatedRow(Struct, frozen=True, gc=False):

@@ -1,6 +1,6 @@
 """What does one seed do? It builds a world, runs workloads and faults, heals it, and checks it.
 
-Every run has three acts: trouble, healing (in which everything must end), and the reckoning.
+Every run has three phases: trouble, healing (in which every operation must end), and checks.
 """
 
 from itertools import chain
@@ -47,9 +47,9 @@ from limosa.simulation.world import ZONE, World, WorldShape
 HEALING_SECONDS = 45.0
 LATEST_MESSAGE_SECONDS = 7.0
 LIVE_MOVES = 6
-"""One seed of so many is about what can go wrong with a copy, and about moves with conditions."""
+"""One in so many seeds is about failures of a copy, and about moves with conditions."""
 RUN_SEEDS = 12
-"""Two seeds of so many are about runs of many moves, and one is about repairs."""
+"""Of so many seeds, two are about runs of many moves, and one is about repairs."""
 
 
 class Result(Struct, frozen=True):
@@ -131,7 +131,7 @@ def run_seed(
 
 
 class Drama:
-    """The three acts of one run."""
+    """The three phases of one run."""
 
     def __init__(self, world: World, history: OperationHistory, theme: Theme, dice: Random) -> None:
         self.world = world
@@ -152,7 +152,7 @@ class Drama:
             kind = Bank if theme.bank else dice.choice(KINDS)
             self.workloads.append(kind(world, history, client))
 
-    # --- act one
+    # --- phase one
 
     def trouble(self) -> None:
         world, dice = self.world, self.dice
@@ -184,7 +184,7 @@ class Drama:
             self.world.schedule(delay, self._operate_runs, end)
 
     def _run_turned(self, state: str) -> None:
-        """A run began, paused, went on, is cancelled or ended: often the coordinator dies then."""
+        """A run changed its state: often the coordinator dies at that moment."""
         if state != "idle" and self.rebalancing.dice.random() < self.theme.at_turns:
             partition = next(iter(self.world.agreed.topology.partitions))
             delay = self.rebalancing.dice.choice((0.0, 0.005, 0.1))
@@ -211,7 +211,7 @@ class Drama:
             self.world.schedule(delay, inject, self.world, record.id, self._fault())
 
     def _spoil(self, record: Partition) -> None:
-        """What is copied next is not what was read: a bad disk, a bad wire, a bug."""
+        """Spoil the next copied slice, as a bad disk, a bad network or a bug would."""
         live, stage = self.world.shape.live_moves, routing.stage_of(record)
         copies = stage is not None and Work.COPY in stage.work and not self.world.healed
         if live and copies and self.more_dice.random() < 0.3:
@@ -222,7 +222,7 @@ class Drama:
                 self.world.schedule(delay, inject, self.world, record.id, fault)
 
     def _waited(self, partition: str, work: Work | None = None) -> None:
-        """Whatever the coordinator waits for is a moment at which something may fail."""
+        """The coordinator starts to wait for something: a moment at which a fault may happen."""
         for waited, fault in self.theme.at_waits.items():
             if work is waited and self.dice.random() < 0.5:
                 self.world.schedule(0.0005, inject, self.world, partition, fault)
@@ -231,7 +231,7 @@ class Drama:
             self.world.schedule(delay, inject, self.world, partition, self._fault())
 
     def _operate(self) -> None:
-        """An operator asks for something, sensible or not."""
+        """An operator makes a request, sensible or not."""
         world, dice = self.world, self.dice
         partition = dice.choice(list(world.agreed.topology.partitions))
         record = world.agreed.topology.partitions[partition]
@@ -261,7 +261,7 @@ class Drama:
                     node.deliver(node.run, CollectionDue(partition))
 
     def _conditions(self) -> dict[str, Any]:
-        """Of a move: how long it is held and may pause writes, and may it wait for another one?"""
+        """A move's hold, its longest pause, and whether it may wait for another move."""
         hold = self.dice.choice(self.theme.hold_seconds)
         if not self.world.shape.live_moves:
             return {"hold_seconds": hold, "after_pending": True}
@@ -278,7 +278,7 @@ class Drama:
         self.world.commit(Commit({request_key(request.id): 0}, (Put(request),), why), "operator")
 
     def _elsewhere(self, record: Partition) -> tuple[Placement, ...]:
-        """Another node instead of one of them, often of the owner's."""
+        """The placements with one node replaced, often the owner's."""
         here = [Placement(r.node, r.volume) for r in record.replicas]
         free = [name for name in self.world.nodes if name not in {p.node for p in here}]
         leaving = self.dice.randrange(len(here))
@@ -302,7 +302,7 @@ class Drama:
         commit = Commit({layout_key(ZONE): revision}, (Put(after),), "another layout version")
         self.world.commit(commit, "operator")
 
-    # --- act two
+    # --- phase two
 
     def heal(self) -> None:
         world = self.world
@@ -316,7 +316,7 @@ class Drama:
             process.resume()
             if not process.run:
                 process.start()
-        # What is still in the network arrives first, however late it is.
+        # First, all messages that are still in the network arrive, however late.
         world.run_until(world.now + LATEST_MESSAGE_SECONDS)
         world.run_until(world.now + HEALING_SECONDS, lambda: not self._unfinished())
         for problem, partition in self._unfinished():
@@ -331,7 +331,7 @@ class Drama:
         return waiting
 
     def _cancel_what_waits(self) -> None:
-        """A move whose pause would be too long may wait for ever, until somebody cancels it."""
+        """Cancel moves whose pause would be too long: they may wait for ever."""
         agreed = self.world.agreed
         asked = [each.partition for each in agreed.requests.values() if each.state == "waiting"]
         for name, intent in agreed.intents.items():
@@ -342,7 +342,7 @@ class Drama:
             if pending is not None and limited and name not in asked and not too_late:
                 self._ask(CancelChange(name, pending.trigger))
 
-    # --- act three
+    # --- phase three
 
     def reckon(self) -> None:
         world, history = self.world, self.history
@@ -354,7 +354,7 @@ class Drama:
         if world.violations:
             return
         if world.mismatches:
-            world.violate("a copy differed from its source, though nobody touched the data", "")
+            world.violate("a copy differed from its source, though no fault changed the data", "")
         for workload in self.workloads:
             for problem in workload.verdict(rows):
                 world.violate(problem, "")

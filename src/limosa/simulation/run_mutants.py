@@ -16,13 +16,13 @@ from limosa.simulation.planting import mutant
 
 
 def _as_if(view: ClusterView, **what: Any) -> ClusterView:
-    """What a coordinator sees that does not look at some of it."""
+    """The view of a coordinator that ignores some of the state."""
     agreed = replace(view.agreed, **what)
     seen = (agreed, view.statuses, view.coordinator, view.now, view.wall)
     return ClusterView(*seen, view.settings, view.memory)
 
 
-@mutant("a second start is refused, and disturbs nothing")
+@mutant("a second start is refused, and changes nothing")
 def second_start_overwrites(change: Any) -> None:
     next_state = run_requests.next_state
 
@@ -51,7 +51,7 @@ def checkpoint_of_one_move(change: Any) -> None:
     change(run_requests, "start", first_only)
 
 
-@mutant("a pause is agreed, and not what one coordinator remembers")
+@mutant("a pause is stored in the metastore, not only in a coordinator's memory")
 def pause_forgotten_by_a_successor(change: Any) -> None:
     stopped = run_starts.stopped
     seen: dict[tuple[str, int], int] = {}
@@ -66,7 +66,7 @@ def pause_forgotten_by_a_successor(change: Any) -> None:
     change(run_starts, "stopped", remembered)
 
 
-@mutant("while a run is cancelled, nothing begins")
+@mutant("a run that is being cancelled starts no move")
 def begins_while_cancelling(change: Any) -> None:
     stopped = run_starts.stopped
 
@@ -78,7 +78,7 @@ def begins_while_cancelling(change: Any) -> None:
     change(run_starts, "stopped", ignoring)
 
 
-@mutant("while the cluster is locked, nothing begins")
+@mutant("while the cluster is locked, no move starts")
 def lock_ignored(change: Any) -> None:
     stopped = run_starts.stopped
 
@@ -89,7 +89,7 @@ def lock_ignored(change: Any) -> None:
     change(run_starts, "stopped", ignoring)
 
 
-@mutant("without balancing, the balancer's runs do not go on")
+@mutant("while balancing is halted, automatic runs start no move")
 def balancing_never_off(change: Any) -> None:
     stopped = run_starts.stopped
 
@@ -100,7 +100,7 @@ def balancing_never_off(change: Any) -> None:
     change(run_starts, "stopped", ignoring)
 
 
-@mutant("a move begins by the state that it was decided by")
+@mutant("a move starts only if the state that it was decided by is unchanged")
 def begins_by_an_older_state(change: Any) -> None:
     written = run_moves.written
 
@@ -117,7 +117,7 @@ def limits_ignored(change: Any) -> None:
     change(MovesUnderWay, "full", lambda self, source, target: "")
 
 
-@mutant("a cancelled run ends when what was in flight has ended")
+@mutant("a cancelled run ends only when its moves in flight have ended")
 def cancelled_at_once(change: Any) -> None:
     is_over = runs.is_over
 
@@ -127,17 +127,17 @@ def cancelled_at_once(change: Any) -> None:
     change(runs, "is_over", hasty)
 
 
-@mutant("a move is tried three times at most")
+@mutant("a move is attempted three times at most")
 def tried_without_end(change: Any) -> None:
     change(run_moves, "ATTEMPTS_MAX", 10**9)
 
 
-@mutant("what somebody cancelled is not tried again")
+@mutant("a move that an operator cancelled is not retried")
 def cancelled_move_tried_again(change: Any) -> None:
     change(run_moves, "BY_HAND", ())
 
 
-@mutant("a move is committed when nobody reads the old replica any more")
+@mutant("a move is committed only when no client reads the old replica")
 def committed_before_the_switch(change: Any) -> None:
     change(
         run_moves,
@@ -146,17 +146,17 @@ def committed_before_the_switch(change: Any) -> None:
     )
 
 
-@mutant("a move that went back has failed")
+@mutant("a move that rolled back has failed")
 def failed_move_called_committed(change: Any) -> None:
     change(run_moves, "has_landed", lambda view, move, report: True)
 
 
-@mutant("a node leaves when nothing is left on it, whatever was planned")
+@mutant("a node leaves only when nothing is left on it, whatever was planned")
 def left_with_a_replica(change: Any) -> None:
     change(drains, "held_by", lambda view, node: [])
 
 
-@mutant("nodes of a cancelled drain take part again")
+@mutant("nodes of a cancelled drain may hold replicas again")
 def cancelled_drain_keeps_its_nodes(change: Any) -> None:
     end = drains.end
 

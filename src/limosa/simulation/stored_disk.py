@@ -25,7 +25,14 @@ from limosa.core.effects import AppendEntries, ApplySlice, CreateReplica, Volume
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry, Rows
-from limosa.simulation.disk import FOREVER, SimulatedDisk, SimulatedReplica, carry_out, ignore
+from limosa.simulation.disk import (
+    FOREVER,
+    SimulatedDisk,
+    SimulatedReplica,
+    SimulatedView,
+    carry_out,
+    ignore,
+)
 from limosa.simulation.fragile_files import Errand, FragileFiles, ProcessGone
 from limosa.simulation.rows import SimulatedRow, SimulatedRows, token_of
 from limosa.storage.store import Store
@@ -103,6 +110,38 @@ def _entry(entry: Entry) -> Entry:
 # ---------------------------------------------------------------- what is there, and must be
 
 
+class CheckedView(SimulatedView):
+    """A view that the real storage gave, compared with what must be there whenever it is used."""
+
+    def __init__(self, model: SimulatedView, disk: "StoredDisk", key: ReplicaKey) -> None:
+        self._model = model
+        self._disk = disk
+        self._key = key
+        self._view = disk.store.view(*key)
+        self.watermark = disk.agreed(
+            "views the watermark", key, self._view.watermark, model.watermark
+        )
+
+    def find(self, key: str) -> tuple[Position, object]:
+        found = self._view.find(TABLE, (key,))
+        value = None if found is None else _value(found.values(TABLE)["value"])
+        there = (0, None) if found is None else (found.version, value)
+        return self._disk.agreed(f"reads {key}", self._key, there, self._model.find(key))
+
+    def scan(self) -> Iterator[list[SimulatedRow]]:
+        """As the node scans; which version a row has is not shown."""
+        seen: dict[str, object] = {}
+        for batch in self._view.scan(TABLE, empty_too=True):
+            rows = [
+                SimulatedRow(str(row["key"]), token_of(str(row["key"])), _value(row["value"]))
+                for row in batch.to_pylist()
+            ]
+            seen |= {row.key: row.value for row in rows}
+            yield rows
+        wanted = {row.key: row.value for batch in self._model.scan() for row in batch}
+        self._disk.agreed("scans", self._key, seen, wanted)
+
+
 class CheckedReplica(SimulatedReplica):
     """What must be there, and answers of what is there."""
 
@@ -123,11 +162,8 @@ class CheckedReplica(SimulatedReplica):
     def contents(self) -> dict[str, SimulatedRow]:
         return self._disk.agreed("has rows", self._key, self._disk.rows(self._key), self.rows)
 
-    def committed(self, key: str) -> tuple[Position, object]:
-        found = self._disk.store.view(*self._key).find(TABLE, (key,))
-        value = None if found is None else _value(found.values(TABLE)["value"])
-        there = (0, None) if found is None else (found.version, value)
-        return self._disk.agreed(f"reads {key}", self._key, there, super().committed(key))
+    def view(self) -> SimulatedView:
+        return CheckedView(super().view(), self._disk, self._key)
 
     def newest(self, key: str) -> Position:
         there = self._disk.store.newest(*self._key, TABLE, (key,))

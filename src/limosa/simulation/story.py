@@ -1,7 +1,7 @@
 """What happened in this seed? It is run again, and its events are printed.
 
-A story has the lines of the partitions concerned, in virtual time: who did what. Faults are told
-whichever partition they were aimed at, because they hit processes.
+A story has the events of the partitions concerned, in virtual time: who did what. It includes all
+faults, whichever partition they were aimed at, because faults affect processes.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from limosa.simulation.world import World, WorldShape
 
 
 class Story(Struct, frozen=True):
-    """One seed, told; `partitions` are those that exist, `end` is when it stopped."""
+    """The events of one seed; `partitions` are all that exist, `end` is when the world stopped."""
 
     seed: int
     shape: WorldShape
@@ -31,7 +31,7 @@ class Story(Struct, frozen=True):
 
 
 def story_of(seed: int, seconds_max: float = SEED_SECONDS_MAX, real_storage: bool = False) -> Story:
-    """Run the seed again; what was told until then remains if it raises, or never ends."""
+    """Run the seed again; if it raises or never ends, the story has the events until then."""
     worlds: list[World] = []
 
     class Remembered(World):
@@ -59,7 +59,7 @@ def story_of(seed: int, seconds_max: float = SEED_SECONDS_MAX, real_storage: boo
 
 
 def told(story: Story) -> str:
-    """The story as text: what the world is, what happened, and how it ended."""
+    """The story as text: the world, what happened, and how it ended."""
     return "\n".join([*_header(story), "", *_lines(story), "", *_footer(story)])
 
 
@@ -76,7 +76,8 @@ def _header(story: Story) -> Iterator[str]:
     )
     hidden = [name for name in story.partitions if name not in story.concerned]
     if hidden:
-        yield f"Told: {', '.join(story.concerned)}, and all faults. Not told: {', '.join(hidden)}."
+        shown = ", ".join(story.concerned)
+        yield f"Shown: {shown}, and all faults. Not shown: {', '.join(hidden)}."
 
 
 def _lines(story: Story) -> Iterator[str]:

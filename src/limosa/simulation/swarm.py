@@ -1,8 +1,8 @@
 """What do many seeds show together? They run in several processes; their results are added up.
 
-Workers are started afresh (`spawn`), so they hold nothing of their parent's. Each talks to it over
-a pipe of its own: a worker that dies is noticed and replaced, a parent that dies ends its workers.
-Workers ignore Ctrl-C; the parent hears it and ends them all.
+Workers are started with `spawn`, so they inherit nothing from their parent. Each worker has a pipe
+to the parent: the parent notices and replaces a worker that dies, and workers end when the parent
+dies. Workers ignore Ctrl-C; the parent handles it and ends them all.
 """
 
 import signal
@@ -29,11 +29,11 @@ _CONTEXT = get_context("spawn")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# --- what the seeds show together
+# --- results of many seeds
 
 
 class SeedFailure(Struct, frozen=True):
-    """A seed and the first thing that it violated."""
+    """A seed and its first violation."""
 
     seed: int
     violation: str
@@ -41,7 +41,7 @@ class SeedFailure(Struct, frozen=True):
 
 
 class SwarmSummary(Struct, frozen=True):
-    """What the seeds of a swarm showed together."""
+    """The results of all seeds of a swarm."""
 
     seeds: int
     operations: int
@@ -57,7 +57,7 @@ class SwarmSummary(Struct, frozen=True):
 
 
 class Tally:
-    """Adds up results, in whatever order they come."""
+    """Adds up results, in any order."""
 
     def __init__(self) -> None:
         self.seeds = self.operations = self.moves = self.faults = self.violations = 0
@@ -99,7 +99,7 @@ def run_seeds(
     seconds_max: float = SEED_SECONDS_MAX,
     real_storage: bool = False,
 ) -> Generator[Result, None, None]:
-    """The result of each seed, as it comes. Whatever a seed does, it has one."""
+    """The result of each seed, as it becomes available. Every seed has one, whatever it does."""
     task = partial(run_guarded, seconds_max=seconds_max, real_storage=real_storage)
     return in_processes(task, seeds, jobs, _failed)
 
@@ -108,7 +108,7 @@ def run_seeds(
 
 
 class TookTooLong(BaseException):
-    """The wall time of a run is over. No `except Exception` of the run may swallow it."""
+    """A run exceeded its wall time. No `except Exception` of the run may swallow this."""
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def within(seconds: float) -> Iterator[None]:
         raise TookTooLong(f"took longer than {seconds:g} s of wall time")
 
     handler = signal.signal(signal.SIGALRM, over)
-    # Again and again: an exception that is raised inside of a destructor is lost.
+    # Raise repeatedly: an exception that is raised inside a destructor is lost.
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -166,11 +166,11 @@ def in_processes(
     jobs: int,
     lost: Callable[[Item, str], Answer],
 ) -> Generator[Answer, None, None]:
-    """The task's answer to each item, as it comes.
+    """The task's answer to each item, as it becomes available.
 
-    An item is drawn when a worker is free for it and the answers so far were looked at, so the
-    caller may decide late what comes next. The item of a worker that died is answered by `lost`.
-    However the iteration ends, no worker stays.
+    The next item is drawn when a worker is free and the caller has taken all answers so far, so the
+    caller may decide late what comes next. If a worker dies, `lost` answers its item. However the
+    iteration ends, no worker is left.
     """
     remaining = iter(items)
     workers: dict[Connection, _Worker[Item, Answer]] = {}
@@ -209,7 +209,7 @@ class _Worker(Generic[Item, Answer]):
 
     def give(self, item: Item) -> None:
         self._item = item
-        # A worker that is dead by now is noticed when it should answer.
+        # The death of a worker is noticed when it should answer.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send(item)
 
@@ -232,7 +232,7 @@ class _Worker(Generic[Item, Answer]):
 
 
 def _work(task: Callable[[Item], Answer], pipe: "Connection[Answer, Item]") -> None:
-    """What a worker does, until its parent closes the pipe or is no more."""
+    """The loop of a worker, until its parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -241,8 +241,8 @@ def _work(task: Callable[[Item], Answer], pipe: "Connection[Answer, Item]") -> N
 
 @contextmanager
 def _ctrl_c_held() -> Iterator[None]:
-    """A process that is started here is born deaf to Ctrl-C; the parent hears it a moment later."""
-    resource_tracker.ensure_running()  # Otherwise `start` would do it, and let go of Ctrl-C.
+    """Processes that are started here ignore Ctrl-C; the parent handles it a moment later."""
+    resource_tracker.ensure_running()  # otherwise `start` would do it, and unblock Ctrl-C
     with held_back(signal.SIGINT):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

@@ -1,7 +1,7 @@
 """What is a simulated run about? A mix of workloads, operators and faults, written as data.
 
-Three seeds in ten let everything loose; the others dwell on one kind of trouble, because some
-interleavings need three unlikely things in a row.
+Three in ten seeds use all workloads and faults; the others concentrate on one kind of trouble,
+because some interleavings need three unlikely events in a row.
 """
 
 from random import Random
@@ -15,24 +15,24 @@ from limosa.simulation.network import Weather
 
 
 class Theme(Struct, frozen=True):
-    """Weights; what is not named does not happen."""
+    """Weights of faults, requests and operations; those that are not named do not happen."""
 
     name: str
     faults: dict[str, float]
     operator: dict[str, float]
-    """What an operator asks for: a request's kind, `version` or `collect`."""
+    """An operator's requests: a request's kind, `version` or `collect`."""
     clients: dict[str, float]
-    """What register clients do."""
+    """The operations of register clients."""
     aimed: tuple[float, ...] = (0.1, 0.3, 0.6)
-    """How often a stage that was just entered is met by a fault."""
+    """How often a fault hits a stage that was just entered."""
     stages: tuple[str, ...] = ()
     """Which stages faults are aimed at; empty: all."""
     delays: tuple[float, ...] = (0.0, 0.003, 0.02, 0.1)
-    """How long after it was entered."""
+    """How long after the stage was entered."""
     waits: float = 0.12
-    """How much less often that happens whenever the coordinator waits for something."""
+    """The factor by which faults are rarer when the coordinator starts to wait."""
     at_waits: dict[Work, str] = {}
-    """Faults for the moments at which the coordinator begins to wait, by the words of its wait."""
+    """Faults for the moments at which the coordinator starts to wait, by what it waits for."""
     owner_moves: float = 0.6
     operator_seconds: float = 1.2
     fault_seconds: tuple[float, ...] = (1.5, 4.0)
@@ -41,11 +41,11 @@ class Theme(Struct, frozen=True):
     replicas: tuple[int, ...] = (1, 2, 2, 3, 3, 3)
     partitions: tuple[int, ...] = (1, 1, 2)
     nodes: tuple[int, ...] = (4,)
-    """How many there are, if not just one more than replicas."""
+    """How many nodes there are, unless there is just one more than replicas."""
     run_seconds: float = 0.0
-    """How often something is asked of runs; 0: never."""
+    """Seconds between two requests about runs; 0: no requests."""
     bank: bool = False
-    """Whether all clients also transfer money, and look at it on any replica."""
+    """Whether all clients also transfer money, and read the accounts from any replica."""
     at_turns: float = 0.0
     """How often the coordinator is replaced when a run changes its state."""
 
@@ -55,7 +55,8 @@ OPERATOR = {
     "complete": 4.0, "version": 6.0, "collect": 14.0,
 }  # fmt: skip
 CLIENTS = {
-    "read": 35.0, "eventual": 5.0, "write": 22.0, "batch": 8.0, "delete": 12.0, "compare": 18.0,
+    "read": 35.0, "eventual": 5.0, "write": 22.0, "batch": 8.0, "delete": 12.0, "compare": 16.0,
+    "scan": 2.0,
 }  # fmt: skip
 
 EVERYTHING = Theme("everything", dict.fromkeys(FAULTS, 1.0), OPERATOR, CLIENTS)

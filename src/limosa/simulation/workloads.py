@@ -6,6 +6,7 @@ compare-and-set.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from limosa.core.client import Asked, Finished
 from limosa.simulation.checkers.linearizability import ObservedOperation
 from limosa.simulation.hosts import ClientProcess
-from limosa.simulation.rows import SimulatedRow, SimulatedRows, token_of
+from limosa.simulation.rows import ScanOf, SimulatedRow, SimulatedRows, token_of
 
 if TYPE_CHECKING:
     from limosa.simulation.world import World
@@ -22,7 +23,7 @@ Then = Callable[[Finished], None]
 
 
 class OperationHistory:
-    """What clients asked for and were answered, by key."""
+    """The clients' operations and answers, by key."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -33,7 +34,7 @@ class OperationHistory:
         world.finished = self.finished
 
     def ask(self, client: ClientProcess, then: Then, there: object = None, **what: object) -> None:
-        """`there` is what a compare-and-set had read: the value whose version it names."""
+        """`there` is the value that a compare-and-set had read with its version."""
         self.asked += 1
         asked = Asked(f"{client.name}-{self.asked}", "zone", **what)  # type: ignore[arg-type]
         self.expected[asked.id] = there
@@ -56,14 +57,14 @@ class OperationHistory:
             self.operations.append(operation)
 
     def unanswered(self) -> None:
-        """Whoever still waits at the end may or may not have had an effect."""
+        """Record operations without an answer at the end: each may have had an effect or not."""
         for asked, since, _ in list(self._waiting.values()):
             unknown = Finished(asked.id, "unknown")
             self.operations += self._operations(asked, since, unknown)
 
     def _operations(self, asked: Asked, since: float, effect: Finished) -> list[ObservedOperation]:
         client = asked.id.split("-")[0]
-        # An answer arrives a little before the client can ask again.
+        # An answer arrives a little before the client can start its next operation.
         returned = None if effect.outcome == "unknown" else self.world.now
         if asked.eventual or effect.outcome == "failed":
             return []
@@ -125,7 +126,7 @@ def rows_of(*pairs: tuple[str, object]) -> SimulatedRows:
 
 
 class Workload(ABC):
-    """Something that a client does over and over."""
+    """Operations that a client repeats."""
 
     def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         self.world = world
@@ -135,15 +136,15 @@ class Workload(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Ask for something."""
+        """Start an operation."""
 
     def verdict(self, rows: dict[str, object]) -> list[str]:
-        """What is wrong with the rows at the end."""
+        """Problems with the rows at the end."""
         return []
 
     @abstractmethod
     def keys(self) -> list[str]:
-        """What to read at the end."""
+        """The keys to read at the end."""
 
 
 class Registers(Workload):
@@ -164,6 +165,10 @@ class Registers(Workload):
         what = self.dice.choices(tuple(self.world.mix), tuple(self.world.mix.values()))[0]
         if what == "read":
             self.history.ask(self.client, self._read(key), keys=(key,), token=token_of(key))
+        elif what == "scan":
+            self.history.ask(
+                self.client, _ignore, keys=ScanOf(self._beside(key)), token=token_of(key)
+            )
         elif what == "eventual":
             self.history.ask(
                 self.client, _ignore, keys=(key,), token=token_of(key), eventual=True,
@@ -182,6 +187,12 @@ class Registers(Workload):
                 self.client, _ignore, there, rows=rows_of((key, value)), expected=version
             )
 
+    def _beside(self, key: str) -> list[str]:
+        """The names in the partition of this key."""
+        starts = self.world.agreed.topology.layouts["zone"].starts
+        index = bisect_right(starts, token_of(key))
+        return [name for name in self.NAMES if bisect_right(starts, token_of(name)) == index]
+
     def _read(self, key: str) -> Then:
         def then(effect: Finished) -> None:
             if effect.outcome == "done":
@@ -192,7 +203,7 @@ class Registers(Workload):
 
 
 class StickyReader(Registers):
-    """Only reads, so nothing tells it of a new owner: it stays with an old one that answers."""
+    """Only reads, so it learns of no new owner: it stays with an old owner that answers."""
 
     def step(self) -> None:
         for key in self.dice.sample(self.NAMES, 3):
@@ -243,7 +254,7 @@ class Appends(Workload):
 
 
 class UniqueSet(Workload):
-    """Keys that are each written once: those acknowledged must all be there."""
+    """Keys that are each written once: all acknowledged keys must exist."""
 
     def __init__(self, world: "World", history: OperationHistory, client: ClientProcess) -> None:
         super().__init__(world, history, client)
@@ -291,10 +302,10 @@ class Bank(Workload):
         self.busy = False
         self.started = False
         self.over = False
-        """A transfer of unknown outcome may still happen: another would be computed without it."""
+        """A transfer has an unknown outcome: it may still happen, so no other may follow."""
 
     def _names(self) -> list[str]:
-        """Names whose tokens lie in one partition."""
+        """Account names whose tokens lie in one partition."""
         layout = self.world.agreed.topology.layouts["zone"]
         held = layout.range_of(0)
         names: list[str] = []
@@ -315,9 +326,10 @@ class Bank(Workload):
             self._write(first)
         elif self.balances is None or self.over or self.dice.random() < 0.5:
             eventual = self.started and self.dice.random() < 0.4
+            kind = ScanOf if self.history.asked % 4 == 0 else tuple
             self.history.ask(
                 self.client, self._read(eventual),
-                keys=tuple(self.names), token=token_of(self.names[0]),
+                keys=kind(self.names), token=token_of(self.names[0]),
                 eventual=eventual, choice=self.dice.randrange(8),
             )  # fmt: skip
         elif not self.busy:
@@ -365,7 +377,7 @@ class Bank(Workload):
 
 
 def _ignore(effect: Finished) -> None:
-    """The history has it."""
+    """Do nothing: the history has recorded the answer."""
 
 
 KINDS: tuple[type[Workload], ...] = (Registers, Appends, UniqueSet, Bank)

@@ -18,12 +18,12 @@ from limosa.core.events import AgreedRead, TopologyRead
 from limosa.core.invariants import broken
 from limosa.core.machines.catalogue import REBALANCE, RUN_MOVE
 from limosa.core.machines.machine import Life, Work
-from limosa.core.model.changes import Agreed, Change, Commit, Put, Topology
+from limosa.core.model.changes import Agreed, Change, Commit, Put, Topology, united
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
-from limosa.core.participant.node import Participant
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
@@ -42,7 +42,7 @@ ZONE = "zone"
 
 
 class WorldShape(Struct, frozen=True):
-    """How large the world is, and how bad its weather; a seed draws one."""
+    """The size of the world and the weather of its network; drawn from the seed."""
 
     nodes: int = 4
     partitions: int = 2
@@ -56,15 +56,15 @@ class WorldShape(Struct, frozen=True):
     """How long the client that only reads waits for an answer."""
     weather: Weather = Weather()
     live_moves: bool = False
-    """Movers differ in how they cut a copy, copies are spoilt, and moves have limits."""
+    """Movers cut copies differently, copies are spoilt, and moves have conditions."""
     unruly_mover: bool = False
-    """It carries slices one after the other, dies between them, and garbles some."""
+    """The mover copies slices one after the other, dies between them, and corrupts some."""
     real_storage: bool = False
-    """Nodes keep what they hold in the real log and segments, on a file system in memory."""
+    """Nodes store rows in the real log and segments, on a file system in memory."""
 
 
 def edge(life: Life, was: str, now: str) -> list[tuple[str, str]]:
-    """The cell of an edge that was taken."""
+    """The cell of an edge that was just taken."""
     events = life.edges[was].items()
     return [(f"{life.name} {was}", event) for event, to in events if to == now]
 
@@ -81,20 +81,20 @@ class World:
         self.story: list[tuple[float, PartitionId, str]] = []
         self.telling = telling
         self.mix: dict[str, float] = {"read": 1.0, "write": 1.0}
-        """What register clients do, and how often."""
+        """Operations of register clients, and their weights."""
         self.healed = False
         self.wiped: set[str] = set()
-        """A node is wiped once a run: two at a time could take every copy of a row."""
+        """The wiped node: at most one in a run, since two could lose every copy of a row."""
         self.quiet_until = 0.0
         self.deaf: set[str] = set()
         """Nodes whose watch is dead."""
         self.moves = 0
         self.mismatches = 0
-        """Moves that were given up because digests differed, though nobody touched the data."""
+        """Moves that were given up because digests differed, though no fault changed the data."""
         self.spoils: set[PartitionId] = set()
-        """Partitions of which the next slice that is copied arrives as something else."""
+        """Partitions whose next copied slice is spoilt."""
         self.spoiled: set[tuple[PartitionId, str]] = set()
-        """New replicas that got one: (partition, incarnation)."""
+        """New replicas that got a spoilt slice: (partition, incarnation)."""
         self.faults = 0
         self.cells: set[tuple[str, str]] = set()
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -167,7 +167,7 @@ class World:
     def make_disk(self, node: str) -> SimulatedDisk:
         if not self.shape.real_storage:
             return SimulatedDisk(self.on_row_commit)
-        # Arrow takes longer to import than a fake run does to end.
+        # Importing Arrow takes longer than a whole run with simulated disks.
         from limosa.simulation.stored_disk import StoredDisk
 
         dice = Random(f"disk {node} of {self.seed}")
@@ -197,23 +197,28 @@ class World:
         self.now = max(self.now, end) if not self.violations else self.now
 
     def close(self) -> None:
-        """The run is over; nothing of it stays."""
+        """Release everything that the run used."""
         for node in self.nodes.values():
             node.disk.close()
 
     # --- the agreed state
 
     def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
-        differs = any(self._differs(change) for change in commit.changes)
-        made = self.metastore.commit(commit)
+        return self.commit_all([commit], by)
+
+    def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
+        """Several as one: all of them happen, or none."""
+        differs = sum(self._differs(change) for each in together for change in each.changes)
+        made = self.metastore.commit(united(together))
         self.mismatches += made and differs
         if self.telling:
-            partition = commit.why.split(":", 1)[0]
-            self.tell(f"{by} {'commits' if made else 'fails to commit'}: {commit.why}", partition)
+            for each in together:
+                partition = each.why.split(":", 1)[0]
+                self.tell(f"{by} {'commits' if made else 'fails to commit'}: {each.why}", partition)
         return made, self.agreed
 
     def _differs(self, change: Change) -> bool:
-        """Is a copy found to differ that was not spoiled?"""
+        """Did a verification find a difference in a copy that was not spoilt?"""
         record = change.record if isinstance(change, Put) else None
         if not isinstance(record, Partition) or record.transition is None:
             return False
@@ -222,7 +227,7 @@ class World:
         return found and self.spoiled.isdisjoint(made)
 
     def spoilt(self, topology: Topology, change: ApplySlice) -> ApplySlice:
-        """A copy that is not what was read: a row is missing, or another one."""
+        """The slice as it was read, or spoilt: with a row missing, or with a different row."""
         record = topology.partitions.get(change.partition)
         made = () if record is None else routing.new_only(record)
         wanted = change.partition in self.spoils and not self.healed
@@ -232,7 +237,7 @@ class World:
         if not rows:
             return change
         first, *others = rows[0]
-        # Which of two rows of one version counts, a real store need not know: there is only one.
+        # A real store need not decide between two rows of one version: there is only one.
         altered = self.dice.random() < 0.5 and not self.shape.real_storage
         kept = (replace(first, value="spoilt"),) if altered else ()
         self.spoils.discard(change.partition)
@@ -279,7 +284,7 @@ class World:
                         self.cells.update(edge(RUN_MOVE, old[number].state, move.state))
 
     def _push(self, agreed: Agreed, topology: bool) -> None:
-        """The watch: late, out of order, or lost."""
+        """Notify watchers: late, out of order, or not at all."""
         network = self.network
         for coordinator in self.coordinators:
             network.send(

@@ -6,7 +6,7 @@ from itertools import islice, takewhile
 
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
-from limosa.core.messages import Chunk, Read, Trouble
+from limosa.core.messages import Chunk, Trouble
 from limosa.core.model.keys import ORIGIN, PartitionId, Position, Revision, SessionId
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
@@ -45,7 +45,6 @@ class Held:
         "permits",
         "positions",
         "producers",
-        "reads",
         "recent",
         "recent_bytes",
         "recent_bytes_max",
@@ -93,8 +92,6 @@ class Held:
         self.appending: dict[int, tuple[Revision, Position]] = {}
         """What is on its way to the volume: by which revision it was asked for, and where the log
         ends then."""
-        self.reads: dict[int, tuple[Revision, Read, str]] = {}
-        """What is being looked up, by ticket: since which revision, what, and for whom."""
         self.permits: dict[int, SessionId] = {}
         self.chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
         self.landed: dict[tuple[SessionId, int], set[int]] = {}
@@ -274,9 +271,8 @@ class Held:
 
     def oldest_work(self, session: SessionId | None) -> Revision | None:
         """The oldest revision under which something runs; a closed session's work is the oldest."""
-        if not (self.appending or self.reads or self.permits):
+        if not (self.appending or self.permits):
             return None
         running = [revision for revision, _ in self.appending.values()]
-        running += [revision for revision, _, _ in self.reads.values()]
         running += [0 for of in self.permits.values() if of != session]
         return min(running, default=None)

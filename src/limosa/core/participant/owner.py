@@ -11,86 +11,25 @@ from math import inf
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.effects import AppendEntries, Effect, MakeCommit, ReadTail, Send, Surprise
-from limosa.core.machines.machine import Work
+from limosa.core.effects import AppendEntries, MakeCommit, Send
 from limosa.core.messages import (
-    Acked,
     Answer,
-    Appending,
     Mismatched,
-    Probe,
-    Probed,
     Redirect,
     Refuse,
-    Replicate,
-    Unheld,
     Wait,
     Write,
     Written,
 )
 from limosa.core.model.changes import Commit, Put, lease_key, partition_key
-from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, position
+from limosa.core.model.keys import Position, Revision, SessionId, position
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
+from limosa.core.participant.lease import Lease
+from limosa.core.participant.replication import Peer, Replication
 from limosa.core.participant.settings import ParticipantSettings
-from limosa.core.participant.tickets import Tail, Tickets
-
-
-class Lease:
-    """This run of this process is alive, as long as renewals succeed."""
-
-    __slots__ = ("id", "registered", "revision", "valid_until")
-
-    def __init__(self, id: LeaseId, revision: Revision) -> None:
-        self.id = id
-        self.revision = revision
-        self.valid_until = -inf
-        self.registered = False
-        """A topology at or after the lease's revision was applied."""
-
-    def extend(self, sent_at: float, settings: ParticipantSettings) -> None:
-        """Time runs from the *sending* of the renewal, and ends a margin before the metastore's."""
-        until = sent_at + settings.lease_seconds * (1 - settings.lease_margin)
-        self.valid_until = max(self.valid_until, until)
-
-    def holds(self, now: float) -> bool:
-        return self.registered and now < self.valid_until
-
-
-class Peer:
-    """What the owner knows of another replica, in this epoch."""
-
-    __slots__ = (
-        "acked",
-        "base",
-        "heard",
-        "matched",
-        "reachable",
-        "reading",
-        "replica",
-        "sent",
-        "since",
-        "told",
-    )
-
-    def __init__(self, replica: Replica, now: float) -> None:
-        self.replica = replica
-        self.matched = False
-        self.reachable = True
-        """False: it needs entries that this log no longer has."""
-        self.reading = 0
-        """The ticket of what is read from the volume for it; one thing at a time."""
-        self.sent: Position = 0
-        """Up to where; what comes behind goes when this is acknowledged."""
-        self.acked: Position = 0
-        self.base: Position | None = None
-        """Where its log begins at the latest, if it was begun by this owner."""
-        self.told: Position = 0
-        """The watermark that it knows."""
-        self.heard = now
-        self.since = now
-        """When it last owed nothing, or made progress."""
+from limosa.core.participant.tickets import Tickets
 
 
 class Pending(Struct, gc=False):
@@ -102,7 +41,7 @@ class Pending(Struct, gc=False):
     since: float = 0.0
 
 
-class Owner:
+class Owner(Replication):
     """One replica's ownership: one epoch, one run of one process."""
 
     def __init__(
@@ -113,13 +52,7 @@ class Owner:
         tickets: Tickets,
         settings: ParticipantSettings,
     ) -> None:
-        self.held = held
-        self.record = record
-        self.revision: Revision = 0
-        self.lease = lease
-        self.tickets = tickets
-        self.settings = settings
-        self.epoch = record.epoch
+        super().__init__(held, record, lease, tickets, settings)
         self.needed = 1
         """How many in-sync replicas the zone asks for."""
         self.collecting: tuple[Position, Revision] | None = None
@@ -128,7 +61,6 @@ class Owner:
         self.opened: Position = 0
         """What was committed when it opened: whoever reads here must see all of that."""
         self.counter = 0
-        self.peers: dict[Replica, Peer] = {}
         self.pending: deque[Pending] = deque()
         self.sealed: Revision | None = None
         self.sealed_at = 0.0
@@ -140,7 +72,6 @@ class Owner:
         """Replicas that the next commit may put in sync again: acks wait for them already."""
         self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
         """What the coordinator was last told of."""
-        self.out: list[Effect] = []
 
     def holds(self, now: float) -> bool:
         """The lease that this epoch was granted to, not a later one."""
@@ -173,142 +104,6 @@ class Owner:
     def required(self) -> list[Replica]:
         """Today's write set, and those whom a commit may add to it without us knowing yet."""
         return [*routing.writers(self.record), *self.proposed]
-
-    # --- making replicas equal
-
-    def probe(self, peer: Peer) -> None:
-        self._send(
-            peer, Probe(self.held.partition, peer.replica.incarnation, self.epoch, self.revision)
-        )
-
-    def probed(self, now: float, message: Probed) -> None:
-        peer = self.peers.get(message.replica)
-        if peer is None or message.epoch != self.epoch:
-            return
-        if self.must_begin(peer.replica, message.begun):
-            peer.base = self.base()
-            self.replicate(peer, peer.base, "begin")
-            return
-        peer.base = None  # perhaps it is another run of it, which has let go of some of its log
-        common = self.held.nearest(message.last)
-        if common is None:
-            peer.reachable = False
-            return
-        if not (peer.matched and message.last >= peer.acked):
-            peer.matched = False
-            self.replicate(peer, common, "match", message.run)
-        else:
-            self.replicate(peer, message.last)
-
-    def must_begin(self, replica: Replica, begun: int) -> bool:
-        """A replica that is still being filled starts from nothing in every epoch."""
-        filling = routing.is_copied(self.record)
-        return filling and begun != self.epoch and replica in routing.new_only(self.record)
-
-    def base(self) -> Position:
-        """Where a new replica's log begins: what is committed is copied, the rest is sent."""
-        return self.held.watermark
-
-    def copied_up_to(self) -> Position | None:
-        """What was committed later than this, every new replica has in its log: a copy may leave it
-        out. None: nobody knows."""
-        stage = routing.stage_of(self.record)
-        if stage is None or Work.COPY not in stage.work:
-            return None
-        peers = [self.peers.get(replica) for replica in routing.new_only(self.record)]
-        bases = [peer.base for peer in peers if peer is not None and peer.base is not None]
-        return max(bases) if bases and len(bases) == len(peers) else None
-
-    def replicate(
-        self, peer: Peer, previous: Position, how: Appending = "append", probed: LeaseId = 0
-    ) -> None:
-        if previous < self.held.first:
-            peer.reachable = peer.matched = False
-            return
-        entries = self.held.after(previous, self.settings.replicate_bytes)
-        if entries is not None:
-            self._replicate(peer, previous, entries, how, probed)
-        elif not peer.reading:
-            self._read_tail(peer, previous, how, probed)
-
-    def _replicate(
-        self,
-        peer: Peer,
-        previous: Position,
-        entries: tuple[Entry, ...],
-        how: Appending,
-        probed: LeaseId,
-    ) -> None:
-        held = self.held
-        message = Replicate(
-            held.partition,
-            peer.replica.incarnation,
-            self.epoch,
-            self.revision,
-            previous,
-            entries,
-            held.watermark,
-            how,
-            held.check if how == "append" else None,
-            probed,
-        )
-        peer.sent = entries[-1].at if entries else previous
-        self._send(peer, message)
-
-    def _read_tail(self, peer: Peer, previous: Position, how: Appending, probed: LeaseId) -> None:
-        held = self.held
-        peer.reading = next(self.tickets)
-        self.tickets.tails[peer.reading] = Tail(
-            held.partition, self.epoch, self.revision, peer.replica, previous, how, probed
-        )
-        incarnation, limit = held.replica.incarnation, self.settings.replicate_bytes
-        self.out.append(ReadTail(held.partition, incarnation, peer.reading, previous, limit))
-
-    def tail_read(self, ticket: int, tail: Tail, entries: tuple[Entry, ...]) -> None:
-        """Goes as if it had been at hand, unless it is not what the peer needs any more."""
-        peer = self.peers.get(tail.to)
-        if peer is None or peer.reading != ticket:
-            return
-        peer.reading = 0
-        follows = bool(entries) and entries[0].previous == tail.previous
-        if follows and (tail.how == "begin" or peer.matched == (tail.how == "append")):
-            self._replicate(peer, tail.previous, entries, tail.how, tail.probed)
-
-    def acked(self, now: float, message: Acked) -> None:
-        peer = self.peers.get(message.replica)
-        if peer is None or message.epoch != self.epoch:
-            return
-        peer.matched = True
-        peer.heard = now
-        peer.told = message.watermark
-        if message.position > peer.acked:
-            peer.acked = message.position
-            peer.since = now
-        if peer.sent <= peer.acked < self.held.last:
-            self.replicate(peer, peer.acked)
-        self.commit(now)
-
-    def unheld(self, now: float, message: Unheld) -> None:
-        peer = self.peers.get(message.replica)
-        if peer is None or message.epoch != self.epoch:
-            return
-        if message.why in ("unmatched", "lost"):
-            peer.matched = False
-            peer.acked = 0 if message.why == "lost" else peer.acked
-        if message.why == "unmatched":
-            self.probe(peer)
-        elif (
-            message.why in ("fenced", "dropped")
-            and message.revision == self.revision
-            and message.replica in routing.writers(self.record)
-            and self.lease.holds(now)
-        ):
-            # Every process is at most one stage away, so nobody refuses what is sent under today's.
-            self.out.append(
-                Surprise(
-                    self.held.partition, f"{message.replica.node} refused its owner: {message.why}"
-                )
-            )
 
     # --- writing
 
@@ -511,7 +306,7 @@ class Owner:
     def seal_report(self) -> tuple[Revision, Position] | None:
         """Sealed, and everything that was begun has ended on the whole write set."""
         held = self.held
-        if self.sealed is None or self.pending or held.reads or held.watermark < held.last:
+        if self.sealed is None or self.pending or held.watermark < held.last:
             return None
         return self.sealed, held.last
 
@@ -534,6 +329,3 @@ class Owner:
                 if peer.matched:
                     self.replicate(peer, peer.sent)
             self.out += self.held.advance(self.held.watermark)
-
-    def _send(self, peer: Peer, message: Probe | Replicate) -> None:
-        self.out.append(Send(peer.replica.node, message))

@@ -1,6 +1,7 @@
 """What is on its way to the volumes, and from them? Tickets name it; they count for a whole run."""
 
 from collections import deque
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -25,13 +26,15 @@ class Tail(Struct, frozen=True, gc=False):
 class Tickets:
     """One row of numbers for all replicas of a node."""
 
-    __slots__ = ("_last", "storing", "tails")
+    __slots__ = ("_last", "_then", "storing", "tails")
 
     def __init__(self) -> None:
         self._last = 0
         self.storing: deque[tuple[int, Held]] = deque()
         """What was appended to which log, and is not known to be durable."""
         self.tails: dict[int, Tail] = {}
+        self._then: deque[tuple[int, Callable[[float], None]]] = deque()
+        """What happens once a ticket is durable."""
 
     def __next__(self) -> int:
         self._last += 1
@@ -50,3 +53,12 @@ class Tickets:
         while self.storing and self.storing[0][0] <= up_to:
             concerned[self.storing.popleft()[1]] = None
         return list(concerned)
+
+    def when_stored(self, ticket: int, then: Callable[[float], None]) -> int:
+        self._then.append((ticket, then))
+        return ticket
+
+    def follow_up(self, now: float, up_to: int) -> None:
+        """Everything up to this ticket is durable: do what waited for that."""
+        while self._then and self._then[0][0] <= up_to:
+            self._then.popleft()[1](now)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def unfinished(world: "World") -> list[tuple[str, str]]:
-    """What still has to end: (what, partition)."""
+    """Operations that have not ended: (what, partition)."""
     waiting: list[tuple[str, str]] = []
     agreed = world.agreed
     for name, record in agreed.topology.partitions.items():
@@ -47,7 +47,7 @@ def _open(world: "World", node: str, partition: str) -> bool:
 def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
     for node in world.nodes.values():
         for (of, _), held in node.brain.held.items():
-            if of == partition and (held.appending or held.reads or held.permits):
+            if of == partition and (held.appending or held.permits):
                 return [(f"{node.name} is busy", partition)]
             if of == partition and held.watermark < held.last:
                 return [(f"{node.name} has rows that are not committed", partition)]
@@ -55,7 +55,7 @@ def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
 
 
 def leftovers(world: "World") -> list[tuple[str, str]]:
-    """Data that nobody names, staged chunks, and replicas that differ."""
+    """Data that the topology does not name, staged chunks, and replicas that differ."""
     problems: list[tuple[str, str]] = []
     for name, record in world.agreed.topology.partitions.items():
         named = {(replica.node, replica.incarnation) for replica in record.replicas}

@@ -5,7 +5,7 @@ time*, when some operation returns and cannot be explained otherwise, and a conf
 visited twice. A configuration is what may be true of a key between two events:
 
     state    what the register holds
-    known    which operations still open, but answered later, already took effect   (bits)
+    known    which open operations, answered later, already took effect             (bits)
     spent    which operations of unknown outcome took effect                        (bits)
 
 An operation that returns leaves `known`, so these numbers stay as small as the concurrency of one
@@ -13,15 +13,15 @@ key. When no configuration survives a return, the history up to there has no exp
 observations, none of which changes the verdict, keep the search narrow:
 
 - An operation that changes nothing (a read, a refused compare) takes effect the first time the
-  state suits it: waiting gains nothing, so it never branches.
-- An operation of unknown outcome need not happen, so of two configurations that differ only in
-  `spent` the one that spent a subset can do all that the other can.
-- An unknown outcome is forgotten once nobody is left who could notice its value.
-- Values that nobody needs are one value, and of open operations with equal effect the one that
-  returns first takes effect first.
+  state allows it: waiting gains nothing, so it never branches.
+- An operation of unknown outcome need not happen. So of two configurations that differ only in
+  `spent`, the one that spent a subset can do everything that the other can.
+- An operation of unknown outcome is forgotten once no later operation could notice its value.
+- All values that no operation needs count as one value, and of open operations with equal effect
+  the one that returns first takes effect first.
 
-Two operations are ordered only if one returned strictly before the other was invoked; what touches
-at one instant overlaps. Values are compared with `==`; `None` is an absent value.
+Two operations are ordered only if one returned strictly before the other was invoked; operations
+that touch at one instant overlap. Values are compared with `==`; `None` is an absent value.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,14 +32,14 @@ from typing import Literal
 import msgspec
 
 STEPS_MAX = 1_000_000
-"""Attempts to let one operation take effect, per key, before the search gives up (a second)."""
+"""Attempts per key to let one operation take effect, before the search gives up (about 1 s)."""
 
 
 class ObservedOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one client asked of one key, and what it was told.
+    """One client's operation on one key, and its answer.
 
-    `returned` is `None` if no answer came or the answer left the outcome open: the operation may
-    take effect at any time after `invoked`, or never. What surely failed is not an operation.
+    `returned` is `None` if there was no answer or the answer left the outcome open: the operation
+    may take effect at any time after `invoked`, or never. A definite failure is not an operation.
     """
 
     client: str
@@ -58,17 +58,17 @@ class ObservedOperation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether every key behaved as a register. Not knowing is not ok."""
+    """Whether every key behaved as a register. A search that gave up is not ok."""
 
     ok: bool
     gave_up: bool = False
     reason: str = ""
     key: str = ""
-    """Of which it is told."""
+    """The key that the verdict is about."""
 
 
 def check(operations: Iterable[ObservedOperation], steps_max: int = STEPS_MAX) -> Verdict:
-    """Judge each key by itself; a proven violation outranks a search that gave up."""
+    """Check each key by itself; a proven violation outranks a search that gave up."""
     by_key: dict[str, list[ObservedOperation]] = {}
     for operation in operations:
         mine = by_key.get(operation.key)
@@ -121,7 +121,7 @@ def _name(value: object) -> str:
 
 _ABSENT = 0  # the number of the value None, which every key holds at first
 _ANY = -1  # what a blind write needs to find
-_UNSEEN = -2  # stands for every value that nobody needs to find or to miss
+_UNSEEN = -2  # stands for every value that no operation needs to find or to miss
 _LOOK, _REFUSED, _CHANGE = range(3)
 _invoked, _returned = attrgetter("invoked"), attrgetter("returned")
 
@@ -136,13 +136,13 @@ class _Step(msgspec.Struct, eq=False, gc=False):
     invoked: float
     returned: float
     bit: int = 0
-    leaves: int = 0  # what it becomes, as far as anyone can tell
+    leaves: int = 0  # the state afterwards, as far as other operations can tell
     twins: int = 0  # open operations of equal effect that take effect first
     noticed_until: float = inf
 
 
 def _steps(operations: Iterable[ObservedOperation]) -> list[_Step]:
-    """What the operations need and leave, in order of invocation; unanswered reads tell nothing."""
+    """What the operations need and leave, in order of invocation, without unanswered reads."""
     number = _Numbers()
     steps = []
     for operation in operations:
@@ -194,14 +194,14 @@ class _GaveUp(Exception):
 
 
 class _DeadEnd(msgspec.Struct, frozen=True):
-    """The step whose return nothing explains, and what the register could hold by then."""
+    """The step whose return has no explanation, and what the register could hold by then."""
 
     step: _Step
     states: frozenset[int]
 
 
 class _Search:
-    """One walk over the events of one key, carrying every configuration they leave possible."""
+    """One pass over the events of one key, with every configuration that is still possible."""
 
     def __init__(self, steps_max: int) -> None:
         self._steps_left = steps_max
@@ -218,7 +218,7 @@ class _Search:
     def run(self, steps: Sequence[_Step], *, exact: bool = False) -> _DeadEnd | None:
         """Open and settle each step (given in order of invocation); the first dead end, if any.
 
-        An exact search is slower, and knows each possible state by its own number.
+        An exact search is slower, and keeps each possible state apart.
         """
         self._needed = {step.needs for step in steps}
         if exact:
@@ -305,7 +305,7 @@ class _Search:
         self._unknown.append(step)
 
     def _settle(self, step: _Step) -> bool:
-        """Keep what lets the step have taken effect by now; False, changing nothing, if nothing."""
+        """Keep configurations in which the step took effect; False, with no change, if none."""
         if self._unknown:
             self._forget_unnoticed(step.returned)
         bit = step.bit
@@ -338,7 +338,7 @@ class _Search:
         changes, unknown = self._changes, self._unknown
         looking, refused, refused_any = self._looking, self._refused, self._refused_any
         cost = len(changes) + len(unknown)
-        for state, known, spent in queue:  # grows while we walk it
+        for state, known, spent in queue:  # grows during the loop
             self._steps_left -= cost
             if self._steps_left < 0:
                 raise _GaveUp
@@ -396,7 +396,7 @@ class _Search:
 
 
 def _add(configurations: _Configurations, state: int, known: int, spent: int) -> bool:
-    """Add unless a configuration that spent a subset is there; drop those that spent more."""
+    """Add a configuration, unless one that spent a subset exists; drop those that spent more."""
     place = (state, known)
     spents = configurations.get(place)
     if spents is None:
@@ -411,9 +411,10 @@ def _add(configurations: _Configurations, state: int, known: int, spent: int) ->
 
 
 def _note_observers(steps: Sequence[_Step]) -> None:
-    """Until when could someone notice that an operation of unknown outcome took effect?
+    """Until when could an operation notice that one of unknown outcome took effect?
 
-    Whoever needs its value could, and any refused compare, which needs a value to be gone.
+    An operation that needs its value could, and any refused compare, which needs a value to be
+    absent.
     """
     last: dict[int, float] = {}
     last_refused = -inf
@@ -455,11 +456,11 @@ def _explain(key: str, steps: Sequence[_Step], dead_end: _DeadEnd, steps_max: in
 def _shrink(
     steps: Sequence[_Step], dead_end: _DeadEnd, steps_max: int
 ) -> tuple[list[_Step], _DeadEnd]:
-    """A small part of the history that is as impossible as the whole.
+    """A small part of the history that has no explanation either.
 
-    Only what cannot make a possible history impossible is left out: what came later; an answer
-    (a read, a refused compare); what a compare needed to find; a value, with all who wrote or
-    found it, unless a refused compare needs some value to be there.
+    Only parts whose absence cannot make a possible history impossible are left out: later
+    operations; an answer (a read, a refused compare); what a compare needed to find; a value, with
+    all operations that wrote or found it, unless a refused compare needs some value to be present.
     """
 
     def fails(candidate: Sequence[_Step]) -> bool:

@@ -1,0 +1,235 @@
+"""Which replicas are here? Those that the applied topology names; whatever else is here is dropped.
+
+A missing replica is made from nothing only if it was never used. Any other one that is missing is
+lost, and says so.
+"""
+
+from collections import deque
+from math import inf
+
+from limosa.core import routing
+from limosa.core.effects import (
+    CreateReplica,
+    DiscardReplica,
+    ReadTopology,
+    StoreEpoch,
+)
+from limosa.core.events import Received, Started, TopologyRead
+from limosa.core.messages import DropReplica, Probe, Replicate, Seal
+from limosa.core.model.changes import Topology
+from limosa.core.model.keys import Incarnation, PartitionId, Revision
+from limosa.core.model.topology import Partition, Replica
+from limosa.core.participant.held import Held
+from limosa.core.participant.serving import Serving
+from limosa.core.participant.state import NodeState
+
+AHEAD_MAX = 255
+
+Stamped = Probe | Replicate | Seal | DropReplica
+"""Messages that name the revision of the record that their sender acted on."""
+
+
+class Hosting:
+    """Applies topologies: makes, keeps and drops replicas, and says whose they are."""
+
+    def __init__(self, node: NodeState, serving: Serving) -> None:
+        self._node = node
+        self._serving = serving
+        self._here: dict[PartitionId, list[Held]] = {}
+        """The same replicas as `node.held`, by partition."""
+        self.discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
+        self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
+        """What this run has dropped at a transition's end; whatever else is missing is lost."""
+        self._ahead: list[Received] = []
+        """Messages of senders that know a newer topology: they wait until it is applied."""
+        self._reading = False
+        self._refreshed_at = -inf
+
+    # --- the topology
+
+    def started(self, event: Started) -> None:
+        for stored in event.held:
+            self._add(Held.restored(stored, self._node.settings.recent_bytes))
+
+    def tick(self, now: float) -> None:
+        node = self._node
+        if node.is_outdated or now - self._refreshed_at >= node.settings.refresh_seconds:
+            node.is_outdated = False
+            self.refresh(now)
+
+    def refresh(self, now: float) -> None:
+        """One question at a time; a lost one is asked again."""
+        if not self._reading or now - self._refreshed_at > self._node.settings.resend_seconds:
+            self._reading = True
+            self._refreshed_at = now
+            self._node.out.append(ReadTopology())
+
+    def catch_up(self, now: float) -> None:
+        """Look for a newer topology at once, if somebody is known to have one."""
+        if self._node.is_outdated:
+            self._node.is_outdated = False
+            self.refresh(now)
+
+    def is_ahead(self, message: Stamped) -> bool:
+        """The sender acted on a newer record: this node must catch up before it judges."""
+        return message.revision > self._node.topology.revision_of(message.partition)
+
+    def wait(self, now: float, event: Received) -> None:
+        self._ahead = [*self._ahead[-AHEAD_MAX:], event]
+        self.refresh(now)
+
+    def forget_waiting(self) -> None:
+        self._ahead.clear()
+
+    def topology_read(self, now: float, event: TopologyRead) -> list[Received]:
+        """Applies it if it is newer; returns the messages that waited for it."""
+        node = self._node
+        self._reading = self._reading and not event.asked
+        if node.lease is None or not (node.lease.registered or self.is_fresh(event.revision)):
+            return []  # it may be older than what an earlier run acted on
+        if self.is_newer(event.topology):
+            before = node.topology
+            node.topology = event.topology
+            node.changed = True
+            if node.lease.registered:
+                for partition in node.topology.changed_since(before):
+                    self._apply(now, partition)
+        if not node.lease.registered:
+            self.register(now)
+        waiting, self._ahead = self._ahead, []
+        return waiting
+
+    def is_newer(self, topology: Topology) -> bool:
+        return topology.generation > self._node.topology.generation
+
+    def is_fresh(self, revision: Revision) -> bool:
+        """Only a topology from after the new lease shows what happened while there was none."""
+        return self._node.lease is not None and revision >= self._node.lease.revision
+
+    def register(self, now: float) -> None:
+        """Apply everything as if for the first time, and drop what the topology does not name."""
+        node = self._node
+        assert node.lease is not None
+        node.lease.registered = True
+        node.changed = True
+        for partition in {partition: None for partition, _ in node.held} | dict.fromkeys(
+            node.topology.partitions
+        ):
+            self._apply(now, partition)
+
+    def _apply(self, now: float, partition: PartitionId) -> None:
+        node = self._node
+        record = node.topology.partitions.get(partition)
+        named = (
+            [] if record is None else [r for r in routing.everywhere(record) if r.node == node.node]
+        )
+        for held in list(self._here.get(partition, ())):
+            if held.replica not in named:
+                self._discard(held)
+        if record is None:
+            return
+        revision = node.topology.revision_of(partition)
+        for replica in named:
+            here = node.held.get((partition, replica.incarnation))
+            if here is not None:
+                self._adopt(now, here, record, revision)
+            elif self.may_create(record, replica):
+                self._create(record, replica)
+
+    # --- replicas
+
+    def _add(self, held: Held) -> None:
+        self._node.held[held.partition, held.replica.incarnation] = held
+        self._here.setdefault(held.partition, []).append(held)
+
+    def may_create(self, record: Partition, replica: Replica) -> bool:
+        """Only what was never used is made from nothing; anything else that is missing is lost."""
+        if record.transition is None:
+            return record.epoch == 0
+        return routing.prepares(record.transition) and replica in routing.new_only(record)
+
+    def _create(self, record: Partition, replica: Replica) -> None:
+        node = self._node
+        for held in list(self._here.get(record.id, ())):
+            if held.replica not in record.in_sync:
+                self._discard(held)
+        held = self.empty(record, replica)
+        self._add(held)
+        ticket = node.tickets.appending(held, held.revision)
+        node.tickets.when_stored(ticket, lambda now: self._made(held))
+        node.out.append(CreateReplica(record.id, replica.incarnation, ticket, replica.volume))
+        self._promise(held, record.epoch)
+
+    def _made(self, held: Held) -> None:
+        """It counts from now on. What is on its way to the volume later does not change that."""
+        held.made = True
+        self._node.changed = True
+
+    def empty(self, record: Partition, replica: Replica) -> Held:
+        held = Held(record.id, replica, self._node.settings.recent_bytes)
+        held.revision = self._node.topology.revision_of(record.id)
+        return held
+
+    def drop(self, message: DropReplica) -> None:
+        """At the end of a transition; a call that names another revision does nothing."""
+        node = self._node
+        held = node.held.get((message.partition, message.to))
+        record = node.topology.partitions.get(message.partition)
+        if held is None or record is None or held.replica in routing.written(record):
+            return
+        if message.revision == node.topology.revision_of(message.partition):
+            self._dropped.append((message.partition, message.to))
+            self._discard(held)
+
+    def was_dropped(self, partition: PartitionId, incarnation: Incarnation) -> bool:
+        return (partition, incarnation) in self._dropped
+
+    def _discard(self, held: Held) -> None:
+        node = self._node
+        key = (held.partition, held.replica.incarnation)
+        self._serving.disown(held)
+        del node.held[key]
+        self._here[held.partition].remove(held)
+        if not self._here[held.partition]:
+            del self._here[held.partition]
+        self.discarding[key] = held.replica
+        ticket = node.when_stored(lambda now: self._discarded(key))
+        node.out.append(DiscardReplica(*key, ticket))
+
+    def _discarded(self, key: tuple[PartitionId, Incarnation]) -> None:
+        self.discarding.pop(key, None)
+        self._node.changed = True
+
+    def _adopt(self, now: float, held: Held, record: Partition, revision: Revision) -> None:
+        held.revision = revision
+        self._promise(held, record.epoch)
+        session = None if record.transition is None else record.transition.session
+        if held.session != session:
+            held.session = session
+            held.forget_copy()
+        if self.is_mine(record, held.replica):
+            self._serving.own(now, held, record, revision)
+        else:
+            self._serving.disown(held)
+
+    def _promise(self, held: Held, epoch: int) -> None:
+        """Nothing of an older epoch is accepted from now on; the promise counts once durable."""
+        if epoch > held.epoch:
+            held.epoch = epoch
+            ticket = self._node.when_stored(lambda now: self._promised(held, epoch))
+            change = StoreEpoch(held.partition, held.replica.incarnation, ticket, epoch)
+            self._node.out.append(change)
+
+    def _promised(self, held: Held, epoch: int) -> None:
+        held.epoch_durable = max(held.epoch_durable, epoch)
+        self._node.changed = True
+
+    def is_mine(self, record: Partition, replica: Replica) -> bool:
+        """An epoch is granted to one run of one process: another lease is another run."""
+        grant, lease = record.owner, self._node.lease
+        return (
+            grant is not None
+            and grant.replica == replica
+            and lease is not None
+            and grant.lease == lease.id
+        )

@@ -1,0 +1,43 @@
+"""Is this run of this process alive? As long as its lease holds, by its own clock."""
+
+from math import inf
+
+from limosa.core.model.changes import Commit, Put, lease_key, node_key
+from limosa.core.model.keys import LeaseId, NodeId, Revision
+from limosa.core.model.topology import NodeLease
+from limosa.core.participant.settings import ParticipantSettings
+
+
+class Lease:
+    """This run of this process is alive, as long as renewals succeed."""
+
+    __slots__ = ("id", "registered", "revision", "valid_until")
+
+    def __init__(self, id: LeaseId, revision: Revision) -> None:
+        self.id = id
+        self.revision = revision
+        self.valid_until = -inf
+        self.registered = False
+        """A topology at or after the lease's revision was applied."""
+
+    def extend(self, sent_at: float, settings: ParticipantSettings) -> None:
+        """Time runs from the *sending* of the renewal, and ends a margin before the metastore's."""
+        until = sent_at + settings.lease_seconds * (1 - settings.lease_margin)
+        self.valid_until = max(self.valid_until, until)
+
+    def holds(self, now: float) -> bool:
+        return self.registered and now < self.valid_until
+
+
+def registration(
+    node: NodeId, lease: LeaseId, row: Revision, previous: Revision | None = None
+) -> Commit:
+    """This run of the node is alive.
+
+    Guarded by the node's row, so that a node that was removed meanwhile does not come to life; and
+    by the revision of its former lease key, if the caller knows it.
+    """
+    guards = {node_key(node): row}
+    if previous is not None:
+        guards[lease_key(node)] = previous
+    return Commit(guards, (Put(NodeLease(node, lease)),), f"{node} is alive")

@@ -1,0 +1,65 @@
+"""How does a run stay alive? It acquires a lease, renews it, and ends what it began with it."""
+
+from math import inf
+
+from limosa.core.effects import AcquireLease, RenewLease
+from limosa.core.events import LeaseEnded, LeaseGranted, LeaseRenewed
+from limosa.core.participant.hosting import Hosting
+from limosa.core.participant.lease import Lease
+from limosa.core.participant.serving import Serving
+from limosa.core.participant.state import NodeState
+
+
+class Leasing:
+    """Acquires the lease, renews it, and ends with it whatever was begun under it."""
+
+    def __init__(self, node: NodeState, hosting: Hosting, serving: Serving) -> None:
+        self._node = node
+        self._hosting = hosting
+        self._serving = serving
+        self._asked_at = -inf
+        self._renewed_at = -inf
+
+    def tick(self, now: float) -> None:
+        node = self._node
+        if node.lease is None:
+            if now - self._asked_at > node.settings.lease_seconds:
+                self._asked_at = now
+                node.out.append(AcquireLease())
+        elif now - self._renewed_at >= node.settings.heartbeat_seconds:
+            self._renewed_at = now
+            node.out.append(RenewLease(node.lease.id))
+
+    def granted(self, now: float, event: LeaseGranted) -> None:
+        node = self._node
+        if node.lease is not None and event.revision <= node.lease.revision:
+            return  # a late or doubled answer: a run begins once, and with it counters
+        self._forget_run()
+        node.lease = Lease(event.lease, event.revision)
+        node.lease.extend(event.sent_at, node.settings)
+        self._renewed_at = event.sent_at
+        self._hosting.refresh(now)
+
+    def renewed(self, now: float, event: LeaseRenewed) -> None:
+        lease = self._node.lease
+        if lease is not None and lease.id == event.lease:
+            held_all_along = lease.holds(now)
+            lease.extend(event.sent_at, self._node.settings)
+            if not held_all_along:
+                self._serving.commit_all(now)
+
+    def ended(self, event: LeaseEnded) -> None:
+        lease = self._node.lease
+        if lease is not None and lease.id == event.lease:
+            self._forget_run()
+            self._asked_at = -inf
+
+    def _forget_run(self) -> None:
+        """Requests, permits and ownership end with the lease that they were begun under."""
+        node = self._node
+        node.lease = None
+        self._hosting.forget_waiting()
+        for owner in list(node.owners.values()):
+            self._serving.disown(owner.held)
+        for held in node.held.values():
+            held.forget_copy()

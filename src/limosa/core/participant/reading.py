@@ -1,0 +1,114 @@
+"""How is a row read? In three steps, with any delay between them: admitted, viewed, answered.
+
+Reads do not go through `handle`, and do not wait for it. A driver calls `admit`, takes a view of
+the replica from the volume, and calls `check`, each at any moment and in any thread. These calls
+change nothing but `is_outdated`, which the next tick looks at. A scan is the same: its view is
+checked once, and stays what it is however long the reader takes.
+
+Why an owner's answer is linearizable:
+
+- When it is admitted, this node is the owner and its lease holds, so that nobody else has
+  acknowledged anything that is not in this log. The view is taken later. An owner moves the
+  watermark on the volume before it acknowledges, so all that was acknowledged before is in it.
+- An owner is open a moment before the volume knows its watermark. `check` refuses a view that is
+  older than what was committed when the owner opened.
+- What is in a view is committed, and stays so under every later owner: views do not go back while
+  a replica is here. So what a view shows was the newest at some moment between `admit` and `check`.
+
+Why a barrier need not wait for reads: nothing that a transition does makes such an answer wrong
+afterwards. A replica that was dropped, or that stopped being complete, fails `check`: an eventual
+read is asked for its right to read once more, by the topology that is applied by then.
+"""
+
+from msgspec import Struct
+
+from limosa.core import routing
+from limosa.core.messages import Answer, Read, Wait
+from limosa.core.model.keys import Incarnation, PartitionId, Position
+from limosa.core.model.topology import Partition, Replica
+from limosa.core.participant.held import Held
+from limosa.core.participant.owner import Owner
+from limosa.core.participant.serving import Serving
+from limosa.core.participant.state import NodeState
+
+
+class Admitted(Struct, frozen=True, gc=False):
+    """A read that may take a view of this replica."""
+
+    read: Read
+    held: Held
+
+    @property
+    def replica(self) -> tuple[PartitionId, Incarnation]:
+        return self.held.partition, self.held.replica.incarnation
+
+
+class Reading:
+    """Which reads are answered here."""
+
+    def __init__(self, node: NodeState, serving: Serving) -> None:
+        self._node = node
+        self._serving = serving
+
+    def admit(self, now: float, read: Read) -> Admitted | Answer:
+        """The replica here that may serve a read; or the answer that refuses it."""
+        node = self._node
+        if node.is_over:
+            return Wait(read.id, "this node stops")
+        if read.revision > node.topology.revision_of(read.partition):
+            node.is_outdated = True
+            return Wait(read.id, "routed by a record that this node has not applied yet")
+        if read.eventual:
+            held = self.readable(read)
+            return node.redirect(read.partition, read.id) if held is None else Admitted(read, held)
+        owner = self.owner_for(now, read)
+        return Admitted(read, owner.held) if isinstance(owner, Owner) else owner
+
+    def owner_for(self, now: float, read: Read) -> Owner | Answer:
+        return self._serving.routed(now, read)
+
+    def check(self, now: float, admitted: Admitted, through: Position | None) -> Answer | None:
+        """After a view with the watermark `through` was taken (None: there is none): nothing if the
+        view may be answered from; otherwise what the client is told instead."""
+        read, held = admitted.read, admitted.held
+        if through is not None and not self._node.is_over:
+            if read.eventual and self.is_still_readable(read, held):
+                return None
+            if not read.eventual and self.is_still_owner(now, held, through):
+                return None
+        return Wait(read.id, "the partition changed hands while it was read")
+
+    def is_still_readable(self, read: Read, held: Held) -> bool:
+        return self.readable(read) is held
+
+    def is_still_owner(self, now: float, held: Held, through: Position) -> bool:
+        """This replica is the owner, has not reported a seal, and its lease holds."""
+        owner = self._node.owners.get(held.partition)
+        if owner is None or owner.held is not held or not self.is_complete(owner, through):
+            return False
+        return owner.told[1] is None and self.lease_holds(now, owner)
+
+    def lease_holds(self, now: float, owner: Owner) -> bool:
+        return owner.holds(now)
+
+    def is_complete(self, owner: Owner, through: Position) -> bool:
+        """A view of this owner's replica has all that earlier owners acknowledged."""
+        return through >= owner.opened
+
+    def readable(self, read: Read) -> Held | None:
+        """An eventual read is served by either side, unless it was begun before the fence."""
+        node = self._node
+        record = node.topology.partitions.get(read.partition)
+        if record is None or read.revision < record.fence:
+            return None
+        complete = [r for r in routing.everywhere(record) if r in complete_replicas(record)]
+        for replica in complete:
+            held = node.held.get((read.partition, replica.incarnation))
+            if replica.node == node.node and held is not None and held.epoch_durable:
+                return held
+        return None
+
+
+def complete_replicas(record: Partition) -> tuple[Replica, ...]:
+    """Replicas that hold everything: the side that is read, and the one that was until now."""
+    return record.replicas if routing.is_copied(record) else routing.written(record)

@@ -1,0 +1,217 @@
+"""How are the other replicas made equal to an owner's log, and kept so? By log matching.
+
+The owner asks a replica where its log ends, has it cut where the two logs part, and sends what
+follows. A replica that is still being filled begins with an empty log in every epoch.
+"""
+
+from abc import ABC, abstractmethod
+
+from limosa.core import routing
+from limosa.core.effects import Effect, ReadTail, Send, Surprise
+from limosa.core.machines.machine import Work
+from limosa.core.messages import Acked, Appending, Probe, Probed, Replicate, Unheld
+from limosa.core.model.keys import LeaseId, Position, Revision
+from limosa.core.model.rows import Entry
+from limosa.core.model.topology import Partition, Replica
+from limosa.core.participant.held import Held
+from limosa.core.participant.lease import Lease
+from limosa.core.participant.settings import ParticipantSettings
+from limosa.core.participant.tickets import Tail, Tickets
+
+
+class Peer:
+    """What the owner knows of another replica, in this epoch."""
+
+    __slots__ = (
+        "acked",
+        "base",
+        "heard",
+        "matched",
+        "reachable",
+        "reading",
+        "replica",
+        "sent",
+        "since",
+        "told",
+    )
+
+    def __init__(self, replica: Replica, now: float) -> None:
+        self.replica = replica
+        self.matched = False
+        self.reachable = True
+        """False: it needs entries that this log no longer has."""
+        self.reading = 0
+        """The ticket of what is read from the volume for it; one thing at a time."""
+        self.sent: Position = 0
+        """Up to where; what comes behind goes when this is acknowledged."""
+        self.acked: Position = 0
+        self.base: Position | None = None
+        """Where its log begins at the latest, if it was begun by this owner."""
+        self.told: Position = 0
+        """The watermark that it knows."""
+        self.heard = now
+        self.since = now
+        """When it last owed nothing, or made progress."""
+
+
+class Replication(ABC):
+    """An owner's log, on its way to the other replicas."""
+
+    def __init__(
+        self,
+        held: Held,
+        record: Partition,
+        lease: Lease,
+        tickets: Tickets,
+        settings: ParticipantSettings,
+    ) -> None:
+        self.held = held
+        self.record = record
+        self.revision: Revision = 0
+        self.lease = lease
+        self.tickets = tickets
+        self.settings = settings
+        self.epoch = record.epoch
+        self.peers: dict[Replica, Peer] = {}
+        self.out: list[Effect] = []
+
+    @abstractmethod
+    def commit(self, now: float) -> None:
+        """A replica has acknowledged more."""
+
+    def probe(self, peer: Peer) -> None:
+        self._send(
+            peer, Probe(self.held.partition, peer.replica.incarnation, self.epoch, self.revision)
+        )
+
+    def probed(self, now: float, message: Probed) -> None:
+        peer = self.peers.get(message.replica)
+        if peer is None or message.epoch != self.epoch:
+            return
+        if self.must_begin(peer.replica, message.begun):
+            peer.base = self.base()
+            self.replicate(peer, peer.base, "begin")
+            return
+        peer.base = None  # perhaps it is another run of it, which has let go of some of its log
+        common = self.held.nearest(message.last)
+        if common is None:
+            peer.reachable = False
+            return
+        if not (peer.matched and message.last >= peer.acked):
+            peer.matched = False
+            self.replicate(peer, common, "match", message.run)
+        else:
+            self.replicate(peer, message.last)
+
+    def must_begin(self, replica: Replica, begun: int) -> bool:
+        """A replica that is still being filled starts from nothing in every epoch."""
+        filling = routing.is_copied(self.record)
+        return filling and begun != self.epoch and replica in routing.new_only(self.record)
+
+    def base(self) -> Position:
+        """Where a new replica's log begins: what is committed is copied, the rest is sent."""
+        return self.held.watermark
+
+    def copied_up_to(self) -> Position | None:
+        """What was committed later than this, every new replica has in its log: a copy may leave it
+        out. None: nobody knows."""
+        stage = routing.stage_of(self.record)
+        if stage is None or Work.COPY not in stage.work:
+            return None
+        peers = [self.peers.get(replica) for replica in routing.new_only(self.record)]
+        bases = [peer.base for peer in peers if peer is not None and peer.base is not None]
+        return max(bases) if bases and len(bases) == len(peers) else None
+
+    def replicate(
+        self, peer: Peer, previous: Position, how: Appending = "append", probed: LeaseId = 0
+    ) -> None:
+        if previous < self.held.first:
+            peer.reachable = peer.matched = False
+            return
+        entries = self.held.after(previous, self.settings.replicate_bytes)
+        if entries is not None:
+            self._replicate(peer, previous, entries, how, probed)
+        elif not peer.reading:
+            self._read_tail(peer, previous, how, probed)
+
+    def _replicate(
+        self,
+        peer: Peer,
+        previous: Position,
+        entries: tuple[Entry, ...],
+        how: Appending,
+        probed: LeaseId,
+    ) -> None:
+        held = self.held
+        message = Replicate(
+            held.partition,
+            peer.replica.incarnation,
+            self.epoch,
+            self.revision,
+            previous,
+            entries,
+            held.watermark,
+            how,
+            held.check if how == "append" else None,
+            probed,
+        )
+        peer.sent = entries[-1].at if entries else previous
+        self._send(peer, message)
+
+    def _read_tail(self, peer: Peer, previous: Position, how: Appending, probed: LeaseId) -> None:
+        held = self.held
+        peer.reading = next(self.tickets)
+        self.tickets.tails[peer.reading] = Tail(
+            held.partition, self.epoch, self.revision, peer.replica, previous, how, probed
+        )
+        incarnation, limit = held.replica.incarnation, self.settings.replicate_bytes
+        self.out.append(ReadTail(held.partition, incarnation, peer.reading, previous, limit))
+
+    def tail_read(self, ticket: int, tail: Tail, entries: tuple[Entry, ...]) -> None:
+        """Goes as if it had been at hand, unless it is not what the peer needs any more."""
+        peer = self.peers.get(tail.to)
+        if peer is None or peer.reading != ticket:
+            return
+        peer.reading = 0
+        follows = bool(entries) and entries[0].previous == tail.previous
+        if follows and (tail.how == "begin" or peer.matched == (tail.how == "append")):
+            self._replicate(peer, tail.previous, entries, tail.how, tail.probed)
+
+    def acked(self, now: float, message: Acked) -> None:
+        peer = self.peers.get(message.replica)
+        if peer is None or message.epoch != self.epoch:
+            return
+        peer.matched = True
+        peer.heard = now
+        peer.told = message.watermark
+        if message.position > peer.acked:
+            peer.acked = message.position
+            peer.since = now
+        if peer.sent <= peer.acked < self.held.last:
+            self.replicate(peer, peer.acked)
+        self.commit(now)
+
+    def unheld(self, now: float, message: Unheld) -> None:
+        peer = self.peers.get(message.replica)
+        if peer is None or message.epoch != self.epoch:
+            return
+        if message.why in ("unmatched", "lost"):
+            peer.matched = False
+            peer.acked = 0 if message.why == "lost" else peer.acked
+        if message.why == "unmatched":
+            self.probe(peer)
+        elif (
+            message.why in ("fenced", "dropped")
+            and message.revision == self.revision
+            and message.replica in routing.writers(self.record)
+            and self.lease.holds(now)
+        ):
+            # Every process is at most one stage away, so nobody refuses what is sent under today's.
+            self.out.append(
+                Surprise(
+                    self.held.partition, f"{message.replica.node} refused its owner: {message.why}"
+                )
+            )
+
+    def _send(self, peer: Peer, message: Probe | Replicate) -> None:
+        self.out.append(Send(peer.replica.node, message))

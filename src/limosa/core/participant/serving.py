@@ -1,0 +1,189 @@
+"""What does this node do for clients of the partitions that it owns? It orders their writes.
+
+One `Owner` for each partition that the applied topology grants to this run of this process.
+"""
+
+from math import inf
+
+from limosa.core import routing
+from limosa.core.events import CollectionDue, Stored, TailRead
+from limosa.core.messages import (
+    Acked,
+    Answer,
+    Probed,
+    Read,
+    Refuse,
+    Seal,
+    Unheld,
+    Verify,
+    Wait,
+    Write,
+)
+from limosa.core.model.keys import PartitionId, Position, Revision
+from limosa.core.model.topology import Partition
+from limosa.core.participant.held import Held
+from limosa.core.participant.owner import Owner
+from limosa.core.participant.state import NodeState
+
+
+class Serving:
+    """Who owns what here, and what owners are told."""
+
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+        self._ticked_at = -inf
+
+    # --- ownership
+
+    def own(self, now: float, held: Held, record: Partition, revision: Revision) -> None:
+        node = self._node
+        assert node.lease is not None
+        owner = node.owners.get(held.partition)
+        if owner is None or owner.epoch != record.epoch or owner.held is not held:
+            owner = Owner(held, record, node.lease, node.tickets, node.settings)
+            node.owners[held.partition] = owner
+        needed = routing.needed(record, node.topology.zones[record.zone])
+        owner.adopt(now, record, revision, needed)
+        self.collect_from(owner)
+
+    def disown(self, held: Held) -> None:
+        owner = self._node.owners.get(held.partition)
+        if owner is None or owner.held is not held:
+            return
+        del self._node.owners[held.partition]
+        for pending in owner.pending:
+            answer = self._node.redirect(held.partition, pending.answer.id, definite=False)
+            self._node.send(pending.client, answer)
+
+    def collect_from(self, owner: Owner) -> None:
+        """What the owner wants done; and whether the coordinator should hear of it."""
+        node = self._node
+        if owner.out:
+            node.out += owner.out
+            owner.out = []
+        if (owner.open, owner.seal_report()) != owner.told:
+            owner.told = (owner.open, owner.seal_report())
+            node.changed = True
+        node.out += node.trimmed(owner.held)
+
+    def serving(self, now: float, partition: PartitionId) -> Owner | None:
+        """The owner here, if it may serve: granted, open, not sealed, and its lease holds."""
+        owner = self._node.owners.get(partition)
+        if owner is None or not owner.open or owner.sealed is not None or not owner.holds(now):
+            return None
+        return owner
+
+    # --- clients
+
+    def routed(self, now: float, message: Write | Read) -> Owner | Answer:
+        """Who serves it here, or why nobody does."""
+        node = self._node
+        version = node.version(message.partition)
+        if message.version > version:
+            node.is_outdated = True
+            return Wait(message.id, "routed by a layout that this node has not applied yet")
+        if self.is_stale(message, version):
+            return node.redirect(message.partition, message.id)
+        owner = self.serving(now, message.partition)
+        if owner is not None and message.epoch <= owner.epoch:
+            return owner
+        record = node.topology.partitions.get(message.partition)
+        if record is not None and (record.owner is None or record.owner.replica.node == node.node):
+            return Wait(message.id, "its owner is not open yet")
+        return node.redirect(message.partition, message.id)
+
+    def is_stale(self, message: Write | Read, version: int) -> bool:
+        return message.version < version
+
+    def write(self, now: float, sender: str, message: Write, found: Position) -> None:
+        owner = self.routed(now, message)
+        if isinstance(owner, Owner):
+            answer = self._write_here(now, owner, sender, message, found)
+            self.collect_from(owner)
+        else:
+            answer = owner
+        if answer is not None:
+            self._node.send(sender, answer)
+
+    def _write_here(
+        self, now: float, owner: Owner, sender: str, message: Write, found: Position
+    ) -> Answer | None:
+        there = len(routing.electable(owner.record))
+        if there < owner.needed:
+            return Refuse(
+                message.id,
+                f"{there} replicas in sync, {owner.needed} needed",
+                "NotEnoughReplicas",
+                "wait until nodes come back, or ask for fewer in sync",
+            )
+        return owner.write(now, sender, message, found)
+
+    def collection_due(self, now: float, event: CollectionDue) -> None:
+        owner = self.serving(now, event.partition)
+        if owner is not None:
+            owner.collect()
+            self.collect_from(owner)
+
+    # --- other replicas, volumes and time
+
+    def peer_message(self, now: float, message: Probed | Acked | Unheld) -> None:
+        owner = self._node.owners.get(message.partition)
+        if owner is None:
+            return
+        match message:
+            case Acked():
+                owner.acked(now, message)
+            case Probed():
+                owner.probed(now, message)
+            case Unheld():
+                owner.unheld(now, message)
+        self.collect_from(owner)
+
+    def tail_read(self, event: TailRead) -> None:
+        tail = self._node.tickets.tails.pop(event.ticket, None)
+        owner = None if tail is None else self._node.owners.get(tail.partition)
+        if tail is not None and owner is not None and owner.epoch == tail.epoch:
+            owner.tail_read(event.ticket, tail, event.entries)
+            self.collect_from(owner)
+
+    def stored(self, now: float, event: Stored) -> None:
+        """Logs are durable further on: followers acknowledge, owners commit."""
+        node = self._node
+        concerned = node.tickets.stored(event.ticket)
+        for held in concerned:
+            held.stored(event.ticket)
+            node.changed |= held.epoch == 0 or node.in_transition(held.partition)
+        node.tickets.follow_up(now, event.ticket)
+        for held in concerned:
+            owner = node.owners.get(held.partition)
+            if owner is not None and owner.held is held:
+                owner.commit(now)
+                self.collect_from(owner)
+
+    def commit_all(self, now: float) -> None:
+        for owner in self._node.owners.values():
+            owner.commit(now)
+            self.collect_from(owner)
+
+    def tick(self, now: float) -> None:
+        if now - self._ticked_at < self._node.settings.resend_seconds:
+            return
+        self._ticked_at = now
+        for owner in self._node.owners.values():
+            owner.tick(now)
+            self.collect_from(owner)
+            self._node.changed |= bool(owner.proposed or owner.silent(now))
+
+    # --- the coordinator
+
+    def seal(self, now: float, message: Seal) -> None:
+        owner = self.serving(now, message.partition)
+        if owner is not None:
+            owner.seal(now, message.revision)
+            self.collect_from(owner)
+
+    def verify(self, now: float, message: Verify) -> None:
+        owner = self.serving(now, message.partition)
+        if owner is not None:
+            owner.verify(now, message.session)
+            self.collect_from(owner)

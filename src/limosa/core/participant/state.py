@@ -1,0 +1,73 @@
+"""What do the parts of a participant share? The applied topology, the lease and the replicas."""
+
+from collections.abc import Callable
+
+from limosa.core.effects import Effect, Send, TrimLog
+from limosa.core.messages import Message, Redirect
+from limosa.core.model.changes import Topology
+from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId
+from limosa.core.participant.held import Held
+from limosa.core.participant.lease import Lease
+from limosa.core.participant.owner import Owner
+from limosa.core.participant.settings import ParticipantSettings
+from limosa.core.participant.tickets import Tickets
+
+LOG_ENTRIES_MIN = 100
+LOG_BYTES_MIN = 1 << 20
+"""However many replicas there are, each keeps so much of its log."""
+
+
+class NodeState:
+    """Everything that more than one part reads or changes, and nothing else."""
+
+    def __init__(self, node: NodeId, settings: ParticipantSettings) -> None:
+        self.node = node
+        self.settings = settings
+        self.topology = Topology()
+        self.lease: Lease | None = None
+        self.held: dict[tuple[PartitionId, Incarnation], Held] = {}
+        self.owners: dict[PartitionId, Owner] = {}
+        self.tickets = Tickets()
+        self.out: list[Effect] = []
+        """What the driver is asked to do about the present event."""
+        self.changed = False
+        """Something that the coordinator should hear of."""
+        self.is_outdated = False
+        """Somebody knows a newer topology."""
+        self.is_over = False
+        """This run serves nothing any more: the process stops, or its disk has failed."""
+
+    def send(self, to: str, message: Message) -> None:
+        self.out.append(Send(to, message))
+
+    def when_stored(self, then: Callable[[float], None]) -> int:
+        """The ticket of a change of a volume, and what happens once it is durable."""
+        return self.tickets.when_stored(next(self.tickets), then)
+
+    def run(self) -> LeaseId:
+        """The lease that names the present run; 0: there is none."""
+        return 0 if self.lease is None else self.lease.id
+
+    def version(self, partition: PartitionId) -> int:
+        """The version of the layout that a partition belongs to; 0: it is not known here."""
+        record = self.topology.partitions.get(partition)
+        layout = None if record is None else self.topology.layouts.get(record.zone)
+        return 0 if layout is None else layout.version
+
+    def redirect(self, partition: PartitionId, request: str, definite: bool = True) -> Redirect:
+        record = self.topology.partitions.get(partition)
+        owner = None if record is None or record.owner is None else record.owner.replica.node
+        generation = self.topology.generation
+        return Redirect(request, owner, self.version(partition), generation, definite)
+
+    def in_transition(self, partition: PartitionId) -> bool:
+        """Then the coordinator may wait for what runs here."""
+        record = self.topology.partitions.get(partition)
+        return record is not None and record.transition is not None
+
+    def trimmed(self, held: Held) -> list[TrimLog]:
+        """A log that is too long gives up its oldest committed entries."""
+        count = max(1, len(self.held))
+        entries = max(LOG_ENTRIES_MIN, self.settings.log_entries_kept // count)
+        share = max(LOG_BYTES_MIN, self.settings.log_bytes_kept // count)
+        return held.trim(min(self.settings.entries_kept, entries), share)
