@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from limosa.admin.moves import look_at
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.run_progress import COLUMNS
 from limosa.cli.shared.run_progress import facts as run_facts
 from limosa.cli.shared.run_progress import lines_of as run_lines
@@ -29,7 +29,7 @@ from limosa.errors import IllegalRequest
 DIFFERENCES_SHOWN = 5
 
 
-@of_cluster
+@with_groups
 def explain(
     target: ClusterOptions,
     name: Annotated[

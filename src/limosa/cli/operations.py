@@ -7,7 +7,7 @@ import typer
 
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import NOTHING, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import aborting
@@ -26,7 +26,7 @@ Id = Annotated[
 
 
 @operations.command("list")
-@of_cluster
+@with_groups
 def list_(
     target: ClusterOptions,
     every: Annotated[
@@ -58,7 +58,7 @@ def list_(
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def show(target: ClusterOptions, id: Id) -> None:
     """Show one operation: its request, its answer, and what to do next.
 
@@ -79,7 +79,7 @@ def show(target: ClusterOptions, id: Id) -> None:
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def wait(target: ClusterOptions, id: Id) -> None:
     """Wait until an operation is answered.
 
@@ -101,7 +101,7 @@ def wait(target: ClusterOptions, id: Id) -> None:
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def abort(target: ClusterOptions, id: Id) -> None:
     """Withdraw a waiting operation, or cancel its move or run.
 
@@ -122,7 +122,7 @@ def abort(target: ClusterOptions, id: Id) -> None:
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def lock(
     target: ClusterOptions,
     why: Annotated[str, typer.Argument(help="The reason, for other operators.")],
@@ -140,7 +140,7 @@ def lock(
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def unlock(target: ClusterOptions) -> None:
     """Let changes of the topology start again.
 

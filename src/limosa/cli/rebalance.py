@@ -7,18 +7,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from limosa.cli.shared.durations import lasted, moment, seconds_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.plans import (
-    Bandwidth,
-    Hold,
-    How,
-    MaxPause,
-    MovesIn,
-    MovesOut,
-    facts,
-    move_of,
-    print_plan,
-)
+from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.plans import Concurrency, RunOptions, facts, move_of, print_plan
 from limosa.cli.shared.run_progress import COLUMNS, lines_of, row_of
 from limosa.cli.shared.run_progress import facts as progress_facts
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
@@ -51,8 +41,8 @@ RunName = Annotated[
 
 
 @rebalance.command()
-@of_cluster
-def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
+@with_groups
+def plan(target: ClusterOptions, how: Concurrency) -> None:
     """Show which moves would balance the load, and their cost.
 
     This changes nothing. Load is stored bytes, rows written and rows read. The plan keeps replicas
@@ -64,7 +54,7 @@ def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2)
       limosa rebalance plan --json
     """
     with target.operate() as connection:
-        found, run = planned(look(connection), How(moves_in, moves_out).plan(BALANCE))
+        found, run = planned(look(connection), how.plan(BALANCE))
     if target.as_json:
         print_json(facts(found, run))
         return
@@ -74,7 +64,7 @@ def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2)
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def start(
     target: ClusterOptions,
     move: Annotated[
@@ -86,11 +76,8 @@ def start(
             show_default=False,
         ),
     ] = None,
-    moves_in: MovesIn = 2,
-    moves_out: MovesOut = 2,
-    bandwidth: Bandwidth = "0",
-    hold: Hold = "0s",
-    max_pause: MaxPause = None,
+    *,
+    how: RunOptions,
     wait: Wait = None,
 ) -> None:
     """Start a run that balances the load, or that moves what you name.
@@ -105,7 +92,6 @@ def start(
       limosa rebalance start --moves-in 4 --bandwidth 100MiB --max-pause 50ms
       limosa rebalance start --move items-0003:n1:n4 --move items-0007:n2:n4
     """
-    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     with target.operate() as connection:
         if move:
             run = replace(how.plan(NAMED), moves=tuple(map(move_of, move)))
@@ -117,7 +103,7 @@ def start(
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def status(
     target: ClusterOptions,
     run: RunName = None,
@@ -165,7 +151,7 @@ def last_of(runs: dict[str, Run]) -> str:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def pause(target: ClusterOptions, run: RunName = None) -> None:
     """Pause a run: moves in flight finish, no others start.
 
@@ -177,7 +163,7 @@ def pause(target: ClusterOptions, run: RunName = None) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def resume(target: ClusterOptions, run: RunName = None) -> None:
     """Resume a paused run.
 
@@ -189,7 +175,7 @@ def resume(target: ClusterOptions, run: RunName = None) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> None:
     """Cancel a run.
 
@@ -230,7 +216,7 @@ def _tell(target: ClusterOptions, request: Request, name: str) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def auto(
     target: ClusterOptions,
     on: Annotated[
@@ -301,7 +287,7 @@ def auto(
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def complete(target: ClusterOptions) -> None:
     """End the holds of the run's moves: remove the old replicas.
 
@@ -313,7 +299,7 @@ def complete(target: ClusterOptions) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def reverse(target: ClusterOptions) -> None:
     """Reverse the moves of the run that are held.
 
@@ -351,7 +337,7 @@ def _end_holds(target: ClusterOptions, wish: type[CompleteMove] | type[ReverseMo
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def history(target: ClusterOptions) -> None:
     """List all runs, the latest first.
 

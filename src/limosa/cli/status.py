@@ -3,13 +3,13 @@
 import typer
 
 from limosa.admin.overview import look, status_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import print_json
 
 NAMED_AT_MOST = 5
 
 
-@of_cluster
+@with_groups
 def status(target: ClusterOptions) -> None:
     """Show the state of the cluster in a few lines.
 

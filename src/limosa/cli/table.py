@@ -6,7 +6,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
+from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, Yes, with_groups
 from limosa.cli.shared.terminal import count, print_json, print_table, tell
 from limosa.client.connection import Description
 from limosa.client.requests import PARTITIONS
@@ -17,7 +17,7 @@ table = typer.Typer(help="Create, describe or drop a table.", no_args_is_help=Tr
 
 
 @table.command()
-@of_cluster
+@with_groups
 def create(
     target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
@@ -95,7 +95,7 @@ def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
 
 
 @table.command()
-@of_cluster
+@with_groups
 def describe(
     target: ClusterOptions, name: Annotated[str, typer.Argument(help="The table's name.")]
 ) -> None:
@@ -132,11 +132,11 @@ def _print(description: Description) -> None:
 
 
 @table.command()
-@of_cluster
+@with_groups
 def drop(
     target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Drop a table and all of its rows.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import print_json
 from limosa.client.discovery import LOCAL, find_local
 from limosa.errors import BadInput, Refused
@@ -16,7 +16,7 @@ from limosa.transport.tokens import issue, read_secret
 DAY_SECONDS = 86_400.0
 
 
-@of_cluster
+@with_groups
 def token(
     target: ClusterOptions,
     subject: Annotated[str, typer.Option(help="The user or program that will use the token.")],

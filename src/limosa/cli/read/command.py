@@ -8,7 +8,7 @@ import pyarrow as pa
 import typer
 
 from limosa.cli.read.conditions import condition_of, key_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.row_files import Format, errors_of, format_of
 from limosa.cli.shared.row_writers import writer_of
 from limosa.cli.shared.terminal import count, print_json, tell
@@ -28,7 +28,7 @@ class OutputShape(StrEnum):
     arrow = "arrow"
 
 
-@of_cluster
+@with_groups
 def read(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
+from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, with_groups
 from limosa.cli.shared.row_files import Format, RowFile, errors_of, open_source, plain_schema
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.cli.write.columns import check_columns, fitted
@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 60.0
 """How long to retry while the cluster accepts no writes."""
 
 
-@of_cluster
+@with_groups
 def write(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
