@@ -8,7 +8,7 @@ import typer
 from limosa.cli.shared.options import ClusterOptions, Yes, with_groups
 from limosa.cli.shared.plans import RunOptions, facts, print_plan
 from limosa.cli.shared.runs import Wait, begin
-from limosa.cli.shared.terminal import print_json, tell
+from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
 from limosa.core.insight.proposing import filling, planned
@@ -35,10 +35,8 @@ def remove(
     """
     with target.operate() as connection:
         connection.submit(RemoveNode(name))
-    if target.as_json:
-        print_json({"removed": name})
-    else:
-        typer.echo(f"Removed {name} from the cluster. Its name can't be used again.")
+    told = f"Removed {name} from the cluster. Its name can't be used again."
+    print_answer(target.as_json, {"removed": name}, told)
 
 
 Names = Annotated[list[str], typer.Argument(metavar="NODE…", help="The nodes' names.")]
@@ -121,10 +119,8 @@ def undrain(target: ClusterOptions, names: Names) -> None:
     """
     with target.operate() as connection:
         request = connection.submit(UndrainNodes(tuple(names)))
-    if target.as_json:
-        print_json({"operation": request.id, "answer": request.answer})
-    else:
-        typer.echo(f"{request.answer}. To fill them again: limosa node add {' '.join(names)}")
+    told = f"{request.answer}. To fill them again: limosa node add {' '.join(names)}"
+    print_answer(target.as_json, {"operation": request.id, "answer": request.answer}, told)
 
 
 def _drain(target: ClusterOptions, like: RunPlan, how: ConfirmedRun) -> None:

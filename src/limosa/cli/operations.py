@@ -8,7 +8,7 @@ import typer
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
 from limosa.cli.shared.options import ClusterOptions, with_groups
-from limosa.cli.shared.terminal import NOTHING, print_json, print_table
+from limosa.cli.shared.terminal import NOTHING, print_answer, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import aborting
 from limosa.core.model.changes import Agreed
@@ -67,8 +67,7 @@ def show(target: ClusterOptions, id: Id) -> None:
       limosa operations show run-0123456789abcdef
     """
     with target.operate() as connection:
-        agreed = connection.runs()
-        request = find(agreed, id)
+        request = find(connection.runs(), id)
     if target.as_json:
         print_json({**facts(request), "next": next_of(request)})
         return
@@ -93,10 +92,8 @@ def wait(target: ClusterOptions, id: Id) -> None:
     with target.operate() as connection:
         while (request := find(connection.runs(), id)).state == "waiting":
             time.sleep(LOOK_SECONDS)
-    if target.as_json:
-        print_json(facts(request))
-    else:
-        typer.echo(f"{request.id}: {request.state}: {request.answer}")
+    told = f"{request.id}: {request.state}: {request.answer}"
+    print_answer(target.as_json, facts(request), told)
     raise typer.Exit(0 if request.state == "done" else 1)
 
 
@@ -115,10 +112,7 @@ def abort(target: ClusterOptions, id: Id) -> None:
         agreed = connection.runs()
         request = connection.request(aborting(agreed, find(agreed, id), request_id("abort")))
     answer = {"operation": request.id, "aborts": id, "answer": request.answer}
-    if target.as_json:
-        print_json(answer)
-    else:
-        typer.echo(f"{request.answer}.")
+    print_answer(target.as_json, answer, f"{request.answer}.")
 
 
 @operations.command()
@@ -153,10 +147,8 @@ def unlock(target: ClusterOptions) -> None:
 
 
 def _told(target: ClusterOptions, request: Request) -> None:
-    if target.as_json:
-        print_json({"operation": request.id, "answer": request.answer})
-    else:
-        typer.echo(f"{request.answer}.")
+    answer = {"operation": request.id, "answer": request.answer}
+    print_answer(target.as_json, answer, f"{request.answer}.")
 
 
 def facts(request: Request) -> dict[str, Any]:

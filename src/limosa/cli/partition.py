@@ -9,7 +9,7 @@ from limosa.cli.shared.durations import lasted, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
 from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.plans import MaxPause, pause_of
-from limosa.cli.shared.terminal import print_json, tell
+from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import transition_id
@@ -193,11 +193,7 @@ def _is_watched(target: ClusterOptions) -> bool:
 
 
 def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> None:
-    if target.as_json:
-        print_json(answer)
-        return
-    typer.echo(words)
-    typer.echo(f"See its progress: {answer['next']}")
+    print_answer(target.as_json, answer, words, f"See its progress: {answer['next']}")
 
 
 def _follow(
