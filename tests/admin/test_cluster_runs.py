@@ -8,7 +8,7 @@ from limosa.admin.runs import MoveWanted, RunWanted
 from limosa.core.coordinator.requests import answer
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
-from limosa.core.model.requests import DrainNodes, Request, StartRun
+from limosa.core.model.requests import CancelRun, DrainNodes, PauseRun, Request, ResumeRun, StartRun
 from limosa.core.model.runs import Limits
 from limosa.errors import IllegalRequest
 from tests.core.running import Cluster
@@ -75,17 +75,17 @@ def test_a_run_is_asked_for_and_told_until_it_has_ended() -> None:
     told = runs.status()
     assert (told.state, told.total, told.completed, told.failed) == ("RUNNING", 2, 0, 0)
     assert set(told.current) == {"p0", "p1"}
-    assert served(cluster, runs.pause("two")).startswith("done")
+    assert served(cluster, runs.turn("two", PauseRun())).startswith("done")
     assert runs.status().state == "PAUSED"
     assert [each.state for each in runs.history()] == ["PAUSED"]
-    assert served(cluster, runs.resume("three")).startswith("done")
+    assert served(cluster, runs.turn("three", ResumeRun())).startswith("done")
     cluster.complete("p0")
     cluster.settle()
     told = runs.status()
     assert (told.completed, told.current) == (1, ("p1",))
     assert told.run is not None
     assert [move.state for move in told.run.moves] == ["COMMITTED", "DUAL_WRITE"]
-    assert served(cluster, runs.cancel("four")).startswith("done")
+    assert served(cluster, runs.turn("four", CancelRun())).startswith("done")
     cluster.settle()
     assert runs.status().state == "IDLE"
     (past,) = runs.history()
@@ -105,9 +105,9 @@ def test_removing_a_node_drains_it_and_lets_it_leave() -> None:
 def test_what_would_be_refused_is_refused_at_once_in_the_coordinators_words() -> None:
     """F55, F58: no request is even sent."""
     cluster, runs = scene()
-    for act in (runs.pause, runs.resume, runs.cancel):
+    for wish in (PauseRun(), ResumeRun(), CancelRun()):
         with pytest.raises(IllegalRequest, match="no run is under way"):
-            act("x")
+            runs.turn("x", wish)
     with pytest.raises(IllegalRequest, match="z is no member"):
         runs.start("x", RunWanted(add_node="z"))
     with pytest.raises(IllegalRequest, match="there is no partition p9"):

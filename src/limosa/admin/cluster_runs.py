@@ -2,21 +2,14 @@
 
 from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on
-from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, RunStatus, RunWanted
+from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, RunStatus, RunWanted, TurnWish
 from limosa.client import cluster_view
 from limosa.core.coordinator import run_requests
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing
 from limosa.core.insight.progress import progress
 from limosa.core.model.intent import Placement
-from limosa.core.model.requests import (
-    CancelRun,
-    DrainNodes,
-    PauseRun,
-    Request,
-    ResumeRun,
-    StartRun,
-)
+from limosa.core.model.requests import DrainNodes, Request, StartRun
 from limosa.core.model.runs import IN_FLIGHT, PlannedMove, Run, RunMove, RunPlan
 
 ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
@@ -49,16 +42,7 @@ class ClusterRuns:
         run_requests.start(view, wish, 0)
         return Request(id, wish)
 
-    def pause(self, id: str) -> Request:
-        return self._turn(id, PauseRun())
-
-    def resume(self, id: str) -> Request:
-        return self._turn(id, ResumeRun())
-
-    def cancel(self, id: str) -> Request:
-        return self._turn(id, CancelRun())
-
-    def _turn(self, id: str, wish: PauseRun | ResumeRun | CancelRun) -> Request:
+    def turn(self, id: str, wish: TurnWish) -> Request:
         run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), wish)
         return Request(id, wish)
 

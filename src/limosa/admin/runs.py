@@ -1,14 +1,16 @@
 """How are rebalance runs planned, started and controlled? What the routes about runs need.
 
-`start`, `pause`, `resume` and `cancel` build a request with the given id, or raise
-`IllegalRequest`; the request is stored, audited and followed like every other change.
+`start` and `turn` build a request with the given id, or raise `IllegalRequest`; the request is
+stored, audited and followed like every other change.
 """
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from limosa.core.model.requests import Request
+from limosa.core.model.requests import CancelRun, PauseRun, Request, ResumeRun
+
+TurnWish: TypeAlias = PauseRun | ResumeRun | CancelRun
 
 
 class MoveWanted(Struct, frozen=True):
@@ -85,11 +87,7 @@ class Runs(Protocol):
 
     def start(self, id: str, wanted: RunWanted) -> Request: ...
 
-    def pause(self, id: str) -> Request: ...
-
-    def resume(self, id: str) -> Request: ...
-
-    def cancel(self, id: str) -> Request: ...
+    def turn(self, id: str, wish: TurnWish) -> Request: ...
 
     def status(self) -> RunStatus: ...
 

@@ -49,7 +49,7 @@ class AdminService:
         tokens: Tokens,
         audit: AuditLog,
         log: Logger,
-        runs: Runs | None = None,
+        runs: Runs,
         settings: AdminSettings | None = None,
     ) -> None:
         self.cluster = cluster
