@@ -50,7 +50,7 @@ def operation(stand: Stand, answer: httpx.Response) -> dict[str, Any]:
 
 def test_a_table_is_made_and_dropped(stand: Stand) -> None:
     made = operation(stand, post(stand, "/v1/tables", {**TABLE, "partitions": 4, "replicas": 1}))
-    assert (made["state"], made["answer"], made["about"]) == ("done", "made", "birds")
+    assert (made["state"], made["answer"], made["about"]) == ("done", "created", "birds")
     assert stand.call("viewer", "GET", "/v1/tables/birds").json()["partitions"] == 4
     dropped = operation(stand, stand.call("admin", "DELETE", "/v1/tables/birds"))
     assert dropped["state"] == "done"
@@ -119,8 +119,8 @@ def test_a_node_that_is_gone_is_removed(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [
-        ("POST", MOVE, {"to": "n9"}, 409, "n9 is no member"),
-        ("POST", MOVE, {"to": "n5"}, 409, "n5 does not live"),
+        ("POST", MOVE, {"to": "n9"}, 409, "n9 is not a member"),
+        ("POST", MOVE, {"to": "n5"}, 409, "n5 is down"),
         ("POST", MOVE, {"to": "n2"}, 409, "n2 holds a replica"),
         ("POST", MOVE, {"to": "n1"}, 409, "n1 holds a replica"),
         ("POST", MOVE, {"to": "n4", "from": "n4"}, 409, "n4 holds no replica"),

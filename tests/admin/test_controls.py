@@ -108,7 +108,7 @@ def test_a_run_that_came_of_it_is_cancelled(stand: Stand) -> None:
     stand.cluster.put(Rebalance("running", "r8"))
     other = abort(stand, "run-1")
     assert other.status_code == 409
-    assert "r7 is not under way" in other.json()["detail"]
+    assert "r7 is not the current run" in other.json()["detail"]
 
 
 def test_what_is_not_known_can_not_be_aborted(stand: Stand) -> None:
@@ -116,7 +116,7 @@ def test_what_is_not_known_can_not_be_aborted(stand: Stand) -> None:
     assert missing.status_code == 404
     ended = abort(stand, "make")
     assert ended.status_code == 409
-    assert "make has ended: done, made" in ended.json()["detail"]
+    assert "make has ended: done, created" in ended.json()["detail"]
     assert stand.cluster.asked == []
 
 

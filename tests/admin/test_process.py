@@ -117,7 +117,7 @@ def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path
         columns = {"id": "int64", "v": "string"}
         body = {"name": "birds", "columns": columns, "key": ["id"], "partitions": 2, "replicas": 1}
         first = admin.change("POST", "/v1/tables", body, key="make")
-        assert admin.follow(first)["answer"] == "made"
+        assert admin.follow(first)["answer"] == "created"
         again = admin.change("POST", "/v1/tables", body, key="make")
         assert again.json()["operation"] == first.json()["operation"]
         assert (
@@ -148,7 +148,7 @@ def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path
         ):
             assert admin.change("POST", path).status_code == status
         refused = admin.change("POST", f"/v1/partitions/{name}/move", {"to": "n9"})
-        assert (refused.status_code, refused.json()["detail"]) == (409, "n9 is no member")
+        assert (refused.status_code, refused.json()["detail"]) == (409, "n9 is not a member")
         assert admin.change("DELETE", "/v1/nodes/n1").status_code == 409
 
         assert admin.follow(admin.change("DELETE", "/v1/tables/birds"))["state"] == "done"
@@ -204,7 +204,7 @@ def test_a_run_is_started_followed_and_looked_back_at(
         assert all(each["owner"] != homes[each["partition"]] for each in now)
         assert table.count() == 400
         for body, why in (
-            ({"add_node": "n9"}, "n9 is no member"),
+            ({"add_node": "n9"}, "n9 is not a member"),
             ({"moves": [{**moves[0], "partition": "never"}]}, "there is no partition never"),
         ):
             refused = admin.change("POST", f"{old}/start", body)

@@ -269,7 +269,7 @@ def test_without_a_coordinator_an_explanation_says_so(
     try:
         eventually(lambda: explained(limosa)["coordinator"] is None)
         facts = explained(limosa)
-        assert facts["waits_for"].startswith("no coordinator lives: nothing advances")
+        assert facts["waits_for"].startswith("no coordinator is running, so nothing advances")
         assert facts["may"][0] == "start a coordinator: `limosa serve coordinator`"
         assert "coordinator   none" in limosa.well("explain", partition).text
     finally:

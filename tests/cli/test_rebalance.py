@@ -89,7 +89,7 @@ def test_a_run_is_paused_survives_its_coordinator_goes_on_and_is_cancelled(
         eventually(lambda: connection.agreed()["coordinator"] is not None, seconds=SECONDS)
         time.sleep(1.0)
         assert typed.status()["committed"] == paused["committed"], "it is still paused"
-        assert "it is paused" in typed.well("explain", run).text
+        assert "the run is paused" in typed.well("explain", run).text
 
         typed.well("rebalance", "resume")
         eventually(lambda: typed.status()["committed"] > paused["committed"], seconds=SECONDS)
@@ -269,14 +269,14 @@ def test_the_cluster_begins_runs_by_itself_if_it_is_told_to(
     [
         (("rebalance", "pause"), "no run is under way"),
         (("rebalance", "resume"), "no run is under way"),
-        (("rebalance", "cancel", "r0"), "r0 is not under way"),
+        (("rebalance", "cancel", "r0"), "r0 is not the current run"),
         (("rebalance", "status", "r0"), "there is no run r0"),
         (("rebalance", "start", "--move", "nothing"), "--move 'nothing'"),
         (("rebalance", "start", "--move", "no-0000:n1:n2"), "there is no partition no-0000"),
         (("rebalance", "start", "--max-pause", "0"), "must be more than 0"),
         (("rebalance", "auto", "--ratio", "0.5"), "a ratio of 0.5"),
-        (("node", "drain", "n9", "--yes"), "n9 is no member"),
-        (("node", "add", "n9", "--yes"), "n9 is no member"),
+        (("node", "drain", "n9", "--yes"), "n9 is not a member"),
+        (("node", "add", "n9", "--yes"), "n9 is not a member"),
         (("node", "undrain", "n1"), "n1 is normal"),
         (("node", "drain", "n1", "n2", "n3", "n4", "--yes"), "can't be drained"),
         (("operations", "show", "never"), "there is no operation never"),
@@ -309,8 +309,7 @@ def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
         found = typed.well("operations", "list", "--json").json["operations"]
         return [each for each in found if each["state"] == "waiting"]
 
-    eventually(lambda: len(waiting()) == 1, seconds=SECONDS)
-    (operation,) = waiting()
+    (operation,) = eventually(waiting, seconds=SECONDS)
     assert operation["kind"] == "start_run"
     assert abs(operation["asked"] - time.time()) < SECONDS
     assert operation["answered"] is None

@@ -170,9 +170,9 @@ def test_the_coordinator_asks_by_itself() -> None:
 
 def test_a_policy_is_set_and_refused_if_it_makes_no_sense() -> None:
     cluster = Cluster()
-    assert cluster.ask(SetPolicy(EAGER)).startswith("done: the balancer begins runs")
+    assert cluster.ask(SetPolicy(EAGER)).startswith("done: automatic runs are on")
     assert cluster.agreed.controls.policy == EAGER
-    assert cluster.ask(SetPolicy(Policy())) == "done: it begins none"
+    assert cluster.ask(SetPolicy(Policy())) == "done: automatic runs are off"
     for wrong in (
         replace(EAGER, ratio=1.0),
         replace(EAGER, interval_seconds=0.0),

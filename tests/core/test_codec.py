@@ -269,7 +269,7 @@ def test_a_record_that_is_written_down_is_read_as_the_same(
 def test_bytes_that_are_no_record_are_refused_with_advice(data: bytes) -> None:
     with pytest.raises(BadInput) as caught:
         decode(data)
-    assert "is no record of Limosa" in caught.value.message
+    assert "is not a record of Limosa" in caught.value.message
     assert "newer version" in caught.value.advice
 
 

@@ -213,7 +213,7 @@ def test_a_wait_is_explained_once_and_its_calls_are_repeated() -> None:
     coordinator, effects = in_office(
         cluster(moving(STREAMING), intends()), *copied, settings=settings
     )
-    why = "hand-over: a finishes what is in flight"
+    why = "hand-over: a finishes the writes in flight"
     ask = Send("a", Seal(P, 50))
     assert coordinator.waits == {P: why}
     assert effects.count(Explain(P, STREAMING, why, Work.SEAL)) == 1
@@ -304,14 +304,14 @@ def test_a_lost_replica_is_rebuilt_by_a_request_like_everything_else() -> None:
 
 def test_a_replica_that_the_log_does_not_reach_any_more_is_rebuilt() -> None:
     _, (commit,) = missing(says("c", of(C)), unreachable=(C,))
-    assert commit.why == "p: rebuild c: the owner's log does not reach back to it"
+    assert commit.why == "p: rebuild c: the owner's log no longer has the entries that it misses"
 
 
 @pytest.mark.parametrize("c_says", [None, says("c", of(C))], ids=["away", "catching up"])
 def test_a_replica_that_is_away_or_catching_up_is_waited_for(c_says: Status | None) -> None:
     coordinator, proposed = missing(c_says)
     assert proposed == []
-    assert coordinator.waits[P] == "c is not in sync: it is away, or catching up"
+    assert coordinator.waits[P] == "c is not in sync: it is down or catching up"
 
 
 def test_a_rebuild_that_was_asked_for_already_is_not_asked_for_again() -> None:

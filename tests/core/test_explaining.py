@@ -148,16 +148,19 @@ def test_what_is_waited_for_is_what_the_coordinator_says(
 @pytest.mark.parametrize(
     ("stage", "words"),
     [
-        (ALLOW, "cancel it, which loses nothing: `limosa partition cancel p`"),
-        (WRITE_BOTH, "cancel it, which loses nothing: `limosa partition cancel p`"),
-        (STREAMING, "cancel it, which loses nothing: `limosa partition cancel p`"),
-        (READ_NEW, "go back, without loss: `limosa partition reverse p`"),
-        (USE_NEW, "wait: it can't go back any more; `limosa explain p` shows how far it is"),
-        (CLEANUP, "wait: it can't go back any more; `limosa explain p` shows how far it is"),
-        (FALLBACK, "wait: it goes back, without loss; `limosa explain p` shows how far it is"),
+        (ALLOW, "cancel it, without data loss: `limosa partition cancel p`"),
+        (WRITE_BOTH, "cancel it, without data loss: `limosa partition cancel p`"),
+        (STREAMING, "cancel it, without data loss: `limosa partition cancel p`"),
+        (READ_NEW, "revert it, without data loss: `limosa partition reverse p`"),
+        (USE_NEW, "wait: it can't be reverted any more; `limosa explain p` shows how far it is"),
+        (CLEANUP, "wait: it can't be reverted any more; `limosa explain p` shows how far it is"),
+        (
+            FALLBACK,
+            "wait: it is being reverted, without data loss; `limosa explain p` shows how far it is",
+        ),
         (
             CLEANUP_TARGET,
-            "wait: it goes back, without loss; `limosa explain p` shows how far it is",
+            "wait: it is being reverted, without data loss; `limosa explain p` shows how far it is",
         ),
     ],
 )
@@ -170,21 +173,23 @@ def test_a_held_move_can_be_completed_or_reversed() -> None:
     held = in_stage("move", READ_NEW, hold_seconds=60.0)
     told = explained(held, *everyone(held), held_since=90.0)
     assert told.waits_for == (
-        "held for another 50 s; `complete` ends the hold, `reverse` goes back"
+        "held for another 50 s; `complete` ends the hold, `reverse` reverts the move"
     )
     assert told.may == (
         "end the hold: `limosa partition complete p`",
-        "go back, without loss: `limosa partition reverse p`",
+        "revert it, without data loss: `limosa partition reverse p`",
     )
     released = in_stage("move", READ_NEW, hold_seconds=60.0, released=True)
-    assert explained(released).may == ("go back, without loss: `limosa partition reverse p`",)
+    assert explained(released).may == (
+        "revert it, without data loss: `limosa partition reverse p`",
+    )
 
 
 def test_what_is_cancelled_already_is_waited_for() -> None:
     record = in_stage("move", STREAMING)
     told = explained(record, *everyone(record), intent=intends(cancel=9))
     assert told.waits_for == "the coordinator's next commit: given up: cancelled"
-    assert told.may[0].startswith("wait: it goes back")
+    assert told.may[0].startswith("wait: it is being reverted")
 
 
 # --- what is next
@@ -194,8 +199,8 @@ def test_what_is_cancelled_already_is_waited_for() -> None:
     ("stage", "words"),
     [
         (STREAMING, "write_both_read_new: the new replicas hold every acknowledged write"),
-        (CLEANUP, "the end: it is where it was meant to be, and nothing is left of the change"),
-        (CLEANUP_TARGET, "the end: it is where it was, and nothing is left of the change"),
+        (CLEANUP, "the end: the replicas are where they should be"),
+        (CLEANUP_TARGET, "the end: everything is as it was before"),
     ],
 )
 def test_what_is_next_is_in_the_table(stage: str, words: str) -> None:

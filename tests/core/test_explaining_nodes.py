@@ -49,7 +49,7 @@ def test_a_silent_node_is_to_be_started_or_removed() -> None:
     cluster.kill("d")
     found = told(cluster, "d")
     assert not found.live
-    assert found.waits == ("d is silent: it must be started, or removed",)
+    assert found.waits == ("d is down: start or remove it",)
     assert found.load is None
     cluster.change(Remove(COORDINATOR_KEY))
     assert NO_COORDINATOR in told(cluster, "d").waits
@@ -62,10 +62,10 @@ def test_a_node_that_is_emptied_says_what_is_left_and_why_it_waits() -> None:
     assert cluster.ask(DrainNodes(drains)).startswith("done")
     found = told(cluster, "a")
     assert found.state == "decommissioning"
-    assert found.waits == ("2 replicas are still on it, like one of p0",)
+    assert found.waits == ("2 replicas are still on it, for example of p0",)
     assert "then it leaves for good" in found.next
     cluster.ask(PauseRun())
-    assert any("it is paused" in why for why in told(cluster, "a").waits)
+    assert any("the run is paused" in why for why in told(cluster, "a").waits)
     cluster.ask(ResumeRun())
     cluster.settle()
     for name in ("p0", "p1"):
@@ -74,7 +74,7 @@ def test_a_node_that_is_emptied_says_what_is_left_and_why_it_waits() -> None:
     cluster.settle()
     found = told(cluster, "a")
     assert (found.state, found.next) == ("left", "nothing: it has left")
-    assert found.may == ("stop it; its name is not given again",)
+    assert found.may == ("stop it; its name can't be reused",)
 
 
 def test_a_node_that_was_emptied_may_come_back_or_leave() -> None:

@@ -104,7 +104,7 @@ def test_a_range_holds_its_start_but_not_its_end_or_does_not_exist(start: int, e
 def test_a_range_beyond_the_tokens_does_not_exist(start: int, end: int) -> None:
     with pytest.raises(InvalidLayout) as caught:
         TokenRange(start, end)
-    refused(caught.value, "is no range of tokens")
+    refused(caught.value, "is not a range of tokens")
 
 
 def test_the_whole_range_holds_every_token() -> None:

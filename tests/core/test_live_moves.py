@@ -206,7 +206,7 @@ def test_a_plan_that_became_impossible_leaves_a_report_too() -> None:
     (report,) = put(commit.changes, Report)
     assert isinstance(report, Report)
     assert (report.transition, report.outcome) == ("t9", "reverted")
-    assert report.why == "d, which was to hold it, does not live"
+    assert report.why == "the target d is down"
     assert (report.began, report.ended) == (1e9, 1e9)
 
 

@@ -70,7 +70,7 @@ def test_what_has_ended_can_do_nothing_more() -> None:
 def test_a_state_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
     with pytest.raises(UnknownStage) as caught:
         NODE.after("asleep", "join")
-    assert "asleep is no state of a node" in caught.value.message
+    assert "asleep is not a state of a node" in caught.value.message
     assert all(state in caught.value.advice for state in NODE.edges)
 
 

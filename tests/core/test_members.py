@@ -82,7 +82,7 @@ LEFT = (*MEMBERS[:2], replace(MEMBERS[2], state="left"))
 @pytest.mark.parametrize(
     ("node", "words", "advice"),
     [
-        (replace(NEWCOMER, id="d/e"), "'d/e' is no name of a node", "letters"),
+        (replace(NEWCOMER, id="d/e"), "'d/e' is not a valid node name", "letters"),
         (replace(NEWCOMER, host=""), "d has no host id", "keep it in its directory"),
         (replace(NEWCOMER, id="a", host="h1"), "a is already a member", "start it without joining"),
         (replace(NEWCOMER, id="a"), "the name a is taken", "another name"),
@@ -135,7 +135,7 @@ def test_a_node_that_can_not_do_what_is_used_ends_as_left_with_the_reason() -> N
     old = replace(NEWCOMER, features=("streams",))
     row, commit, after = answered(founded(), wanting(JOIN, node=old))
     assert row.state == "refused"
-    assert "d lacks what this cluster uses: tables" in row.answer
+    assert "d does not support what this cluster uses: tables" in row.answer
     assert put(commit.changes, Node) == [replace(old, state="left")]
     assert after.topology.features.enabled == ("tables",)
     again = wanting(replace(JOIN, id="r2"), node=NEWCOMER)
@@ -244,7 +244,7 @@ def test_a_node_that_holds_replicas_is_not_removed() -> None:
     zone = (Zone("z", 2), Layout("z", 1, (-(2**63),), ("p",)))
     intent = Intent("p", (Placement("a"), Placement("c")))
     agreed = dead(*zone, record, intent)
-    assert "c holds 1 replicas, or is meant to, like one of p" in refused(agreed, REMOVE)
+    assert "c holds or will hold 1 replicas, for example of p" in refused(agreed, REMOVE)
 
 
 @pytest.mark.parametrize("where", ["pending", "planned"])
@@ -255,7 +255,7 @@ def test_a_node_that_is_meant_to_hold_replicas_is_not_removed(where: str) -> Non
     move = Assignment("move", (Placement("c"),), trigger=9)
     intent = replace(Intent("p", (Placement("a"),)), **{where: move})
     agreed = dead(*zone, record, intent)
-    assert "or is meant to" in refused(agreed, REMOVE)
+    assert "c holds or will hold" in refused(agreed, REMOVE)
     _, commit, _ = answered(dead(*zone, record, replace(intent, **{where: None})), REMOVE)
     assert commit.guards[intent_key("p")] == 65
 

@@ -116,9 +116,7 @@ def test_a_node_with_two_replicas_of_a_partition_is_heard_for_the_right_one() ->
 
 def test_with_nobody_to_elect_it_says_what_would_help() -> None:
     said = elected(ELECTING, live=("d",))
-    assert said == (
-        "election: no in-sync replica of the side that is read lives; wait for one, or reset"
-    )
+    assert said == ("election: no in-sync replica of the side that is read is alive: start one")
 
 
 def test_only_the_side_that_is_read_is_elected() -> None:
@@ -146,7 +144,7 @@ def test_a_live_replica_that_is_out_of_sync_or_unheard_does_not_take_it_back(
     record = without_owner(moving(READ_NEW, targets=(D,), epoch=4, in_sync=in_sync))
     said = elected(record, live=("a",))
     assert isinstance(said, str)
-    assert "wait for one" in said
+    assert "is alive: start one" in said
 
 
 def test_a_stage_without_a_way_back_waits_for_the_new_side() -> None:
@@ -156,8 +154,8 @@ def test_a_stage_without_a_way_back_waits_for_the_new_side() -> None:
 
 def test_a_new_partition_waits_until_its_replicas_are_made() -> None:
     fresh = stable(owner=None, epoch=0)
-    assert elected(fresh, says("a", of(A, 0))) == "b has not made its replica yet"
-    assert elected(fresh, live=("d",)) == "none of its nodes lives"
+    assert elected(fresh, says("a", of(A, 0))) == "b has not created its replica yet"
+    assert elected(fresh, live=("d",)) == "none of its nodes is alive"
     record = elected(fresh, says("a", of(A, 0)), live=("a", "d"))
     assert isinstance(record, Partition)
     assert (record.epoch, record.owner) == (1, None)

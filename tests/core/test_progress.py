@@ -131,7 +131,7 @@ def test_every_wait_of_a_run_has_its_sentence() -> None:
     cluster.complete("p0")
     cluster.ask(PauseRun())
     cluster.settle()
-    assert of(cluster).waits == ("it is paused; `resume` goes on",)
+    assert of(cluster).waits == ("the run is paused; `resume` continues it",)
     cluster.ask(ResumeRun())
     cluster.ask(LockCluster("an audit"))
     assert of(cluster).waits == ("the cluster is locked: an audit",)
@@ -139,7 +139,9 @@ def test_every_wait_of_a_run_has_its_sentence() -> None:
     request = cluster.waiting(FollowNodes("z"))
     assert of(cluster).waits == (f"the request {request.id} (follow_nodes) is served first",)
     cluster.ask(CancelRun())
-    assert of(cluster).waits == ("it is being cancelled: what is in flight goes back or completes",)
+    assert of(cluster).waits == (
+        "the run is being cancelled: moves in flight are reverted or completed",
+    )
     cluster.change(Remove(COORDINATOR_KEY))
     assert of(cluster).waits[0] == NO_COORDINATOR
 
@@ -187,7 +189,10 @@ def test_a_partition_tells_what_its_move_waits_for() -> None:
     run = cluster.run.id
     assert explained(cluster, "p2") == f"its turn in run {run}: it begins when its nodes have room"
     cluster.ask(PauseRun())
-    assert explained(cluster, "p2") == f"its turn in run {run}: it is paused; `resume` goes on"
+    assert (
+        explained(cluster, "p2")
+        == f"its turn in run {run}: the run is paused; `resume` continues it"
+    )
     cluster.revert("p0", "b died")
     cluster.step()
     assert explained(cluster, "p0").startswith("the move of p0 failed (b died)")

@@ -113,10 +113,10 @@ def test_a_drain_that_can_not_be_is_refused_with_its_reason() -> None:
     cluster = measured()
     with pytest.raises(IllegalRequest, match="can't be drained"):
         planned(cluster.view(), drain("a", "b", "c", "d"))
-    with pytest.raises(IllegalRequest, match="z is no member"):
+    with pytest.raises(IllegalRequest, match="z is not a member"):
         planned(cluster.view(), drain("z"))
     cluster.put(replace(cluster.agreed.topology.nodes["d"], state="left"))
-    with pytest.raises(IllegalRequest, match="d is no member"):
+    with pytest.raises(IllegalRequest, match="d is not a member"):
         filling(cluster.view(), ["d"], RunPlan("fill d"))
 
 

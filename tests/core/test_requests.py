@@ -111,6 +111,16 @@ def test_a_move_becomes_intent_with_its_own_revision_as_trigger() -> None:
     assert put(commit.changes, Request) == [answered]
 
 
+def test_an_answer_names_the_transition_that_it_led_to() -> None:
+    """Also if the same change is under way by an earlier request."""
+    agreed, commit = asked(MOVE)
+    row = apply(agreed, commit.changes, 60).requests["r"]
+    assert (row.transition, row.run) == (f"t{TRIGGER}", "")
+    agreed, commit = asked(MOVE, moving(STREAMING), intends())
+    assert apply(agreed, commit.changes, 60).requests["r"].transition == "t9"
+    assert (MOVE.transition, MOVE.run) == ("", "")
+
+
 def test_an_answer_is_guarded_by_all_that_it_was_computed_from() -> None:
     """F158."""
     _, commit = asked(MOVE)
@@ -171,22 +181,22 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         (
             wanting(MOVE, placements=(*placed(A, B), Placement("x"))),
             {},
-            "x is no member",
+            "x is not a member",
             "list the nodes",
         ),
-        (MOVE, {"nodes": LEFT}, "d is no member", "list the nodes"),
-        (MOVE, {"nodes": NO_TOKENS}, "d holds no data by choice", "choose another"),
+        (MOVE, {"nodes": LEFT}, "d is not a member", "list the nodes"),
+        (MOVE, {"nodes": NO_TOKENS}, "d was started with --no-data", "choose another"),
         (
             wanting(MOVE, placements=(*placed(A, B), Placement("d", "v9"))),
             {"nodes": TWO_VOLUMES},
             "d has no volume 'v9'",
             "it has '', 'v2'",
         ),
-        (MOVE, {"live": ("a", "b", "c")}, "d does not live", "start it"),
+        (MOVE, {"live": ("a", "b", "c")}, "d is down", "start it"),
         (
             Request("r", RebuildReplicas(P, ("a",))),
             {"record": stable(in_sync=(A,))},
-            "a holds the only good replica",
+            "a holds the only in-sync replica",
             "can't be rebuilt from others",
         ),
         (
@@ -198,7 +208,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         (
             Request("r", MoveToVolume(P, placed(*NEW))),
             {},
-            "a volume move stays on its nodes",
+            "a volume move can't change nodes",
             "ask for a move",
         ),
         (
@@ -232,7 +242,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             (
                 Request("r", CancelChange(P, 9)),
                 {"record": moving(stage), "intent": intends()},
-                f"p is on its way back already ({stage})",
+                f"p is being reverted already ({stage})",
                 "wait",
             )
             for stage in (FALLBACK, CLEANUP_TARGET)
@@ -292,7 +302,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         (
             Request("r", MovePartition(P, source="a", target=Placement("x"))),
             {},
-            "x is no member",
+            "x is not a member",
             "list the nodes",
         ),
         (
@@ -329,15 +339,20 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
         (
             Request("r", CompleteMove(P)),
             {"record": moving(READ_NEW, giving_up="reversed by request", by="operator")},
-            "p is on its way back: reversed by request",
+            "p is being reverted: reversed by request",
             "wait",
         ),
-        (wanting(MOVE, hold_seconds=-3.0), {}, "a time below 0", "give seconds"),
-        (wanting(MOVE, max_pause_seconds=-1.0), {}, "a time below 0", "give seconds"),
+        (wanting(MOVE, hold_seconds=-3.0), {}, "durations must not be negative", "give seconds"),
+        (
+            wanting(MOVE, max_pause_seconds=-1.0),
+            {},
+            "durations must not be negative",
+            "give seconds",
+        ),
         (
             Request("r", ReverseMove(P)),
             {"record": moving(READ_NEW, kind="volume_move")},
-            "a volume move never goes back",
+            "a volume move can't be reversed",
             "wait for its end",
         ),
     ],
@@ -427,7 +442,7 @@ def test_a_request_that_is_older_than_the_last_one_served_is_told_so() -> None:
     _, commit = asked(MOVE, moving(STREAMING), served)
     assert put(commit.changes, Intent) == [served]
     assert put(commit.changes, Request) == [
-        replace(MOVE, state="done", answer="a newer request was served", trigger=TRIGGER)
+        replace(MOVE, state="done", answer="superseded by a newer request", trigger=TRIGGER)
     ]
 
 
@@ -472,7 +487,7 @@ def test_a_rebuild_names_whom_it_renews() -> None:
 def test_a_move_to_where_it_is_is_done_at_once() -> None:
     _, commit = asked(wanting(MOVE, placements=placed(C, A, B)))
     assert put(commit.changes, Intent) == [Intent(P, placed(*OLD), change=TRIGGER)]
-    assert "it is so already" in commit.why
+    assert "nothing to do: the replicas are there already" in commit.why
 
 
 # --- a partition that has another number of replicas than its zone asks for

@@ -184,7 +184,7 @@ def test_a_move_that_another_request_overtook_has_failed() -> None:
     cluster.settle()
     first = cluster.moves()[0]
     assert (first.state, first.final) == ("FAILED", True)
-    assert "another request moved it: a holds no replica of p0" in first.detail
+    assert "another request moved the replica: a holds no replica of p0" in first.detail
 
 
 def test_a_trigger_is_newer_than_the_last_change() -> None:
@@ -295,7 +295,9 @@ def test_how_an_attempt_ended_is_looked_up(report: bool) -> None:
     cluster.revert("p1", report=report)
     cluster.step()
     assert cluster.states()[1] == "FAILED"
-    assert cluster.moves()[1].detail == ("the target died" if report else "it was given up")
+    assert cluster.moves()[1].detail == (
+        "the target died" if report else "the transition was given up"
+    )
 
 
 def test_a_replica_that_did_not_leave_has_not_moved() -> None:
@@ -361,7 +363,7 @@ def test_a_move_that_can_not_begin_has_failed_and_is_tried_again() -> None:
         cluster.step()
         first = cluster.moves()[0]
         assert (first.state, first.attempts, first.final) == ("FAILED", attempt, attempt == 3)
-        assert "b does not live" in first.detail
+        assert "b is down" in first.detail
         cluster.step()
         cluster.now += cluster.settings.retry_seconds
         cluster.step()
@@ -435,7 +437,7 @@ def test_a_partition_that_was_dropped_and_made_again_is_not_moved(
         cluster.succeed()
     cluster.settle()
     assert {(each.state, each.final, each.detail) for each in cluster.moves()} == {
-        ("FAILED", True, "the partition is another one: it was dropped and made again")
+        ("FAILED", True, "the partition was dropped and created again")
     }
     assert all(intent.pending is None for intent in cluster.agreed.intents.values())
     assert cluster.last_run().outcome == "failed-in-part"
@@ -718,7 +720,7 @@ def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() 
     cluster = running(SERIAL)
     join = cluster.waiting(JoinCluster(Node("e", host="h"), "x"))
     run = cluster.run.id
-    assert held_back(cluster.view(), join) == f"the move of p0 in run {run} ends first"
+    assert held_back(cluster.view(), join) == f"the move of p0 in run {run} must end first"
     cluster.complete("p0")
     cluster.settle()
     assert cluster.states() == ["COMMITTED", "PENDING", "PENDING"]

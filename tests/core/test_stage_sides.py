@@ -117,7 +117,7 @@ def test_a_stage_that_does_not_exist_is_an_error_that_lists_those_that_do() -> N
     )
     with pytest.raises(UnknownStage) as caught:
         routing.stage_of(lost)
-    assert "limbo is no stage of move" in caught.value.message
+    assert "limbo is not a stage of move" in caught.value.message
     assert all(stage.name in caught.value.advice for stage in MOVE.stages)
 
 

@@ -59,7 +59,7 @@ def made(agreed: Agreed, *requests_: Request) -> Agreed:
 
 def test_a_table_with_a_zone_of_its_own_is_one_commit() -> None:
     row, commit, after = answered(world(), CREATE)
-    assert (row.state, row.answer) == ("done", "made")
+    assert (row.state, row.answer) == ("done", "created")
     assert put(commit.changes, Zone) == [Zone("orders", 2)]
     names = ("orders-0000", "orders-0001", "orders-0002", "orders-0003")
     quarters = (-(2**63), -(2**62), 0, 2**62)
@@ -144,16 +144,16 @@ def test_another_table_of_a_zone_is_noticed_by_whoever_counted_its_tables() -> N
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (wanting(CREATE, table=replace(ORDERS, name="7up")), "'7up' is no name of a table"),
-        (wanting(CREATE, table=replace(ORDERS, name="a/b")), "'a/b' is no name of a table"),
-        (wanting(CREATE, table=replace(ORDERS, name="x" * 65)), "is no name of a table"),
-        (wanting(CREATE, table=replace(ORDERS, name="orders\n")), "is no name of a table"),
-        (wanting(CREATE, table=replace(ORDERS, zone="")), "'' is no name of a zone"),
+        (wanting(CREATE, table=replace(ORDERS, name="7up")), "'7up' is not a valid table name"),
+        (wanting(CREATE, table=replace(ORDERS, name="a/b")), "'a/b' is not a valid table name"),
+        (wanting(CREATE, table=replace(ORDERS, name="x" * 65)), "is not a valid table name"),
+        (wanting(CREATE, table=replace(ORDERS, name="orders\n")), "is not a valid table name"),
+        (wanting(CREATE, table=replace(ORDERS, zone="")), "'' is not a valid zone name"),
         (wanting(CREATE, partitions=0), "0 partitions"),
         (wanting(CREATE, partitions=4097), "4097 partitions"),
         (wanting(CREATE, count=0), "0 replicas"),
         (wanting(CREATE, count=8), "8 replicas"),
-        (wanting(CREATE, count=4), "4 replicas, but 3 data nodes live"),
+        (wanting(CREATE, count=4), "4 replicas, but 3 data nodes are alive"),
         (wanting(CREATE, min_in_sync=3), "3 of 2 replicas in sync"),
         (wanting(CREATE, min_in_sync=-1), "-1 of 2 replicas in sync"),
     ],
@@ -301,7 +301,7 @@ def test_a_table_that_is_not_the_last_goes_alone() -> None:
 def test_a_table_that_was_made_again_is_not_dropped_by_who_saw_the_old_one() -> None:
     again = wanting(replace(CREATE, id="r3"), table=replace(ORDERS, id="i2"))
     agreed = made(world(), CREATE, replace(DROP, id="r2"), again)
-    assert "dropped and made again" in refused(agreed, replace(DROP, id="r4"))
+    assert "dropped and created again" in refused(agreed, replace(DROP, id="r4"))
     assert "there is no table" in refused(world(), DROP)
 
 
@@ -313,4 +313,4 @@ def test_a_table_is_not_dropped_under_a_transition() -> None:
     )
     table = NamedTable("orders", "z", "i1", b"")
     agreed = world(Zone("z", 1), Layout("z", 1, (-(2**63),), ("p",)), record, table)
-    assert "p of its zone is in a repair" in refused(agreed, DROP)
+    assert "p of the table's zone is in a repair" in refused(agreed, DROP)

@@ -129,7 +129,7 @@ WAITS: dict[str, tuple[Partition, list[Status], dict[str, object], str]] = {
         moving(ALLOW),
         everyone(without=(D,)),
         {},
-        "d has not made its replica yet",
+        "d has not created its replica yet",
     ),
     "barrier: not applied": (
         moving(WRITE_BOTH),
@@ -173,38 +173,38 @@ WAITS: dict[str, tuple[Partition, list[Status], dict[str, object], str]] = {
         moving(STREAMING),
         everyone(copied=SESSION, digests=SAME),
         {},
-        "hand-over: a finishes what is in flight",
+        "hand-over: a finishes the writes in flight",
     ),
     "seal of an older revision": (
         moving(STREAMING),
         everyone(copied=SESSION, digests=SAME, sealed=(49, 7)),
         {},
-        "hand-over: a finishes what is in flight",
+        "hand-over: a finishes the writes in flight",
     ),
     "seal on the way back": (
         moving(READ_NEW, giving_up="reversed"),
         everyone(owner=D),
         {},
-        "hand-over: d finishes what is in flight",
+        "hand-over: d finishes the writes in flight",
     ),
     "new owner not open": (
         moving(READ_NEW),
         everyone(),
         {},
-        "d makes all replicas equal before it serves",
+        "d synchronizes the replicas before it serves",
     ),
     "held": (
         moving(READ_NEW, hold_seconds=60),
         everyone(owner=D),
         {"held_since": 90.0},
-        "held for another 50 s; `complete` ends the hold, `reverse` goes back",
+        "held for another 50 s; `complete` ends the hold, `reverse` reverts the move",
     ),
     "fall back: nobody heard of": (
         # A coordinator that has just taken office: it must not go on as if they were dead.
         moving(READ_NEW, giving_up="reversed by request"),
         [],
         {},
-        "fall back: a has not said yet what it holds",
+        "fall back: a has not reported its status",
     ),
     "drop: not applied": (
         moving(CLEANUP),
@@ -239,7 +239,7 @@ def test_a_hand_over_waits_for_a_live_replica_of_the_new_side() -> None:
     stage = routing.stage_of(record)
     assert stage is not None
     outcome = transitions.leave(seen(agreed, *everyone()), record, stage)
-    why = "hand-over: no in-sync replica of the new side lives"
+    why = "hand-over: no in-sync replica of the new side is alive"
     assert outcome == Waiting(why, work=Work.SEAL)
 
 
@@ -562,8 +562,8 @@ def test_another_volume_is_another_replica() -> None:
 @pytest.mark.parametrize(
     ("live", "nodes", "why"),
     [
-        (("a", "b", "c"), MEMBERS, "d, which was to hold it, does not live"),
-        (NODES, (*MEMBERS[:3], Node("d", state="left")), "d is no member"),
+        (("a", "b", "c"), MEMBERS, "the target d is down"),
+        (NODES, (*MEMBERS[:3], Node("d", state="left")), "d is not a member"),
     ],
     ids=["its new node is dead", "it would be refused by now"],
 )

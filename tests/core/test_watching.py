@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from limosa.core.insight.watching import Moving, WatchedRun, watched
+from limosa.core.insight.watching import Moving, WatchedRun, seen_from_outside, watched
 from limosa.core.machines.catalogue import READ_NEW, STREAMING
 from limosa.core.model.requests import StartRun
 from tests.core.running import ONE_AT_A_TIME, Cluster, move, plan
@@ -76,3 +76,9 @@ def test_a_move_of_a_dropped_partition_says_nothing() -> None:
     topology = replace(cluster.agreed.topology, partitions={})
     cluster.agreed = replace(cluster.agreed, topology=topology)
     assert the_one(cluster) == Moving(the_one(cluster).move)
+
+
+def test_a_process_that_is_not_the_coordinator_sees_the_same() -> None:
+    cluster = running()
+    view = seen_from_outside(cluster.agreed, cluster.statuses, cluster.now)
+    assert watched(view, cluster.last_run().id) == seen(cluster)

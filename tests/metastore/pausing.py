@@ -12,6 +12,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from tests.waiting import eventually
+
 BUSY_SECONDS = 0.5
 """A commit of somebody else takes less."""
 TRIES = 50
@@ -20,8 +22,7 @@ TRIES = 50
 def pause_between_commits(process: int, metastore: str | Path) -> None:
     for _ in range(TRIES):
         os.kill(process, signal.SIGSTOP)
-        while not _stands_still(process):
-            time.sleep(0.001)
+        eventually(lambda: _stands_still(process), "every thread is stopped", pause_seconds=0.001)
         if _others_can_commit(metastore):
             return
         os.kill(process, signal.SIGCONT)

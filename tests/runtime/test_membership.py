@@ -115,7 +115,7 @@ def test_a_metastore_belongs_to_one_cluster(store: AgreedStore) -> None:
     assert store.read().topology.features.enabled == ()
     with pytest.raises(BadInput, match="belongs to the cluster birds"):
         membership.found(store, "fishes", "m1", "c3")
-    with pytest.raises(BadInput, match="is no name of a cluster"):
+    with pytest.raises(BadInput, match="is not a valid cluster name"):
         membership.found(store, "", "m1", "c3")
 
 
@@ -197,7 +197,7 @@ def test_a_name_is_given_once(office: Office, tmp_path: Path) -> None:
 def test_a_node_that_lacks_a_feature_ends_as_left(office: Office, tmp_path: Path) -> None:
     """F146 F144."""
     join(office, tmp_path / "n1")
-    with pytest.raises(IllegalRequest, match="lacks what this cluster uses: tables"):
+    with pytest.raises(IllegalRequest, match="does not support what this cluster uses: tables"):
         join(office, tmp_path / "n2", Node("n2", host="h2"), "r2")
     assert office.store.read().topology.nodes["n2"].state == "left"
     with pytest.raises(IllegalRequest, match="n2 was removed"):

@@ -272,7 +272,7 @@ def test_complete_ends_a_hold_and_nothing_else_does() -> None:
     world.until_stage(READ_NEW)
     world.run_for(60.0)
     assert world.stage_name("p0") == READ_NEW
-    assert "`complete` ends the hold, `reverse` goes back" in world.waits()
+    assert "`complete` ends the hold, `reverse` reverts the move" in world.waits()
     assert world.answer(world.request(CompleteMove("p0"))) == ("done", "completing")
     since = world.now
     world.until_ended()
@@ -316,8 +316,8 @@ def test_a_move_to_a_node_that_is_no_member_or_does_not_live_is_refused() -> Non
     world.nodes["n5"].crash()
     world.until(lambda: "n5" not in world.agreed.leases)
     for nodes, reason in (
-        ((a, b, "n9"), "n9 is no member"),
-        ((a, b, "n5"), "n5 does not live"),
+        ((a, b, "n9"), "n9 is not a member"),
+        ((a, b, "n5"), "n5 is down"),
         ((a, b, b), "two replicas on one node"),
         ((a, b), "2 replicas, but the zone zone asks for 3"),
     ):

@@ -74,7 +74,7 @@ def test_a_change_starts_only_when_every_new_replica_has_answered(then: str) -> 
     world.slow_disks.add(late)
     stays = world.owner().name
     world.move(stays, prompt, late)
-    world.until(lambda: f"{late} has not made its replica yet" in world.waits())
+    world.until(lambda: f"{late} has not created its replica yet" in world.waits())
     world.run_for(2.0)
     assert world.put("early", 1).outcome == "done"
     assert world.stored(prompt)
@@ -484,7 +484,9 @@ def test_a_cancel_that_comes_after_the_switch_is_refused_and_the_change_complete
     world.until(lambda: bool(asked))
     state, why = world.answer(asked[0])
     assert state == "refused"
-    assert (f"has switched already ({stage})" if stage != "stable" else "it has ended") in why
+    assert (
+        f"has switched already ({stage})" if stage != "stable" else "the change has ended"
+    ) in why
     after = (before - {source}) | {target}
     assert world.replicas() == {place.node for place in world.intent().stable} == after
     assert (world.intent().pending, world.intent().cancel) == (None, None)

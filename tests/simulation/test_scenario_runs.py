@@ -125,7 +125,7 @@ def test_a_run_is_paused_its_coordinator_killed_resumed_and_cancelled_under_load
     assert (paused.state, paused.in_flight) == ("paused", 0)
     assert paused.committed == 1 + len(in_flight), "what was in flight has ended, nothing began"
     assert paused.committed + paused.pending == 3
-    assert paused.waits == ("it is paused; `resume` goes on",)
+    assert paused.waits == ("the run is paused; `resume` continues it",)
     assert world.answer(world.request(ResumeRun()))[0] == "done"
     world.until(lambda: told(world, name).in_flight == 1)
     world.mover.pause()

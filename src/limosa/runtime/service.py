@@ -26,6 +26,7 @@ from limosa.core.model.codec import decode, encode
 from limosa.core.model.requests import CreateTable, JoinCluster, Request
 from limosa.core.model.runs import RunPlan
 from limosa.core.model.topology import NamedTable
+from limosa.core.participant.admission import admissible
 from limosa.errors import (
     BadInput,
     Forbidden,
@@ -60,8 +61,6 @@ TOGETHER_MAX = 64
 PATIENT = {"client": 0.5, "mover": 0.25}
 """Callers that wait while more than this share of the memory for rows is in use: copies first, then
 clients. Replication by an owner never waits, since clients wait for it."""
-NEVER_YET, NO_MORE = 2**62, -1
-"""Versions that no layout has."""
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -203,30 +202,16 @@ class NodeService:
             rows.batches[0].key(0)  # refuses a key that Python can't represent
         producer = producer_of(identity, request.producer)
         topology = self.driver.brain.topology
-        record = topology.partitions.get(request.partition)
-        layout = None if record is None else topology.layouts.get(record.zone)
-        known = 0 if layout is None else layout.version
-        if record is None or request.version != known:
-            # The participant answers. It must not accept a write that could not be checked,
-            # whichever version it has applied by then.
-            version = NEVER_YET if request.version > known else NO_MORE
-            return replace(request, producer=producer, version=version)
-        if request.range != record.range:
-            raise BadInput("the write's range is not the partition's", "refresh the topology")
-        for batch in rows.batches:
-            zone = self._zone_of(topology, batch.table.id)
-            if zone is None:  # created a moment ago, or dropped
-                return replace(request, producer=producer, version=NEVER_YET)
-            if zone != record.zone:
-                raise BadInput(
-                    "the rows' table is not in the partition's zone", "refresh the topology"
-                )
-            if not batch.lies_in(record.range):
-                raise BadInput(
-                    "rows belong to another partition",
-                    "hash and route keys as the client library does",
-                )
-        return replace(request, producer=producer)
+        zones = (self._zone_of(topology, batch.table.id) for batch in rows.batches)
+        checked = admissible(topology, replace(request, producer=producer), zones)
+        if checked.version == request.version and not all(
+            batch.lies_in(request.range) for batch in rows.batches
+        ):
+            raise BadInput(
+                "rows belong to another partition",
+                "hash and route keys as the client library does",
+            )
+        return checked
 
     def _zone_of(self, topology: Topology, table: str) -> str | None:
         if self._zones[0] is not topology.tables:

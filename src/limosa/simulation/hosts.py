@@ -69,6 +69,7 @@ from limosa.core.messages import (
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
 from limosa.core.model.keys import Position
 from limosa.core.model.topology import Replica
+from limosa.core.participant.admission import admissible
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.reads import NodeReads
@@ -232,6 +233,8 @@ class SimulatedNode(Process):
 
     def _looked_up(self, event: Received, message: Write) -> Received:
         """A compare-and-set is told what is there, in the order of this partition's writes."""
+        message = admissible(self.brain.topology, message, ())
+        event = replace(event, message=message)
         if message.expected is None:
             return event
         owner = self.brain.owners.get(message.partition)

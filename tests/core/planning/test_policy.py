@@ -19,9 +19,9 @@ UNEVEN = {"a": 10.0, "b": 2.0}
 # fmt: off
 CASES = [
     # policy,                loads,              now, checked, run's end, acts, why
-    (Policy(),               UNEVEN,             1e9,  None,  None, False, "not enabled"),
+    (Policy(),               UNEVEN,             1e9,  None,  None, False, "runs are off"),
     (ON,                     UNEVEN,             0.0,  None,  None, True,  "a has 10, b only 2"),
-    (ON,                     UNEVEN,            59.9,   0.0,  None, False, "looked at"),
+    (ON,                     UNEVEN,            59.9,   0.0,  None, False, "compared"),
     (ON,                     UNEVEN,            60.0,   0.0,  None, True,  "a has 10"),
     (ON,                     UNEVEN,           299.9,   0.0,   0.0, False, "run ended"),
     (ON,                     UNEVEN,           300.0,   0.0,   0.0, True,  "a has 10"),

@@ -13,9 +13,9 @@ from limosa.errors import IllegalRequest
 
 
 def aborting(agreed: Agreed, request: Request, id: str) -> Request:
-    """While it waits it is withdrawn; later the move or the run that came of it is given up.
+    """A waiting request is withdrawn; later, the move or run that it led to is cancelled.
 
-    Raises `IllegalRequest` if there is nothing left of it.
+    Raises `IllegalRequest` if the request has ended.
     """
     if request.state == "waiting":
         return Request(id, WithdrawRequest(request.id))
@@ -26,5 +26,5 @@ def aborting(agreed: Agreed, request: Request, id: str) -> Request:
     if request.state == "done" and pending is not None and pending.trigger == request.trigger:
         return Request(id, CancelChange(request.partition, pending.trigger))
     raise IllegalRequest(
-        f"{request.id} has ended: {request.state}, {request.answer}", "nothing is to be aborted"
+        f"{request.id} has ended: {request.state}, {request.answer}", "nothing to abort"
     )

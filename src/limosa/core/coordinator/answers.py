@@ -1,4 +1,4 @@
-"""What is an answer? What changes, and in words; a refusal seldom changes anything."""
+"""What is an answer? The changes, and a sentence for people; a refusal seldom changes anything."""
 
 import re
 from typing import Literal, NamedTuple
@@ -20,9 +20,9 @@ class RequestAnswer(NamedTuple):
 
 
 def check_name(what: str, name: str) -> None:
-    """Names become parts of keys, of directories and of addresses."""
+    """Names become parts of metastore keys, directories and addresses."""
     if NAME.fullmatch(name) is None:
         raise IllegalRequest(
-            f"{name!r} is no name of a {what}",
-            "begin with a letter or _, go on with letters, digits, _, . or -, up to 64 in all",
+            f"{name!r} is not a valid {what} name",
+            "use up to 64 letters, digits, _, . and -, starting with a letter or _",
         )

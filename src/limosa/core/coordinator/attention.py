@@ -1,7 +1,7 @@
 """Which partitions must the coordinator look at now? Those about which something new is known.
 
-To look at one too many costs time only. One that is forgotten here is seen when all are looked at,
-which happens now and then: nothing depends on this for being right.
+Looking at a partition too often only costs time. A partition that is missed here is found by the
+regular look at all partitions, so correctness does not depend on this module.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from limosa.core.model.keys import PartitionId
 
 
 class Attention:
-    """What waits to be looked at: since something changed, or since it is time again."""
+    """Partitions to look at: because something changed, or because a retry is due."""
 
     def __init__(self, again_seconds: float) -> None:
         self._again_seconds = again_seconds
         self._all = True
         self._new: dict[PartitionId, None] = {}
         self._unsettled: dict[PartitionId, float] = {}
-        """Partitions with something to do or to wait for, and when it was last asked for."""
+        """Partitions that wait for something, and when the coordinator last asked for it."""
 
     def draw_to_all(self) -> None:
         self._all = True
@@ -28,15 +28,15 @@ class Attention:
         self._new[partition] = None
 
     def keep(self, partition: PartitionId, asked_at: float) -> None:
-        """It is not settled: look again after a while, even if nothing happens."""
+        """The partition is not settled: look again after a while, even if nothing happens."""
         self._unsettled[partition] = asked_at
 
     def let_go(self, partition: PartitionId) -> None:
-        """It is settled, until something happens."""
+        """The partition is settled until something happens."""
         self._unsettled.pop(partition, None)
 
     def take(self, now: float, agreed: Agreed) -> list[PartitionId]:
-        """What is to be looked at now; it is not named again before there is another reason."""
+        """The partitions to look at now; each is returned once for each reason."""
         if self._all:
             names = dict.fromkeys(agreed.topology.partitions)
             names.update(dict.fromkeys(self._unsettled))
@@ -49,7 +49,8 @@ class Attention:
         return list(names)
 
     def read(self, before: Agreed, after: Agreed) -> None:
-        """Another agreed state: whose record or intent is another one, or was it a lease?"""
+        """The agreed state changed: find the partitions whose record or intent changed, or all of
+        them if a lease did."""
         if after.leases != before.leases:
             self.draw_to_all()
             return
@@ -62,7 +63,8 @@ class Attention:
             )
 
     def hear(self, before: Status | None, after: Status, agreed: Agreed) -> None:
-        """Another status of a node. What waits for a barrier waits for every node's generation."""
+        """A node sent a new status. Partitions that wait for a barrier depend on every node's
+        generation."""
         if before is None or before.lease != after.lease:
             self.draw_to_all()
             return
@@ -89,7 +91,7 @@ class Attention:
 
 
 def grew(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) -> bool:
-    """Did a log, or what is committed of it? What is only measured can wait for the next look."""
+    """Did a log or its watermark grow? Changes of mere measurements wait for the next look."""
     return any(
         old.last != new.last or old.watermark != new.watermark
         for old, new in zip(known, said, strict=True)
@@ -97,7 +99,7 @@ def grew(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) -> b
 
 
 def differ(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) -> bool:
-    """Is there more to it than that a log grew? While all is well, that is all that happens."""
+    """Did anything change besides the ends of logs? In normal operation nothing else does."""
     return len(known) != len(said) or any(
         old.replica != new.replica
         or old.epoch != new.epoch

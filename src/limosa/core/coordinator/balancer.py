@@ -1,7 +1,7 @@
 """Should the cluster start a run by itself now? Only if automatic runs are on and one is due.
 
-The balancer asks as an operator does, by a request, which is refused if a run is under way. It
-moves from the most loaded node and to the least loaded one, and never empties a node that stays.
+The balancer starts a run by a request, as an operator does; the request is refused while another
+run is under way. It moves replicas away from the most loaded node and to the least loaded one.
 """
 
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ ACTION = "spread the load"
 
 
 def begin(view: ClusterView) -> Commit | None:
-    """A request for a run, if the policy wants one now."""
+    """A request for a run, if the policy asks for one now."""
     controls, policy = view.agreed.controls, view.agreed.controls.policy
     looked_at = view.memory.balance_looked_at
     if not policy.enabled or looked_at is None:
@@ -49,13 +49,13 @@ def begin(view: ClusterView) -> Commit | None:
 
 
 def last_run_end(view: ClusterView) -> float | None:
-    """On the coordinator's own clock."""
+    """When the last run ended, by the coordinator's own clock."""
     ended = [run.ended for run in view.agreed.runs.values() if run.ended]
     return view.now - max(0.0, view.wall - max(ended)) if ended else None
 
 
 def relieving(plan: Plan, verdict: PolicyDecision) -> Plan | None:
-    """Of a plan, what leaves the most loaded node or comes to the least loaded one."""
+    """The plan's moves that leave the most loaded node or go to the least loaded one."""
     moves = tuple(
         move
         for move in plan.moves

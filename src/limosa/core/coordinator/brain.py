@@ -1,8 +1,8 @@
 """What should happen next? Each partition gets one commit, or a reason in words why it waits.
 
-The coordinator reads the agreed state, listens to nodes, and computes the next step from nothing
-else. Its successor computes the same. Every commit is guarded by its lease key and by the revisions
-of all that it was computed from, so a stale coordinator changes nothing.
+The coordinator computes the next step from the agreed state and the nodes' statuses alone, so a
+successor computes the same step. Every commit is guarded by the coordinator's lease key and by the
+revisions of everything it was computed from, so a stale coordinator changes nothing.
 """
 
 from limosa.core import routing
@@ -60,18 +60,18 @@ class Coordinator:
         self.waits: dict[PartitionId, str] = {}
         self._attention = Attention(settings.ask_again_seconds)
         self._waiting: list[Request] = []
-        """Requests that are not answered yet, the first one first."""
+        """Requests that are not answered yet, the oldest first."""
         self._answered_at = (self.agreed, -1e9)
-        """For which state they were last answered, and when."""
+        """The agreed state for which requests were last answered, and when."""
         self._flights = Flights()
-        """Moves of the run under way, by what they wait for."""
+        """Moves of the current run, by what they wait for."""
         self._asked: dict[PartitionId, tuple[dict[str, Revision], float]] = {}
         self._effects_at: dict[PartitionId, tuple[transitions.Waiting | None, float]] = {}
         self._memory = Memory(settings)
         self._looked_at = -1e9
 
     def handle(self, now: float, event: CoordinatorEvent, wall: float = 0.0) -> list[Effect]:
-        """`wall` is what people's clocks show; it is only written down for them."""
+        """`wall` is the wall-clock time; it is recorded for people, and decides nothing."""
         match event:
             case Received(message=Status() as status):
                 self._hear(status)
@@ -97,11 +97,12 @@ class Coordinator:
         return [*self._look(now), *self._decide(now, wall)]
 
     def _in_office(self) -> bool:
-        """As far as it can know: what it does not know yet, the guard of every commit does."""
+        """As far as this coordinator knows; the guards of its commits catch what it does not know
+        yet."""
         return self.office is not None and self.agreed.revision_of(COORDINATOR_KEY) == self.office
 
     def _hear(self, status: Status) -> None:
-        """A node's words are kept in the order in which it said them."""
+        """Keep a node's newest status; older ones that arrive late are ignored."""
         known = self.statuses.get(status.node)
         if known is None or (status.lease, status.sequence) > (known.lease, known.sequence):
             self.statuses[status.node] = status
@@ -142,8 +143,8 @@ class Coordinator:
         return out
 
     def _answer(self, view: ClusterView, out: list[Effect]) -> None:
-        """One request of each partition, and one of all others, and what a run does next; the
-        agreed state decides alone."""
+        """Answer one request for each partition and one of all others, and advance the current run.
+        This depends on the agreed state only."""
         state, answered_at = self._answered_at
         if state is self.agreed and view.now - answered_at < self.settings.ask_again_seconds:
             return
@@ -186,9 +187,10 @@ class Coordinator:
     def next_step(
         self, view: ClusterView, record: Partition, held_since: float | None = None
     ) -> Commit | transitions.Waiting | None:
-        """Ownership first, in any stage; then who is in sync; then the transition; then intent.
+        """Ownership first, in any stage; then the in-sync replicas; then the transition; then
+        intent.
 
-        Whoever asks in place of a coordinator says when that one saw a hold begin.
+        `held_since` replaces what this coordinator remembers of the start of a hold.
         """
         if record.owner is None:
             elected = ownership.elect(view, record)
@@ -207,14 +209,15 @@ class Coordinator:
         return self._rebuild(view, record)
 
     def _since(self, now: float, record: Partition) -> float:
-        """When this coordinator first saw the hold; a successor holds for as long again."""
+        """When this coordinator first saw the hold; a successor starts the hold time again."""
         assert record.transition is not None
         if not routing.may_end_hold(record.transition):
             return now
         return self._memory.held_since(record.id, record.transition.id, now)
 
     def _rebuild(self, view: ClusterView, record: Partition) -> Commit | transitions.Waiting | None:
-        """A replica that can't catch up is made anew: as a request, like everything else."""
+        """A replica that can't catch up is rebuilt; the coordinator asks for that by a request,
+        too."""
         missing = [r for r in record.replicas if r not in record.in_sync]
         if not missing:
             return None
@@ -224,14 +227,14 @@ class Coordinator:
             why = self._can_not_return(view, record, replica)
             if why:
                 return self._ask_rebuild(view, record, replica, why)
-        return transitions.Waiting(f"{missing[0].node} is not in sync: it is away, or catching up")
+        return transitions.Waiting(f"{missing[0].node} is not in sync: it is down or catching up")
 
     def _can_not_return(self, view: ClusterView, record: Partition, replica: Replica) -> str:
         owner = view.owner_status(record)
         if view.is_live(replica.node) and view.is_lost(record, replica):
             return "it lost its replica"
         if owner is not None and replica in owner.unreachable and view.is_live(replica.node):
-            return "the owner's log does not reach back to it"
+            return "the owner's log no longer has the entries that it misses"
         return ""
 
     def _ask_rebuild(
@@ -259,7 +262,8 @@ class Coordinator:
         out: list[Effect],
         asked: dict[str, tuple[dict[str, Revision], float]] | None = None,
     ) -> None:
-        """Once for each state it was computed from; a lost answer is made good after a while."""
+        """Propose a commit once for each state it was computed from, and again after a while in
+        case the answer was lost."""
         known = self._asked if asked is None else asked
         guards, asked_at = known.get(about, ({}, 0.0))
         if guards == commit.guards and now - asked_at < self.settings.ask_again_seconds:

@@ -10,13 +10,13 @@ from limosa.core.model.topology import Partition
 from limosa.errors import IllegalRequest
 
 ROOM = 1.2
-"""What a copy may take of what its source takes."""
+"""Space that a copy may need, relative to its source."""
 
 
 def replaced(
     partition: PartitionId, places: tuple[Placement, ...], source: NodeId, target: Placement
 ) -> tuple[Placement, ...]:
-    """All places, if one replica leaves a node for another place."""
+    """The placements after one replica has moved from `source` to `target`."""
     nodes = [each.node for each in places]
     if source not in nodes:
         raise IllegalRequest(
@@ -52,7 +52,7 @@ def check(
         kept = [r for r in record.in_sync if r.node != node]
         if not kept:
             raise IllegalRequest(
-                f"{node} holds the only good replica", "it can't be rebuilt from others"
+                f"{node} holds the only in-sync replica", "it can't be rebuilt from others"
             )
     for each in places:
         if each not in here or each.node in new.renewed:
@@ -62,12 +62,12 @@ def check(
     if new.kind == "volume_move":
         before = {replica.node for replica in record.replicas}
         if before != set(nodes):
-            raise IllegalRequest("a volume move stays on its nodes", "ask for a move instead")
+            raise IllegalRequest("a volume move can't change nodes", "ask for a move instead")
 
 
 def replicas_left(view: ClusterView, record: Partition, new: Assignment) -> int:
-    """How many replicas the partition has when `new` begins: fewer or more than its zone asks for,
-    if a change of the replica count was given up."""
+    """How many replicas the partition has when `new` begins. The number differs from the zone's if
+    a change of the replica count was given up."""
     pending = view.agreed.intents[record.id].pending
     waits = pending is not None and pending.trigger != new.trigger
     places = pending.placements if pending is not None and waits else ()
@@ -75,12 +75,12 @@ def replicas_left(view: ClusterView, record: Partition, new: Assignment) -> int:
 
 
 def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
-    """A replica that is there already may stay on a node that gets no new ones."""
+    """A replica that is there already may stay on a node that takes no new replicas."""
     node = view.agreed.topology.nodes.get(place.node)
     if node is None or node.state == "left":
-        raise IllegalRequest(f"{place.node} is no member", "list the nodes")
+        raise IllegalRequest(f"{place.node} is not a member", "list the nodes")
     if not node.tokens:
-        raise IllegalRequest(f"{place.node} holds no data by choice", "choose another node")
+        raise IllegalRequest(f"{place.node} was started with --no-data", "choose another node")
     if node.state != "normal" and not is_there:
         raise IllegalRequest(
             f"{place.node} is {node.state}, and gets no new replicas", "choose another node"
@@ -91,13 +91,13 @@ def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
             f"it has {', '.join(map(repr, node.volumes))}",
         )
     if not view.is_live(place.node):
-        raise IllegalRequest(f"{place.node} does not live", "start it, or choose another node")
+        raise IllegalRequest(f"{place.node} is down", "start it, or choose another node")
 
 
 def place_reads(
     view: ClusterView, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
 ) -> list[str]:
-    """The keys that it depends on whether a partition may be moved to these places."""
+    """The keys that decide whether a partition may be moved to these places."""
     keys = [partition_key(partition), intent_key(partition)]
     record = view.agreed.topology.partitions.get(partition)
     if with_zone and record is not None:
@@ -108,7 +108,7 @@ def place_reads(
 
 
 def no_room(view: ClusterView, record: Partition, place: Placement) -> str:
-    """Why it does not fit there, as far as it is known what is free and what a replica takes."""
+    """Why the replica does not fit there; empty if it fits, or if the sizes are unknown."""
     free, size = free_bytes(view, place), bytes_of(view, record)
     needed = int(size * ROOM) + view.settings.free_bytes_kept
     if free is None or not size or free >= needed:
@@ -120,7 +120,7 @@ def no_room(view: ClusterView, record: Partition, place: Placement) -> str:
 
 
 def no_room_for_all(view: ClusterView, coming: dict[Placement, int]) -> str:
-    """Why so many bytes do not fit to where they are meant to come, all together."""
+    """Why all incoming replicas together do not fit on a volume; empty if they fit."""
     for place, size in sorted(coming.items()):
         free = free_bytes(view, place)
         needed = int(size * ROOM) + view.settings.free_bytes_kept

@@ -1,7 +1,7 @@
 """May the cluster change by itself, or at all? The switches that an operator has.
 
-Without balancing, runs of the balancer are not begun and do not go on; an operator's own runs do.
-While locked, nothing that changes the topology begins; what has begun goes on.
+Without balancing, runs of the balancer neither start nor continue; runs of operators do. While the
+cluster is locked, no change of the topology begins; changes that have begun continue.
 """
 
 from msgspec.structs import replace
@@ -24,16 +24,14 @@ def switch(
             return RequestAnswer((Put(replace(controls, balancing=on)),), words)
         case SetPolicy():
             policy = checked(wish.policy)
-            words = "the balancer begins runs by itself" if policy.enabled else "it begins none"
+            words = "automatic runs are on" if policy.enabled else "automatic runs are off"
             return RequestAnswer((Put(replace(controls, policy=policy)),), words)
         case UnlockCluster():
             if not controls.locked:
-                raise IllegalRequest("the cluster is not locked", "nothing is to be done")
+                raise IllegalRequest("the cluster is not locked", "nothing to do")
             return RequestAnswer((Put(replace(controls, locked="")),), "unlocked")
     if controls.locked:
-        raise IllegalRequest(
-            f"the cluster is locked already: {controls.locked}", "unlock it first, or leave it so"
-        )
+        raise IllegalRequest(f"the cluster is locked already: {controls.locked}", "unlock it first")
     return RequestAnswer((Put(replace(controls, locked=wish.why or "by an operator")),), "locked")
 
 
@@ -41,7 +39,7 @@ def checked(policy: Policy) -> Policy:
     if policy.ratio <= 1 or policy.interval_seconds <= 0 or policy.cooldown_seconds < 0:
         raise IllegalRequest(
             f"a ratio of {policy.ratio:g}, looked at every {policy.interval_seconds:g} s, with "
-            f"{policy.cooldown_seconds:g} s of rest after a run",
-            "use a ratio above 1 and times that are not negative",
+            f"{policy.cooldown_seconds:g} s of cooldown after a run",
+            "use a ratio above 1 and durations that are not negative",
         )
     return policy

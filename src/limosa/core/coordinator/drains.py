@@ -1,7 +1,7 @@
 """May these nodes be drained, are they empty, and which state do they get then?
 
-A node that is being emptied gets no new replicas from the commit on that begins its run. What is
-left on it is looked up in the end, whatever the plan was.
+From the commit that starts its run, a node that is drained takes no new replicas. Whether it is
+empty is checked when the run ends, whatever the plan was.
 """
 
 from limosa.core.coordinator.answers import RequestAnswer
@@ -25,7 +25,7 @@ from limosa.errors import IllegalRequest
 
 
 def begin(view: ClusterView, plan: RunPlan) -> tuple[Change, ...]:
-    """The nodes get nothing new from now on; refused if they can't be emptied."""
+    """The nodes take no new replicas from now on; refused if they can't be emptied."""
     nodes = [member(view, name) for name in plan.drains]
     if len(set(plan.drains)) != len(plan.drains):
         raise IllegalRequest("a node is named twice", "name each once")
@@ -40,7 +40,7 @@ def begin(view: ClusterView, plan: RunPlan) -> tuple[Change, ...]:
 def member(view: ClusterView, name: NodeId) -> Node:
     node = view.agreed.topology.nodes.get(name)
     if node is None or node.state == "left":
-        raise IllegalRequest(f"{name} is no member", "list the nodes")
+        raise IllegalRequest(f"{name} is not a member", "list the nodes")
     return node
 
 
@@ -67,12 +67,13 @@ def check_emptied(view: ClusterView, node: NodeId, plan: RunPlan) -> None:
     left = [partition for partition in held_by(view, node) if partition not in moved]
     if left:
         raise IllegalRequest(
-            f"the plan leaves {len(left)} replicas on {node}, like one of {left[0]}", "plan anew"
+            f"the plan leaves {len(left)} replicas on {node}, for example of {left[0]}",
+            "plan again",
         )
 
 
 def begin_reads(view: ClusterView, plan: RunPlan) -> list[str]:
-    """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
+    """A new replica needs an intent first, so intents tell which nodes will hold anything."""
     if not plan.drains:
         return []
     topology = view.agreed.topology
@@ -81,7 +82,8 @@ def begin_reads(view: ClusterView, plan: RunPlan) -> list[str]:
 
 
 def end(view: ClusterView, run: Run, outcome: Outcome) -> tuple[tuple[Change, ...], Outcome, str]:
-    """What becomes of the nodes: empty, all of them, or normal again. (Changes, outcome, words.)"""
+    """The states of the drained nodes: all of them are empty, or all become normal again. Returns
+    the changes, the outcome and a sentence."""
     nodes = [view.agreed.topology.nodes[name] for name in run.drains]
     names = ", ".join(run.drains)
     if not nodes:
@@ -108,7 +110,7 @@ def end_reads(view: ClusterView, run: Run) -> list[str]:
 
 
 def undrain(view: ClusterView, wish: UndrainNodes) -> RequestAnswer:
-    """Nodes that were emptied, and did not leave, take part again."""
+    """Drained nodes that did not leave take replicas again."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     back: list[Change] = []
     for name in dict.fromkeys(wish.nodes):

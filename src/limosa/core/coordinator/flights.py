@@ -1,6 +1,6 @@
 """Which moves of the current run need attention? An index of moves by what they wait for.
 
-It is made of the agreed state alone, and only what changed in it is looked at again.
+The index depends on the agreed state alone, and is updated with its changes only.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,18 +14,18 @@ Pair = tuple[NodeId, NodeId]
 
 
 class Flights:
-    """The moves of one run: to begin, in flight, failed."""
+    """The moves of one run: pending, in flight, failed."""
 
     def __init__(self, run: str = "") -> None:
         self.run = run
         self._known: dict[int, RunMove] = {}
         self.open: dict[int, RunMove] = {}
-        """In flight, or committed, and its transition may not have ended."""
+        """In flight; or committed, while the transition may not have ended."""
         self.failed: dict[int, RunMove] = {}
-        """To be tried again."""
+        """To be retried."""
         self.pending: dict[Pair, dict[int, RunMove]] = {}
         self.asked: dict[str, tuple[dict[str, Revision], float]] = {}
-        """Which commits were asked for, with which guards, and when."""
+        """Proposed commits: their guards, and when they were proposed."""
         self._failed_at: dict[int, float] = {}
 
     def follow(self, agreed: Agreed) -> None:
@@ -60,15 +60,15 @@ class Flights:
             self.open[move.number] = move
 
     def failed_since(self, move: RunMove, now: float) -> float:
-        """Since when it is known here; a successor waits for as long again."""
+        """When this coordinator first saw the failure; a successor waits for as long again."""
         return self._failed_at.setdefault(move.number, now)
 
     def close(self, move: RunMove) -> None:
-        """Nothing of it is left to end."""
+        """The move's transition has ended."""
         self.open.pop(move.number, None)
 
     def to_begin(self, has_room: Callable[[NodeId, NodeId], bool]) -> Iterator[RunMove]:
-        """Those to begin, in their order; not those whose nodes have no room by then."""
+        """Pending moves in the order of the plan, without those whose nodes are at their limits."""
         heap = []
         for pair, bucket in self.pending.items():
             numbers = iter(bucket)

@@ -1,7 +1,7 @@
 """May this node join or leave? A node that has left keeps its row for ever.
 
-A join is checked here, by one coordinator, and not by whoever hears of it first, so that two nodes
-can't come in under one name. What every member can do is enabled by the commit that makes it so.
+The coordinator checks joins, so that two nodes can't join under one name. The commit that changes
+the members also enables the features that every member supports.
 """
 
 from collections.abc import Iterable
@@ -33,14 +33,14 @@ from limosa.errors import IllegalRequest
 
 
 def after(node: Node, *events: str, state: NodeState = "none") -> Node:
-    """The node after these events of its life, if they may happen in this order."""
+    """The node after these events of its life, if its machine allows them in this order."""
     for event in events:
         state = cast(NodeState, NODE.after(state, event))
     return replace(node, state=state)
 
 
 def enabled(topology: Topology, *nodes: Node) -> Features:
-    """What every member can do once these nodes are as they say; what was enabled stays."""
+    """The features that every member supports once these nodes are so; enabled features stay."""
     members = topology.nodes | {node.id: node for node in nodes}
     supported = [set(each.features) for each in members.values() if each.state != "left"]
     common = set.intersection(*supported) if supported else set()
@@ -48,7 +48,7 @@ def enabled(topology: Topology, *nodes: Node) -> Features:
 
 
 def missing_features(topology: Topology, node: Node) -> str:
-    """What is used here and this node can't do, in words."""
+    """The enabled features that the node does not support, as a list for people."""
     return ", ".join(name for name in topology.features.enabled if name not in node.features)
 
 
@@ -60,9 +60,10 @@ def join(view: ClusterView, wish: JoinCluster, request: Request) -> RequestAnswe
     check_alone(view, request, node)
     missing = missing_features(topology, node)
     if missing:
-        why = f"{node.id} lacks what this cluster uses: {missing}; upgrade it, wipe its directory"
+        why = f"{node.id} does not support what this cluster uses: {missing}"
+        advice = "upgrade it, wipe its directory and join under a new name"
         rejected = after(node, "be rejected")
-        return RequestAnswer((Put(rejected),), f"{why} and join under a new name", state="refused")
+        return RequestAnswer((Put(rejected),), f"{why} ({advice})", state="refused")
     member = after(node, "join", "succeed")
     changes = (Put(member), Put(enabled(topology, member)))
     return RequestAnswer(changes, "joined", LedToNodes((node.id,)))
@@ -75,7 +76,7 @@ def join_reads(view: ClusterView, wish: JoinCluster) -> list[str]:
 
 
 def joins_of(view: ClusterView, node: NodeId) -> list[Request]:
-    """All that wait to join under this name, the first one first."""
+    """All waiting requests to join under this name, the oldest first."""
     same = [
         each
         for each in view.waiting()
@@ -101,7 +102,7 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
 
 
 def check_identity(nodes: Iterable[Node], node: Node) -> None:
-    """A name and a host id belong together, once and for all."""
+    """A name and a host id belong together for ever."""
     check_name("node", node.id)
     if not node.host:
         raise IllegalRequest(f"{node.id} has no host id", "make one, and keep it in its directory")
@@ -130,13 +131,13 @@ def check_alone(view: ClusterView, request: Request, node: Node) -> None:
 
 
 def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
-    """A dead node that holds nothing has left, for good; it is never forgotten."""
+    """A stopped node that holds nothing leaves for good; its row stays."""
     topology = view.agreed.topology
     node = topology.nodes.get(wish.node)
     if node is None:
         raise IllegalRequest(f"there is no node {wish.node}", "list the nodes")
     if node.state == "left":
-        raise IllegalRequest(f"{node.id} has left already", "nothing is to be done")
+        raise IllegalRequest(f"{node.id} has left already", "nothing to do")
     if view.is_live(node.id):
         raise IllegalRequest(f"{node.id} is alive", "stop it first, or drain it")
     run = view.agreed.runs.get(view.agreed.rebalance.run)
@@ -150,7 +151,7 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
     holds = held_by(view, node.id)
     if holds:
         raise IllegalRequest(
-            f"{node.id} holds {len(holds)} replicas, or is meant to, like one of {holds[0]}",
+            f"{node.id} holds or will hold {len(holds)} replicas, for example of {holds[0]}",
             "move them to other nodes first",
         )
     gone = after(node, "be removed", "succeed", state=node.state)
@@ -159,14 +160,14 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
 
 
 def remove_reads(view: ClusterView, wish: RemoveNode) -> list[str]:
-    """Whoever wants a replica there writes an intent first, so intents tell who holds anything."""
+    """A new replica needs an intent first, so intents tell which nodes will hold anything."""
     keys = [node_key(wish.node), lease_key(wish.node), FEATURES_KEY, REBALANCE_KEY]
     keys += map(node_key, view.agreed.topology.nodes)
     return keys + [intent_key(partition) for partition in view.agreed.intents]
 
 
 def held_by(view: ClusterView, node: NodeId) -> list[str]:
-    """The partitions that a node holds a replica of, or is meant to."""
+    """The partitions that a node holds, or is meant to hold, a replica of."""
     records = view.agreed.topology.partitions.values()
     held = {
         record.id

@@ -1,7 +1,7 @@
 """What does a coordinator remember of what it saw? Nothing that a successor needs.
 
-A successor counts anew: it holds for as long again, waits for as long again, and knows nothing of a
-pause that began before it.
+A successor starts holds and timeouts again, and does not know the length of a pause that began
+before its time.
 """
 
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.keys import PartitionId, Revision, SessionId
 
 NEW_SHARE = 0.3
-"""How much a new measurement counts against all earlier ones."""
+"""Weight of a new measurement against all earlier ones."""
 HALVED_SECONDS = 60.0
-"""After so long, half of it is forgotten."""
+"""Half-life of a measurement."""
 
 
 class SealAsked(NamedTuple):
-    """A seal that was asked for: for which revision, when, and what was in flight then."""
+    """A requested seal: its revision, when it was requested, and what was in flight then."""
 
     revision: Revision
     at: float
@@ -24,7 +24,7 @@ class SealAsked(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """The epoch that it begins, the seal before it, and, once its owner is open, its pause."""
+    """A hand-over: the epoch that it begins, its seal, and its pause once the new owner is open."""
 
     epoch: int
     seal: SealAsked
@@ -32,7 +32,7 @@ class HandOver(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a session's rows differ in, as far as it was told."""
+    """The differences that were found between a session's rows and their source."""
 
     session: SessionId
     since: float
@@ -47,7 +47,7 @@ class Memory:
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._usual_seconds = settings.hand_over_seconds
         self._lately = (settings.hand_over_seconds, 0.0)
-        """What a hand-over cost, besides what was in flight, and when that was."""
+        """The recent cost of a hand-over beyond the writes in flight, and when it was measured."""
         self._held: dict[PartitionId, tuple[str, float]] = {}
         self._seals: dict[PartitionId, SealAsked] = {}
         self._hand_overs: dict[PartitionId, HandOver] = {}
@@ -75,7 +75,7 @@ class Memory:
         return seal is not None and seal.revision == revision
 
     def sealing(self, partition: PartitionId, seal: SealAsked) -> None:
-        """The seal is asked for, for the first time."""
+        """The seal is requested for the first time."""
         self._seals[partition] = seal
 
     def handing_over(self, partition: PartitionId, revision: Revision, epoch: int) -> None:
@@ -84,7 +84,8 @@ class Memory:
             self._hand_overs[partition] = HandOver(epoch, seal)
 
     def opened(self, partition: PartitionId, epoch: int, now: float) -> None:
-        """The owner of this epoch serves: if its hand-over was ours, that was the pause."""
+        """The owner of this epoch serves: if this coordinator saw the seal, the pause is known
+        now."""
         known = self._hand_overs.get(partition)
         if known is None or known.epoch != epoch or known.pause_seconds:
             return
@@ -95,21 +96,21 @@ class Memory:
         self._lately = (before + NEW_SHARE * (cost - before), now)
 
     def hand_over_seconds(self, now: float) -> float:
-        """What one will cost: as lately. It is forgotten by and by, or one slow hand-over would
-        forbid all later ones, and with them a better measurement."""
+        """The expected cost of a hand-over: a decaying average. Without the decay, one slow
+        hand-over would forbid all later ones, and with them a better measurement."""
         seconds, at = self._lately
         remembered: float = 0.5 ** (max(0.0, now - at) / HALVED_SECONDS)
         return self._usual_seconds + (seconds - self._usual_seconds) * remembered
 
     def pause_seconds(self, partition: PartitionId, epoch: int) -> float:
-        """How long the hand-over to this epoch took; 0: nobody here knows."""
+        """How long the hand-over to this epoch took; 0: unknown."""
         known = self._hand_overs.get(partition)
         return known.pause_seconds if known is not None and known.epoch == epoch else 0.0
 
     # --- copies
 
     def silent_since(self, partition: PartitionId, progress: object, now: float) -> float:
-        """Since when a copy has been where it is."""
+        """Since when a copy has made no progress."""
         known, since = self._copies.get(partition, (None, now))
         if known != progress:
             since = now

@@ -1,7 +1,8 @@
 """Who should own a partition, and which replicas are in sync? Failover, election, removal, return.
 
-A replica that does not answer is first taken out by a commit; only then may the owner go on without
-it. Taking out a replica that a transition makes is giving the transition up, in that same commit.
+A replica that does not answer is first taken out of the in-sync set by a commit; only then may the
+owner continue without it. If the replica is one that a transition makes, the same commit gives the
+transition up.
 """
 
 from msgspec.structs import replace
@@ -15,13 +16,13 @@ from limosa.core.model.topology import GivenUpBy, Grant, Partition, Replica, Tra
 
 
 def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
-    """A session belongs to one transition at one epoch: a failover closes it and opens another."""
+    """The session of a transition at one epoch: a failover closes it and opens another one."""
     is_open = routing.machine_of(transition)[stage].session
     return f"{transition.id}@{epoch}" if is_open else None
 
 
 def fail_over(view: ClusterView, record: Partition) -> Commit:
-    """The owner's lease has ended: a new epoch, in which nobody owns it until one is elected."""
+    """The owner's lease has ended: a new epoch begins, without an owner until one is elected."""
     after = next_epoch(record, None)
     return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
 
@@ -42,9 +43,10 @@ def renewed_session(record: Partition, change: Transition, epoch: int) -> str | 
 
 
 def elect(view: ClusterView, record: Partition) -> Commit | str:
-    """Among the in-sync replicas of the side that is read: the one whose log reaches furthest.
+    """Elect the in-sync replica of the read side whose log reaches furthest.
 
-    Of equals the record's first, so that owners are spread as the records spread them.
+    Among equals the first one of the record wins, so that owners are spread as the records spread
+    them.
     """
     if record.epoch == 0:
         return first_election(view, record)
@@ -63,10 +65,12 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
     if stage is not None and stage.switched and stage.given_up:
         old = [r for r in in_sync_side(record, Side.OLD) if view.of(record, r) is not None]
         if old:
-            why = "no replica of the new side lives"
+            why = "no replica of the new side is alive"
             after = with_stage(record, stage.given_up[0], giving_up=why, given_up_by="cluster")
-            return view.commit(record, after, "fall back: no in-sync replica of the new side lives")
-    return "election: no in-sync replica of the side that is read lives; wait for one, or reset"
+            return view.commit(
+                record, after, "fall back: no in-sync replica of the new side is alive"
+            )
+    return "election: no in-sync replica of the side that is read is alive: start one"
 
 
 def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
@@ -76,9 +80,9 @@ def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
 def first_election(view: ClusterView, record: Partition) -> Commit | str:
     for replica in record.replicas:
         if view.is_live(replica.node) and view.of(record, replica) is None:
-            return f"{replica.node} has not made its replica yet"
+            return f"{replica.node} has not created its replica yet"
     if not any(view.of(record, replica) is not None for replica in record.replicas):
-        return "none of its nodes lives"
+        return "none of its nodes is alive"
     return fail_over(view, record)
 
 
@@ -87,7 +91,7 @@ def in_sync_side(record: Partition, side: Side) -> tuple[Replica, ...]:
 
 
 def change_in_sync(view: ClusterView, record: Partition) -> Commit | None:
-    """Take out who is gone, lost or silent; put back who has caught up."""
+    """Take out replicas that are gone, lost or silent; put back those that have caught up."""
     assert record.owner is not None
     owner = view.owner_status(record)
     silent = () if owner is None else owner.silent
@@ -109,7 +113,7 @@ def change_in_sync(view: ClusterView, record: Partition) -> Commit | None:
 
 
 def is_current(view: ClusterView, record: Partition, revision: Revision) -> bool:
-    """The owner waits for a proposed replica as long as its record has this revision, no longer."""
+    """The owner waits for a returning replica only while the record has this revision."""
     return revision == view.agreed.topology.revision_of(record.id)
 
 
@@ -127,7 +131,8 @@ def gives_up(record: Partition) -> bool:
 
 
 def given_up(record: Partition, why: str, by: GivenUpBy) -> Partition:
-    """Leave a stage by its other edge, or, once the new side is read, prepare to."""
+    """Leave the stage by its edge back; after the switch, only record that the transition is given
+    up."""
     change = record.transition
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
@@ -136,7 +141,8 @@ def given_up(record: Partition, why: str, by: GivenUpBy) -> Partition:
 
 
 def enter(record: Partition, stage: str) -> Partition:
-    """The record in the next stage: with its session, and in sync only who is written there."""
+    """The record in the next stage: with its session, and with the in-sync replicas that are
+    written there."""
     assert record.transition is not None
     session = session_for(record.transition, stage, record.epoch)
     after = with_stage(record, stage, session=session)

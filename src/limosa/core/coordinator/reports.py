@@ -17,7 +17,7 @@ def report_of(
     differences: tuple[str, ...] = (),
     more: int = 0,
 ) -> Report:
-    """What an earlier report of the same transition says to differ, this one says, too."""
+    """Differences that an earlier report of the same transition lists are kept."""
     known = view.agreed.reports.get(report_key(record.id, change.id))
     if known is not None and not differences:
         differences, more = known.differences, known.differences_more
@@ -39,7 +39,7 @@ def report_of(
 
 
 def forget_old(view: ClusterView) -> Commit | None:
-    """The last few of each partition are kept, and so many of all."""
+    """Delete old reports: a few of each partition are kept, and a number of all."""
     settings = view.settings
     each = Counter(report.partition for report in view.agreed.reports.values())
     if each.total() <= settings.reports_kept and all(

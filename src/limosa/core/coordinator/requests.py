@@ -1,6 +1,6 @@
 """What does a request ask for, and is it allowed? Requests become intent, intent transitions.
 
-A request that contradicts the agreed state is refused, with the reason, and changes nothing else.
+A request that contradicts the agreed state is refused with the reason, and changes nothing else.
 """
 
 from msgspec.structs import replace
@@ -80,7 +80,7 @@ CHANGING: dict[TransitionKind, str] = {
 
 
 def answer(view: ClusterView, request: Request) -> Commit:
-    """One commit that does what is asked for, or refuses it."""
+    """One commit that carries out the request or refuses it."""
     key = request_key(request.id)
     trigger = view.agreed.revision_of(key)
     try:
@@ -138,7 +138,7 @@ def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer
 
 
 def reads(view: ClusterView, request: Request) -> list[str]:
-    """The keys that the answer depends on, whatever it is."""
+    """The keys that the answer depends on, accepted or refused."""
     what = request.what
     match what:
         case PartitionWish() as wish:
@@ -165,7 +165,7 @@ def reads(view: ClusterView, request: Request) -> list[str]:
 
 
 def forget_answered(view: ClusterView) -> Commit | None:
-    """Answers are kept for those who wait for them, and for those who look back; not for ever."""
+    """Delete the oldest answered requests, beyond the number that is kept."""
     if len(view.agreed.requests) <= view.settings.requests_kept:
         return None
     answered = sorted(
@@ -195,10 +195,7 @@ def zone_reads(view: ClusterView, wish: ZoneWish) -> list[str]:
 
 
 def serve_zone(view: ClusterView, wish: ZoneWish, trigger: Revision) -> RequestAnswer:
-    """Another replica count or other data nodes: an intent for every partition, in one commit.
-
-    (Another partition count is a repartition: an operation of its own.)
-    """
+    """Change the replica count or the data nodes: one commit with an intent for every partition."""
     topology = view.agreed.topology
     zone = topology.zones.get(wish.zone)
     if zone is None:
@@ -256,7 +253,7 @@ def assignment(
     if isinstance(wish, RepairPartition):
         return Assignment("repair", trigger=trigger)
     if wish.hold_seconds < 0 or wish.max_pause_seconds < 0:
-        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+        raise IllegalRequest("durations must not be negative", "give seconds, 0 for none")
     kind, places, renewed = placed(view, record, intent, wish)
     times = (wish.hold_seconds, trigger, wish.max_pause_seconds)
     return Assignment(kind, places, renewed, *times)
@@ -269,7 +266,7 @@ def placed(
     wish: MovePartition | MoveToVolume | RebuildReplicas,
 ) -> tuple[TransitionKind, tuple[Placement, ...], tuple[NodeId, ...]]:
     """The kind of transition, all places of the replicas (empty: where they are), and the nodes
-    whose replica is made anew."""
+    whose replica is rebuilt."""
     if isinstance(wish, RebuildReplicas):
         return "rebuild", (), wish.renewed
     if isinstance(wish, MoveToVolume):
@@ -280,13 +277,13 @@ def placed(
 
 
 def served(before: Intent, after: Intent, new: Assignment) -> RequestAnswer:
-    """What became of an assignment, in words, and the transition that it leads to."""
+    """The answer to an assignment, with the transition that it leads to."""
     if after.change != new.trigger:
-        return RequestAnswer((Put(after),), "a newer request was served")
+        return RequestAnswer((Put(after),), "superseded by a newer request")
     if new in (after.pending, after.planned):
         return RequestAnswer((Put(after),), "accepted", led_to(after, new))
     if before.pending is None:
-        return RequestAnswer((Put(after),), "it is so already")
+        return RequestAnswer((Put(after),), "nothing to do: the replicas are there already")
     return RequestAnswer((Put(after),), "under way already", led_to(after, before.pending))
 
 
@@ -297,14 +294,14 @@ def led_to(intent: Intent, assigned: Assignment) -> LedToTransition:
 def placements(
     record: Partition, intent: Intent, wish: MovePartition | MoveToVolume
 ) -> tuple[Placement, ...]:
-    """All places, also if somebody says only which replica goes and where to."""
+    """All places of the replicas, also if the wish names only one replica and its target."""
     if wish.target is None:
         return wish.placements
     return replaced(record.id, intent.stable, wish.source, wish.target)
 
 
 def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assignment) -> None:
-    """One who asks for a second move has not seen the first; to ask for the same one is no harm."""
+    """Refuse another move while one is pending; asking for the same move again is harmless."""
     if pending.same_goal(new) and intent.cancel is None:
         return
     stage = routing.stage_of(record)
@@ -318,14 +315,16 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
 def cancel(
     view: ClusterView, record: Partition, intent: Intent, wish: CancelChange
 ) -> RequestAnswer:
-    """Stored only for the change that the caller saw; refused once the new side is read."""
+    """Only the change that the caller saw is cancelled; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, wish.cancels)
     ended = LedToTransition(record.id, transition_id(wish.cancels))
     if stage is None:
         return RequestAnswer(never_begun(view, record, intent), "cancelled before it began", ended)
     if not stage.switched and not stage.given_up:
-        raise IllegalRequest(f"{record.id} is on its way back already ({stage.name})", "wait")
+        raise IllegalRequest(
+            f"{record.id} is being reverted already ({stage.name})", "wait for its end"
+        )
     if stage.switched:
         raise IllegalRequest(
             f"{record.id} has switched already ({stage.name})",
@@ -335,7 +334,7 @@ def cancel(
 
 
 def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[Change, ...]:
-    """There is a report of it, too: whoever asked for it learns what became of it."""
+    """A change that never began leaves a report, too, for those who asked for it."""
     assert intent.pending is not None
     name = transition_id(intent.pending.trigger)
     never = Transition(
@@ -361,25 +360,29 @@ def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnsw
             f"{wish.kind} applies to a held move only",
         )
     if change.given_up_by:
-        raise IllegalRequest(f"{record.id} is on its way back: {change.giving_up}", "wait")
+        raise IllegalRequest(
+            f"{record.id} is being reverted: {change.giving_up}", "wait for its end"
+        )
     ended = LedToTransition(record.id, change.id)
     if isinstance(wish, CompleteMove):
         released = replace(record, transition=replace(change, released=True))
         return RequestAnswer((Put(released),), "completing", ended)
     if not stage.given_up:
-        raise IllegalRequest("a volume move never goes back", "wait for its end, then move it back")
+        raise IllegalRequest(
+            "a volume move can't be reversed", "wait for its end, then move it back"
+        )
     reversing = replace(change, giving_up=REVERSED, given_up_by="operator")
     return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing", ended)
 
 
 def withdraw(view: ClusterView, wish: WithdrawRequest) -> RequestAnswer:
-    """A request that still waits is refused, as its sender wants it no more."""
+    """Refuse a waiting request, as its sender withdraws it."""
     other = view.agreed.requests.get(wish.request)
     if other is None:
         raise IllegalRequest(f"there is no request {wish.request}", "list the operations")
     if other.state != "waiting":
         raise IllegalRequest(
-            f"{other.id} was answered already: {other.answer}", "undo what it did, if it did"
+            f"{other.id} was answered already: {other.answer}", "undo its effect, if it had one"
         )
     refused = replace(without_plan(other), state="refused", answer="withdrawn", answered=view.wall)
     return RequestAnswer((Put(refused),), f"{other.id} is withdrawn")

@@ -24,7 +24,7 @@ from limosa.core.model.topology import Partition
 
 
 def roll_back(view: ClusterView, move: RunMove) -> Commit | None:
-    """What has not switched goes back, and what is held, too; the rest completes."""
+    """Moves that have not switched go back, and so do held ones; the others complete."""
     record = view.agreed.topology.partitions.get(move.partition)
     if record is None or not view.is_under_way(move):
         return None
@@ -70,7 +70,7 @@ def end(view: ClusterView, run: Run) -> Commit:
 
 
 def forget_old(view: ClusterView) -> Commit | None:
-    """The last few ended runs are kept, with their moves."""
+    """Delete old runs and their moves, beyond the number that is kept."""
     ended = [run for run in view.agreed.runs.values() if run.outcome]
     ended.sort(key=lambda run: view.agreed.revision_of(run_key(run.id)), reverse=True)
     keys: list[str] = []

@@ -1,7 +1,7 @@
 """How far is a move of a run? The move's record follows its partition's transition.
 
-A move is written down step by step, whatever was missed meanwhile. One that went back is tried
-again after a while, unless somebody did not want it any more.
+Each state of a move is recorded, even if the coordinator sees a later stage first. A move that was
+reverted is retried after a while, unless an operator cancelled it.
 """
 
 from collections.abc import Iterable
@@ -31,24 +31,24 @@ from limosa.core.model.runs import ATTEMPTS_MAX, FAR, MoveState, RunMove, asked_
 from limosa.core.model.topology import GivenUpBy, Partition
 
 FORWARD = ("copy", "commit")
-"""What happens to it on its way."""
+"""The events of a move that goes forward."""
 BY_HAND: tuple[GivenUpBy, ...] = ("operator",)
 GONE = "the partition is gone"
-ANOTHER = "the partition is another one: it was dropped and made again"
+ANOTHER = "the partition was dropped and created again"
 WITH_ITS_RUN = "its run was cancelled"
 
 
 def written(
     view: ClusterView, keys: Iterable[str], changes: tuple[Change, ...], why: str
 ) -> Commit:
-    """A commit for the run under way, guarded by all that it was computed from."""
+    """A commit for the current run, guarded by everything it was computed from."""
     guards = {key: view.agreed.revision_of(key) for key in (REBALANCE_KEY, *keys)}
     guards[COORDINATOR_KEY] = view.coordinator
     return Commit(guards, changes, why)
 
 
 def follow(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
-    """Write down how far it is, one step at a time."""
+    """Record the move's progress, one state at a time."""
     now = followed(view, move)
     if now is move:
         if not view.is_under_way(move) and move.state == "COMMITTED":
@@ -65,7 +65,7 @@ def follow(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
 
 
 def followed(view: ClusterView, move: RunMove) -> RunMove:
-    """The move as it should be written down; the same one if there is nothing new."""
+    """The move with its next state; the same object if nothing changed."""
     record = view.agreed.topology.partitions.get(move.partition)
     if move.state == "COMMITTED":
         return move
@@ -91,8 +91,8 @@ def state_in(stage: Stage) -> MoveState:
 
 
 def missing(view: ClusterView, move: RunMove) -> str:
-    """Why there is not what was to be moved, in words. A name may be given again, but the first
-    version of a zone's layout is the revision of the request that made the zone."""
+    """Why the partition to be moved does not exist any more, in words. Names can be reused, but the
+    first version of a zone's layout is the revision of the request that created the zone."""
     record = view.agreed.topology.partitions.get(move.partition)
     if record is None:
         return GONE
@@ -106,7 +106,8 @@ def layout_reads(view: ClusterView, move: RunMove) -> list[str]:
 
 
 def has_landed(view: ClusterView, move: RunMove, report: Report | None) -> bool:
-    """Did its attempt end well? Its report says so; without one, the replicas do."""
+    """Did the attempt succeed? Its report tells; without one, the placement of the replicas
+    does."""
     if report is not None:
         return report.outcome == "done"
     stable = view.agreed.intents[move.partition].stable
@@ -134,11 +135,11 @@ def forward(view: ClusterView, record: Partition, move: RunMove, report: Report 
 
 
 def given_up(view: ClusterView, move: RunMove, report: Report | None) -> RunMove:
-    """Tried again, unless a person did not want it any more."""
+    """The move is retried, unless an operator cancelled it."""
     if view.agreed.rebalance.state == "cancelling":
         return failed(view, move, WITH_ITS_RUN, final=True)
     if report is None:
-        return failed(view, move, "it was given up", final=False)
+        return failed(view, move, "the transition was given up", final=False)
     return failed(view, move, report.why, final=report.given_up_by in BY_HAND)
 
 
@@ -154,7 +155,7 @@ def failed(view: ClusterView, move: RunMove, why: str, final: bool) -> RunMove:
 
 
 def try_again(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:
-    """After a while: what was in the way may be gone."""
+    """Retry after a while: the obstacle may be gone."""
     since = flights.failed_since(move, view.now)
     if view.now - since < view.settings.retry_seconds:
         return None

@@ -1,7 +1,7 @@
 """May a run start, pause, resume or be cancelled? Each answer is one commit.
 
-A plan is accepted as a whole. Two moves of one partition are possible if they are about two
-replicas of it: the second begins when the first has ended.
+A plan is accepted as a whole. It may move two replicas of one partition: the second move begins
+when the first has ended.
 """
 
 from typing import cast
@@ -47,10 +47,10 @@ from limosa.errors import IllegalRequest
 
 
 def start(view: ClusterView, wish: StartRun | DrainNodes, trigger: Revision) -> RequestAnswer:
-    """The whole plan becomes records, in one commit; its first moves begin by another."""
+    """One commit stores the run and all of its moves; a later commit begins the first moves."""
     plan = wish.plan
     if plan is None:
-        raise IllegalRequest("a run without a plan", "say which replicas go where")
+        raise IllegalRequest("the run has no plan", "say which replicas go where")
     check_idle(view)
     check_words(view, plan, isinstance(wish, DrainNodes))
     check_moves(view, plan)
@@ -85,7 +85,7 @@ def next_state(view: ClusterView, event: str) -> RebalanceState:
 
 
 def check_idle(view: ClusterView) -> None:
-    """Before anything else: one who comes second changes nothing."""
+    """Refuse a second run before anything else is checked."""
     now = view.agreed.rebalance
     if now.state != "idle":
         action = view.agreed.runs[now.run].action
@@ -100,24 +100,24 @@ def check_words(view: ClusterView, plan: RunPlan, drains: bool) -> None:
     if plan.moves and view.settings.moves_refused:
         raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
     if not drains and plan.drains:
-        raise IllegalRequest("a run that also drains nodes", "ask for the drain instead")
+        raise IllegalRequest("a run of moves can't drain nodes", "request a drain instead")
     if drains and not plan.drains:
-        raise IllegalRequest("no node is named", "name the nodes that are to be emptied")
+        raise IllegalRequest("no node is named", "name the nodes to drain")
     if not drains and not plan.moves:
-        raise IllegalRequest("a run without moves", "nothing is to be done")
+        raise IllegalRequest("the plan has no moves", "nothing to do")
     limits = plan.limits
     if limits.moves_in < 1 or limits.moves_out < 1 or limits.bytes_per_second < 0:
         raise IllegalRequest(
             f"limits of {limits.moves_in} moves to a node, {limits.moves_out} away from one and "
             f"{limits.bytes_per_second} bytes a second",
-            "allow at least 1 move, or nothing would ever move; 0 bytes: as many as there are",
+            "use at least 1 move; 0 bytes a second means no limit",
         )
     if plan.hold_seconds < 0 or plan.max_pause_seconds < 0:
-        raise IllegalRequest("a time below 0", "give seconds, 0 for none")
+        raise IllegalRequest("durations must not be negative", "give seconds, 0 for none")
 
 
 def check_moves(view: ClusterView, plan: RunPlan) -> None:
-    """Each, after those before it, and all together."""
+    """Check each move, given those before it, and all moves together."""
     places: dict[PartitionId, tuple[Placement, ...]] = {}
     seen: dict[tuple[PartitionId, NodeId], None] = {}
     coming: dict[Placement, int] = {}
@@ -146,7 +146,7 @@ def kind_of(move: PlannedMove | RunMove) -> TransitionKind:
 def known(view: ClusterView, partition: PartitionId) -> Partition:
     record = view.agreed.topology.partitions.get(partition)
     if record is None:
-        raise IllegalRequest(f"there is no partition {partition}", "plan anew")
+        raise IllegalRequest(f"there is no partition {partition}", "plan again")
     if view.agreed.intents[partition].pending is not None:
         raise IllegalRequest(
             f"another change of {partition} is under way", "wait for its end, or cancel it"
@@ -155,11 +155,11 @@ def known(view: ClusterView, partition: PartitionId) -> Partition:
 
 
 def check_given(view: ClusterView, record: Partition) -> None:
-    """A copy is read from a replica that lives and has everything; the one that goes need not."""
+    """A copy needs a live in-sync replica to read from; the replica that leaves may be down."""
     if not any(view.is_live(replica.node) for replica in record.in_sync):
         away = ", ".join(sorted(replica.node for replica in record.in_sync))
         raise IllegalRequest(
-            f"nobody who lives can give {record.id}: {away} does not live", "start it first"
+            f"no in-sync replica of {record.id} is alive: {away} is down", "start it first"
         )
 
 
@@ -177,7 +177,7 @@ def start_reads(view: ClusterView, wish: StartRun | DrainNodes) -> list[str]:
 
 
 class _Turn:
-    """What one who asks for it in another state is told."""
+    """A transition of the run's state, and the refusals in other states."""
 
     def __init__(self, event: str, words: str, **refusals: tuple[str, str]) -> None:
         self.event = event
@@ -190,21 +190,21 @@ _ENDING = ("{run} is being cancelled", "wait for its end")
 _TURNS: dict[type[Wish], _Turn] = {
     PauseRun: _Turn(
         "pause",
-        "{run} is paused; what is in flight ends",
+        "{run} is paused; moves in flight finish",
         idle=_NONE,
         paused=("{run} is paused already", "resume it, or cancel it"),
         cancelling=_ENDING,
     ),
     ResumeRun: _Turn(
         "resume",
-        "{run} goes on",
+        "{run} is resumed",
         idle=_NONE,
-        running=("{run} is running", "nothing is to be done"),
+        running=("{run} is running", "nothing to do"),
         cancelling=_ENDING,
     ),
     CancelRun: _Turn(
         "cancel",
-        "{run} is being cancelled; what is committed stays",
+        "{run} is being cancelled; committed moves stay",
         idle=_NONE,
         cancelling=("{run} is being cancelled already", "wait for its end"),
     ),
@@ -212,11 +212,11 @@ _TURNS: dict[type[Wish], _Turn] = {
 
 
 def turn(view: ClusterView, wish: PauseRun | ResumeRun | CancelRun) -> RequestAnswer:
-    """The state alone changes; what follows from it follows by other commits."""
+    """Only the state changes here; later commits act on it."""
     now = view.agreed.rebalance
     asked = _TURNS[type(wish)]
     if wish.run and wish.run != now.run:
-        raise IllegalRequest(f"{wish.run} is not under way", "look at the runs")
+        raise IllegalRequest(f"{wish.run} is not the current run", "list the runs")
     if now.state in asked.refusals:
         words, advice = asked.refusals[now.state]
         raise IllegalRequest(words.format(run=f"run {now.run}"), advice)

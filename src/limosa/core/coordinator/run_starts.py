@@ -1,8 +1,8 @@
 """Which moves of a run start now? As many as the limits allow, in the order of the plan.
 
-A move begins as any other does: by the intent of its partition, with the revision of the move's own
-record as the trigger. If another change of the partition came first, the move waits for its end; if
-the replica is elsewhere by then, the move has failed, since nobody may guess what is wanted now.
+A move begins by the intent of its partition, with the revision of the move's record as the trigger.
+If another change of the partition came first, the move waits for its end; if that change moved the
+replica elsewhere, the move fails, since it is unclear what is wanted now.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from limosa.errors import IllegalRequest
 
 
 class MovesUnderWay:
-    """How many replicas are on their way to and away from each node, as the topology says."""
+    """How many replicas are moving to and away from each node, by the topology."""
 
     def __init__(self, view: ClusterView, run: Run) -> None:
         self.limits = run.limits
@@ -47,7 +47,7 @@ class MovesUnderWay:
         return not self.full(source, target)
 
     def full(self, source: NodeId, target: NodeId) -> str:
-        """Which node is at its limit, in words."""
+        """Which node is at its limit, in words; empty: none."""
         if self.to[target] >= self.limits.moves_in:
             return f"{target} is at its limit of {self.limits.moves_in} moves to it at once"
         if self.away[source] >= self.limits.moves_out:
@@ -62,11 +62,11 @@ def has_begun(view: ClusterView, move: RunMove) -> bool:
 
 
 def stopped(view: ClusterView, run: Run) -> str:
-    """Why no move of the run may begin, in words; nothing: they may."""
+    """Why no move of the run may begin, in words; empty: they may."""
     if view.agreed.rebalance.state == "paused":
-        return "it is paused; `resume` goes on"
+        return "the run is paused; `resume` continues it"
     if view.agreed.rebalance.state == "cancelling":
-        return "it is being cancelled: what is in flight goes back or completes"
+        return "the run is being cancelled: moves in flight are reverted or completed"
     if view.agreed.controls.locked:
         return f"the cluster is locked: {view.agreed.controls.locked}"
     if run.by == "balancer" and not view.agreed.controls.balancing:
@@ -78,7 +78,8 @@ def stopped(view: ClusterView, run: Run) -> str:
 
 
 def begin(view: ClusterView, run: Run, flights: Flights) -> Commit | None:
-    """As many as the limits allow, in one commit: of two who count at once only one begins."""
+    """Begin as many moves as the limits allow, in one guarded commit: of two coordinators that
+    count at the same time, only one succeeds."""
     if not flights.pending or stopped(view, run):
         return None
     traffic = MovesUnderWay(view, run)
@@ -106,7 +107,7 @@ def begin(view: ClusterView, run: Run, flights: Flights) -> Commit | None:
 
 
 def busy(view: ClusterView, move: RunMove) -> str:
-    """What its partition is busy with, in words."""
+    """The other change that the move waits for, in words; empty: none."""
     record = view.agreed.topology.partitions.get(move.partition)
     intent = view.agreed.intents.get(move.partition)
     if record is None or intent is None:
@@ -125,7 +126,7 @@ def move_reads(view: ClusterView, move: RunMove) -> list[str]:
 
 
 def attempt(view: ClusterView, run: Run, move: RunMove) -> tuple[RunMove, Intent | None]:
-    """Its record, and the intent with which it begins, if it can and can now."""
+    """The move's record, and the intent that begins it, if it can begin now."""
     record = view.agreed.topology.partitions.get(move.partition)
     lost = missing(view, move)
     if record is None or lost:
@@ -138,7 +139,9 @@ def attempt(view: ClusterView, run: Run, move: RunMove) -> tuple[RunMove, Intent
     try:
         places = replaced(move.partition, intent.stable, move.source, move.target)
     except IllegalRequest as refusal:
-        return failed(view, tried, f"another request moved it: {refusal}", final=True), None
+        return failed(
+            view, tried, f"another request moved the replica: {refusal}", final=True
+        ), None
     new = Assignment(
         kind_of(move),
         places,

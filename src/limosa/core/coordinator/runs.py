@@ -1,6 +1,7 @@
 """What does a run do next? It starts moves, follows them, retries, rolls back, and ends.
 
-All of it is computed from the agreed state, so a successor goes on where the last coordinator was.
+All of it is computed from the agreed state, so a successor continues where the last coordinator
+stopped.
 """
 
 from limosa.core.coordinator.flights import Flights
@@ -12,7 +13,7 @@ from limosa.core.model.changes import Commit
 
 
 def advance(view: ClusterView, flights: Flights) -> list[Commit]:
-    """What is to be written down now; nothing, if the run waits or there is none."""
+    """The next commits of the current run; none if the run waits or there is no run."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     if run is None:
         return []
@@ -28,7 +29,7 @@ def advance(view: ClusterView, flights: Flights) -> list[Commit]:
 
 
 def is_over(view: ClusterView, flights: Flights) -> bool:
-    """Nothing is in flight, and nothing is left to begin, or nothing more is wanted."""
+    """Nothing is in flight, and nothing is left to begin or the run is cancelled."""
     if view.agreed.rebalance.state == "cancelling":
         return not flights.open
     return not (flights.open or flights.pending or flights.failed)

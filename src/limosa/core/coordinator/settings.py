@@ -5,30 +5,30 @@ from msgspec import Struct
 
 class CoordinatorSettings(Struct, frozen=True):
     look_seconds: float = 1.0
-    """How often nodes are asked, though they also speak by themselves, and all is looked at."""
+    """How often the coordinator asks all nodes for their status and looks at all partitions."""
     ask_again_seconds: float = 0.4
     requests_kept: int = 1_000
-    """Answered requests; older ones are forgotten."""
+    """Answered requests; older ones are deleted."""
     reports_kept: int = 1_000
-    """Of all partitions together; older ones are forgotten."""
+    """Of all partitions together; older reports are deleted."""
     reports_kept_each: int = 5
     """Of one partition."""
     rebuilds: bool = True
-    """Ask for the rebuild of replicas that can't come back by themselves."""
+    """Rebuild replicas that can't catch up."""
     copy_silence_seconds: float = 300.0
-    """A copy of which nothing arrives for so long is given up."""
+    """Timeout of a copy that makes no progress; then the transition is given up."""
     compare_seconds: float = 30.0
-    """How long to wait for the rows that differ, before a transition is given up for them."""
+    """How long to wait for the list of differing rows before a transition is given up."""
     hand_over_seconds: float = 0.02
-    """What a hand-over is thought to cost, besides what is in flight, until one was measured."""
+    """Expected cost of a hand-over beyond the writes in flight, until one was measured."""
     moves_refused: str = ""
-    """Why nobody may ask for a move here; empty: one may."""
+    """Why moves are refused here; empty: they are allowed."""
     moves_advice: str = ""
     free_bytes_kept: int = 256 << 20
-    """A replica is put only where so much stays free."""
+    """A replica is placed only where this much stays free."""
     runs_kept: int = 50
-    """Ended runs; older ones are forgotten, with their moves."""
+    """Ended runs; older ones are deleted with their moves."""
     run_moves_kept: int = 5_000
-    """Of all ended runs together; the last run is kept whatever it has."""
+    """Of all ended runs together; the last run is always kept."""
     retry_seconds: float = 2.0
-    """How long to wait before a move that failed is tried again."""
+    """How long to wait before a failed move is retried."""

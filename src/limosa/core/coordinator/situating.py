@@ -1,7 +1,7 @@
 """What does the planner need to know, and what would its plan cost? Agreed state and statuses.
 
-Whoever has the agreed state and the nodes' statuses plans alike: the coordinator, a command, the
-admin service. What a person saw as a plan is what is started.
+The coordinator, commands and the admin service make the same plan from the same agreed state and
+statuses, so the plan that a person saw is the plan that is started.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from limosa.core.planning.plan import Plan
 from limosa.core.planning.situation import Rules, Situation
 
 BYTES_PER_SECOND = 64 << 20
-"""What copies may take together unless somebody says otherwise."""
+"""Expected rate of all copies together, if nothing is known."""
 QUIET = 1000.0
-"""Rows a second in the whole cluster: what is less says nothing of who is loaded."""
+"""Rows a second in the whole cluster; lower rates say nothing about the load of nodes."""
 MOVE_SECONDS = 0.3
-"""What a move takes besides its bytes, when it is alone."""
+"""Time of a move besides the copy of its bytes."""
 PAUSE_SECONDS = 0.05
-"""What a hand-over takes, as long as nobody has seen one."""
+"""Expected pause of a hand-over, until one was measured."""
 
 
 def situation(view: ClusterView, draining: Sequence[NodeId] = ()) -> Situation:
-    """The cluster as it is known now; nodes that are being emptied stay so."""
+    """The cluster as it is known now; nodes that are being drained already are included."""
     topology = view.agreed.topology
     leaving = [node.id for node in topology.nodes.values() if node.state == "decommissioning"]
     return Situation(
@@ -64,15 +64,15 @@ def loads(view: ClusterView) -> dict[PartitionId, Load]:
 
 
 def size_of(view: ClusterView, record: Partition) -> int:
-    """Of one replica: the largest, as one that has just come may not have been measured yet."""
+    """The size of the largest replica; a new replica may not have been measured yet."""
     known = (view.of(record, replica) for replica in record.replicas)
     return max((each.bytes for each in known if each is not None), default=0)
 
 
 def fixed(view: ClusterView) -> dict[PartitionId, str]:
-    """Partitions that somebody else is about to change."""
+    """Partitions with a pending change, which the planner leaves alone."""
     return {
-        name: "another change of it is planned already"
+        name: "another change is planned already"
         for name, intent in view.agreed.intents.items()
         if intent.pending is not None
     }
@@ -82,7 +82,7 @@ def fixed(view: ClusterView) -> dict[PartitionId, str]:
 
 
 def as_run(view: ClusterView, plan: Plan, like: RunPlan) -> RunPlan:
-    """The plan as a run that can be started: with its limits, and what it will probably cost."""
+    """The plan as a run that can be started, with its limits and estimated cost."""
     moves = tuple(PlannedMove(move.partition, move.source, move.target) for move in plan.moves)
     return RunPlan(
         like.action,
@@ -99,7 +99,7 @@ def as_run(view: ClusterView, plan: Plan, like: RunPlan) -> RunPlan:
 
 
 def estimate(view: ClusterView, plan: Plan, limits: Limits) -> Estimate:
-    """By what the last run came to, if there was one; else by what is usual."""
+    """An estimate from the totals of the last run, or from usual figures."""
     past = [run for run in view.agreed.runs.values() if run.ended and run.totals.bytes]
     last = max(past, key=lambda run: run.ended, default=None)
     rate = rate_of(last) or float(BYTES_PER_SECOND)

@@ -37,14 +37,16 @@ def create(view: ClusterView, wish: CreateTable, trigger: Revision) -> RequestAn
             f"there is a table {table.name} already", "choose another name, or drop it first"
         )
     if any(other.id == table.id for other in tables):
-        raise IllegalRequest(f"the table id {table.id} is taken", "make an id that is nobody's")
+        raise IllegalRequest(f"the table id {table.id} is taken", "use a new id")
     zone = view.agreed.topology.zones.get(table.zone)
     made = LedToTable(table.name, table.id)
     if zone is None:
-        return RequestAnswer((*new_zone(view, wish, table.zone, trigger), Put(table)), "made", made)
+        return RequestAnswer(
+            (*new_zone(view, wish, table.zone, trigger), Put(table)), "created", made
+        )
     check_fits(view, wish, zone)
     # The zone is written again, so that whoever counted its tables meanwhile has to count anew.
-    return RequestAnswer((Put(zone), Put(table)), f"made in zone {zone.id}", made)
+    return RequestAnswer((Put(zone), Put(table)), f"created in zone {zone.id}", made)
 
 
 def create_reads(view: ClusterView, wish: CreateTable) -> list[str]:
@@ -55,7 +57,7 @@ def create_reads(view: ClusterView, wish: CreateTable) -> list[str]:
 
 
 def check_fits(view: ClusterView, wish: CreateTable, zone: Zone) -> None:
-    """What is asked for and left open, the zone decides; it can't have two of anything."""
+    """The zone decides what the wish leaves open; numbers that contradict the zone are refused."""
     has = sum(record.zone == zone.id for record in view.agreed.topology.partitions.values())
     for what, asked, there in (
         ("partitions", wish.partitions, has),
@@ -72,7 +74,7 @@ def check_fits(view: ClusterView, wish: CreateTable, zone: Zone) -> None:
 def new_zone(
     view: ClusterView, wish: CreateTable, name: ZoneId, trigger: Revision
 ) -> tuple[Change, ...]:
-    """Zone, layout, and for each partition where it is and is meant to be."""
+    """The records of a new zone: zone, layout, and a partition and an intent for each range."""
     check_numbers(wish)
     topology = view.agreed.topology
     zone = Zone(name, wish.count, wish.min_in_sync)
@@ -80,7 +82,7 @@ def new_zone(
     live = {name: node for name, node in nodes.items() if view.is_live(name)}
     if wish.count > len(live):
         raise IllegalRequest(
-            f"{wish.count} replicas, but {len(live)} data nodes live",
+            f"{wish.count} replicas, but {len(live)} data nodes are alive",
             "start more nodes, or ask for fewer replicas",
         )
     names = tuple(f"{name}-{index:04d}" for index in range(wish.partitions))
@@ -115,20 +117,21 @@ def even_starts(partitions: int) -> tuple[int, ...]:
 
 
 def made_by(trigger: Revision, places: tuple[Placement, ...]) -> tuple[Replica, ...]:
-    """Incarnations under the request's revision, which never comes again."""
+    """Incarnations named by the request's revision, which is unique."""
     return tuple(Replica(each.node, f"c{trigger}", each.volume) for each in places)
 
 
 def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
-    """With the last table of a zone, the zone goes; nodes discard what nothing names any more."""
+    """Dropping the last table of a zone drops the zone; nodes discard replicas that no record
+    names."""
     topology = view.agreed.topology
     table = topology.tables.get(wish.name)
     if table is None:
         raise IllegalRequest(f"there is no table {wish.name}", "list the tables")
     if table.id != wish.table_id:
         raise IllegalRequest(
-            f"{wish.name} is another table by now: it was dropped and made again",
-            "look at it again",
+            f"{wish.name} was dropped and created again meanwhile",
+            "look at the table again",
         )
     dropped = LedToTable(table.name, table.id)
     gone: list[Change] = [Remove(table_key(table.name))]
@@ -138,7 +141,7 @@ def drop(view: ClusterView, wish: DropTable) -> RequestAnswer:
     for record in in_zone(view, table.zone):
         if record.transition is not None:
             raise IllegalRequest(
-                f"{record.id} of its zone is in a {record.transition.kind}",
+                f"{record.id} of the table's zone is in a {record.transition.kind}",
                 "wait for its end, or cancel it",
             )
         gone += [Remove(partition_key(record.id)), Remove(intent_key(record.id))]

@@ -1,8 +1,7 @@
 """What must be done to leave a stage, and what is missing? One function for each kind of work.
 
-Each returns what it waits for, in words (a required sentence: `explain` shows it), or nothing when
-the work is done. Whatever it asks nodes to do is idempotent, and is asked again until it is
-reported.
+Each function returns what it waits for, with a sentence that `explain` shows, or None when the work
+is done. What it asks nodes to do is idempotent, and is asked again until a status reports it.
 """
 
 from collections.abc import Callable
@@ -29,26 +28,27 @@ from limosa.errors import IllegalRequest
 
 
 class Waiting(NamedTuple):
-    """Not yet: why, and what to ask for meanwhile."""
+    """The work is not done: why, and what to ask for meanwhile."""
 
     why: str
     effects: tuple[Effect, ...] = ()
     work: Work | None = None
-    """Of the stage; None: something else is waited for."""
+    """The work of the stage that is not done; None: something else is missing."""
 
 
 CANCELLED = "cancelled"
 
 
 class GivenUp(NamedTuple):
-    """It can't be done: why, and who says so."""
+    """The work can't be done: why, and what found that."""
 
     why: str
     by: GivenUpBy = "cluster"
 
 
 class Differs(NamedTuple):
-    """A copy is not what its source is. Written down at once: nothing goes forward after it."""
+    """A copy differs from its source. This is committed at once, so that no successor switches
+    reads."""
 
     why: str
 
@@ -57,7 +57,7 @@ Progress = Waiting | GivenUp | Differs | None
 
 
 def start(view: ClusterView, record: Partition, intent: Intent) -> Commit | Waiting:
-    """A transition begins only here, and only because intent says so."""
+    """Begin the pending assignment of a partition; transitions begin nowhere else."""
     pending = intent.pending
     assert pending is not None
     transition = transition_id(pending.trigger)
@@ -99,10 +99,10 @@ def no_longer_possible(
     places: tuple[Placement, ...],
     targets: tuple[Replica, ...],
 ) -> str:
-    """It was possible when it was asked for; since then it may have waited for another change."""
+    """Why an assignment that was accepted earlier is not possible now, in words; empty: it is."""
     for replica in targets:
         if replica not in record.replicas and not view.is_live(replica.node):
-            return f"{replica.node}, which was to hold it, does not live"
+            return f"the target {replica.node} is down"
     try:
         check(view, record, pending, places)
     except IllegalRequest as refusal:
@@ -119,7 +119,7 @@ def _target(record: Partition, place: Placement, pending: Assignment, made_by: s
 
 
 def advance(view: ClusterView, record: Partition, held_since: float) -> Commit | Waiting:
-    """Do the stage's work; when all of it is done, leave by the edge forward."""
+    """Do the stage's work; when all of it is done, go to the next stage."""
     change = record.transition
     stage = routing.stage_of(record)
     assert change is not None and stage is not None
@@ -153,7 +153,7 @@ def leave(view: ClusterView, record: Partition, stage: Stage) -> Commit | Waitin
         new = [r for r in in_sync_side(record, Side.NEW) if view.of(record, r) is not None]
         made = [r for r in new if r in routing.new_only(record)] or new
         if not made:
-            why = "hand-over: no in-sync replica of the new side lives"
+            why = "hand-over: no in-sync replica of the new side is alive"
             return Waiting(why, work=Work.SEAL)
         grant = Grant(made[0], view.lease_of(made[0].node))
         after = enter(next_epoch(after, grant), stage.next)
@@ -163,7 +163,7 @@ def leave(view: ClusterView, record: Partition, stage: Stage) -> Commit | Waitin
 
 
 def with_pause(view: ClusterView, record: Partition) -> Partition:
-    """With what its last hand-over took, as far as this coordinator saw it."""
+    """The record with the length of its last pause, if this coordinator measured it."""
     assert record.transition is not None
     open_(view, record, view.now)
     measured = view.memory.pause_seconds(record.id, record.epoch)
@@ -172,19 +172,20 @@ def with_pause(view: ClusterView, record: Partition) -> Partition:
 
 
 def fence_after(view: ClusterView, record: Partition) -> int:
-    """The revision that the barrier was about, never a later one: requests of today are sound."""
+    """The revision that the barrier was about, never a later one, which would refuse valid
+    requests."""
     return view.agreed.topology.revision_of(record.id)
 
 
 def must_hand_over(record: Partition, stage: Stage) -> bool:
-    """An owner that is in both sets stays."""
+    """An owner that is in both replica sets stays the owner."""
     assert record.owner is not None
     leaves = Work.SEAL in stage.work
     return leaves and record.owner.replica not in routing.side(record, Side.NEW)
 
 
 def finish(view: ClusterView, record: Partition, after: Partition, done: bool) -> Commit:
-    """The transition ceases to exist, and intent and a report say so in the same commit."""
+    """End the transition; the same commit updates the intent and stores a report."""
     change = after.transition
     assert change is not None
     targets = change.targets if done else record.replicas
@@ -226,10 +227,12 @@ def fall_back(view: ClusterView, record: Partition) -> Commit | Waiting:
     old = [r for r in candidates if view.of(record, r) is not None]
     unheard = [r for r in candidates if r not in old and not view.is_lost(record, r)]
     if not old and unheard:
-        return Waiting(f"fall back: {unheard[0].node} has not said yet what it holds")
+        return Waiting(f"fall back: {unheard[0].node} has not reported its status")
     if not old:
         after = with_stage(record, stage.name, giving_up="", given_up_by="")
-        return view.commit(record, enter(after, forward), "no in-sync old replica lives: on")
+        return view.commit(
+            record, enter(after, forward), "no in-sync old replica is alive: continue"
+        )
     why = f"fall back: {record.transition.giving_up}"
     after = with_pause(view, record)
     if record.owner.replica in record.replicas:
@@ -245,7 +248,7 @@ def fall_back(view: ClusterView, record: Partition) -> Commit | Waiting:
 
 
 def fallback_candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
-    """In sync, not merely alive: one that was taken out lacks what was acknowledged without it."""
+    """Live in-sync replicas of the old side: others may lack acknowledged writes."""
     return tuple(r for r in in_sync_side(record, Side.OLD) if view.is_live(r.node))
 
 
@@ -255,9 +258,9 @@ def fallback_candidates(view: ClusterView, record: Partition) -> tuple[Replica, 
 def prepare(view: ClusterView, record: Partition, held_since: float) -> Progress:
     for replica in routing.new_only(record):
         if not view.is_live(replica.node):
-            return GivenUp(f"{replica.node}, which was to hold it, is gone")
+            return GivenUp(f"the target {replica.node} is down")
         if view.of(record, replica) is None:
-            return Waiting(f"{replica.node} has not made its replica yet")
+            return Waiting(f"{replica.node} has not created its replica yet")
     return None
 
 
@@ -299,7 +302,7 @@ def carry(
 def ask_for_copies(
     view: ClusterView, record: Partition, change: Transition, targets: tuple[Replica, ...]
 ) -> tuple[Effect, ...]:
-    """A volume move links the files of a good replica beside it, if they can be linked."""
+    """A volume move links the files of an in-sync replica on the same node, if that is possible."""
     assert change.session is not None and record.owner is not None
     beside = {
         r.node: r.incarnation
@@ -323,7 +326,7 @@ def is_in(view: ClusterView, record: Partition, replica: Replica, trouble: Troub
 
 
 def is_silent(view: ClusterView, record: Partition, targets: tuple[Replica, ...]) -> bool:
-    """Whoever copies may be dead, and can't say so: what arrives at the targets does."""
+    """Has no progress arrived at the targets for too long? The process that copies may be dead."""
     assert record.transition is not None
     known = [view.of(record, replica) for replica in targets]
     arrived = [None if each is None else (each.copying, each.copied) for each in known]
@@ -361,7 +364,7 @@ def verify(view: ClusterView, record: Partition, targets: tuple[Replica, ...]) -
 
 
 def compare(view: ClusterView, record: Partition) -> Commit | Waiting:
-    """Before a copy that differs is dropped, people want to know which of its rows do."""
+    """Find the rows that differ, for the report, before a differing copy is dropped."""
     change = record.transition
     assert change is not None and change.session is not None and record.owner is not None
     targets = routing.new_only(record)
@@ -380,7 +383,7 @@ def compare(view: ClusterView, record: Partition) -> Commit | Waiting:
 
 
 def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
-    """Every commit that names another owner needs the present one's seal for this revision."""
+    """A commit that changes the owner needs the present owner's seal for this revision."""
     assert record.owner is not None
     stage = routing.stage_of(record)
     assert stage is not None
@@ -397,11 +400,11 @@ def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
             return Waiting(too_long)
         view.memory.sealing(record.id, SealAsked(revision, view.now, in_flight))
     ask = Send(record.owner.replica.node, Seal(record.id, revision))
-    return Waiting(f"hand-over: {record.owner.replica.node} finishes what is in flight", (ask,))
+    return Waiting(f"hand-over: {record.owner.replica.node} finishes the writes in flight", (ask,))
 
 
 def would_pause_too_long(view: ClusterView, record: Partition, in_flight: float) -> str:
-    """Only the way forward can wait for a better moment."""
+    """Why the hand-over waits for a shorter pause, in words; a hand-over back never waits."""
     stage = routing.stage_of(record)
     assert record.transition is not None and stage is not None
     limit = record.transition.max_pause_seconds
@@ -418,7 +421,7 @@ def open_(view: ClusterView, record: Partition, held_since: float) -> Progress:
     owner = view.owner_status(record)
     if owner is None or owner.open_epoch != record.epoch:
         assert record.owner is not None
-        return Waiting(f"{record.owner.replica.node} makes all replicas equal before it serves")
+        return Waiting(f"{record.owner.replica.node} synchronizes the replicas before it serves")
     view.memory.opened(record.id, record.epoch, view.now)
     return None
 
@@ -432,7 +435,9 @@ def hold(view: ClusterView, record: Partition, held_since: float) -> Progress:
     waited_for = waited_for or topology_request_waits(view) is not None
     if change.released or waited_for or left <= 0:
         return None
-    return Waiting(f"held for another {left:.0f} s; `complete` ends the hold, `reverse` goes back")
+    return Waiting(
+        f"held for another {left:.0f} s; `complete` ends the hold, `reverse` reverts the move"
+    )
 
 
 def drop_old(view: ClusterView, record: Partition, held_since: float) -> Progress:
@@ -444,7 +449,7 @@ def drop_new(view: ClusterView, record: Partition, held_since: float) -> Progres
 
 
 def drop(view: ClusterView, record: Partition, replicas: tuple[Replica, ...]) -> Progress:
-    """A dead node drops what the topology does not name before it counts as live again."""
+    """Nodes that are down are skipped: they drop unnamed replicas before they register again."""
     revision = view.agreed.topology.revision_of(record.id)
     for replica in replicas:
         if not view.is_live(replica.node):

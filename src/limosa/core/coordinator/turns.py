@@ -1,7 +1,7 @@
 """Must a request wait? Some wait for the operator's lock, or for moves that are in flight.
 
-While a request that changes the topology waits, a run begins no more moves, and holds end. So what
-is in flight ends, the request is served, and the run goes on: neither starves the other.
+While a request that changes the topology waits, a run begins no more moves, and holds end. So the
+moves in flight end, the request is served, and the run continues: neither starves the other.
 """
 
 from limosa.core.coordinator.view import ClusterView
@@ -21,7 +21,7 @@ from limosa.core.model.requests import (
 )
 
 TOPOLOGY = (SetReplicas, FollowNodes, DropTable, JoinCluster, RemoveNode, UndrainNodes)
-"""These wait until what a run has in flight has ended."""
+"""These wait until the moves in flight have ended."""
 HELD_BY_THE_LOCK = (
     *TOPOLOGY,
     CreateTable,
@@ -30,30 +30,30 @@ HELD_BY_THE_LOCK = (
     StartRun,
     DrainNodes,
 )
-"""What heals (`rebuild`, `repair`), what stops and what unlocks is served also while locked."""
+"""Rebuilds, repairs, cancellations and `unlock` are served while the cluster is locked."""
 
 
 def held_back(view: ClusterView, request: Request) -> str:
-    """Why it is not answered yet, in words; nothing: it is its turn."""
+    """Why the request is not answered yet, in words; empty: it can be answered."""
     locked = view.agreed.controls.locked
     if locked and isinstance(request.what, HELD_BY_THE_LOCK):
         return f"the cluster is locked: {locked}"
     if isinstance(request.what, TOPOLOGY):
         for move in view.flights():
             if view.is_under_way(move) and not may_wait_for_ever(view):
-                return f"the move of {move.partition} in run {move.run} ends first"
+                return f"the move of {move.partition} in run {move.run} must end first"
     return ""
 
 
 def may_wait_for_ever(view: ClusterView) -> bool:
-    """A move that may pause writes for so long only waits for a quiet moment, which may not come:
-    nobody waits for it in turn."""
+    """A move with a limited pause may wait for ever for a quiet moment, so requests do not wait for
+    it."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     return run is not None and run.max_pause_seconds > 0
 
 
 def topology_request_waits(view: ClusterView) -> Request | None:
-    """One that a run makes way for."""
+    """A waiting request that the run makes way for."""
     if view.agreed.rebalance.state == "idle" or view.agreed.controls.locked:
         return None
     return next((each for each in view.waiting() if isinstance(each.what, TOPOLOGY)), None)

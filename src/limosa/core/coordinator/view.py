@@ -1,6 +1,6 @@
 """What does the coordinator know? The agreed state, and the last status of each live node.
 
-Nothing here is needed by a successor: the agreed state is read again, and nodes are asked again.
+A successor needs none of it: it reads the agreed state and asks the nodes again.
 """
 
 from msgspec.structs import replace
@@ -45,28 +45,28 @@ class ClusterView:
         self.coordinator = coordinator
         self.now = now
         self.wall = wall
-        """What people's clocks show; nothing is decided by it."""
+        """The wall-clock time; nothing is decided by it."""
         self.settings = settings or CoordinatorSettings()
         self.memory = memory or Memory(self.settings)
         self._flights = flights
         self._waiting = waiting
 
     def waiting(self) -> list[Request]:
-        """Requests that are not answered yet, the first one first."""
+        """Requests that are not answered yet, the oldest first."""
         if self._waiting is None:
             requests = self.agreed.requests.values()
             self._waiting = [each for each in requests if each.state == "waiting"]
         return self._waiting
 
     def flights(self) -> tuple[RunMove, ...]:
-        """Moves of the run under way whose last attempt may not have ended."""
+        """Moves of the current run whose last attempt may not have ended."""
         if self._flights is None:
             moves = self.agreed.moves.get(self.agreed.rebalance.run, {}).values()
             self._flights = tuple(m for m in moves if m.state in (*IN_FLIGHT, "COMMITTED"))
         return self._flights
 
     def is_under_way(self, move: RunMove) -> bool:
-        """Is its last attempt what its partition is meant to become?"""
+        """Is the move's last attempt the pending change of its partition?"""
         intent = self.agreed.intents.get(move.partition)
         pending = None if intent is None else intent.pending
         return pending is not None and pending.trigger == move.trigger
@@ -78,7 +78,8 @@ class ClusterView:
         return self.agreed.leases[node].lease
 
     def status(self, node: NodeId) -> Status | None:
-        """What a live node said in its present run; what it said in an earlier one is void."""
+        """The status of a live node under its present lease; statuses under earlier leases are
+        void."""
         lease = self.agreed.leases.get(node)
         status = self.statuses.get(node)
         if lease is None or status is None or status.lease != lease.lease:
@@ -95,7 +96,7 @@ class ClusterView:
         return None
 
     def is_lost(self, record: Partition, replica: Replica) -> bool:
-        """Its node lives, has applied the record, and does not hold it."""
+        """The replica's node lives and has applied the record, but does not hold the replica."""
         status = self.status(replica.node)
         revision = self.agreed.topology.revision_of(record.id)
         return (
@@ -105,7 +106,7 @@ class ClusterView:
         )
 
     def owner_lives(self, record: Partition) -> bool:
-        """An epoch is one lease's: if the lease is gone or is another, the owner is."""
+        """An owner owns under one lease: if that lease has ended, so has its ownership."""
         grant = record.owner
         lease = None if grant is None else self.agreed.leases.get(grant.replica.node)
         return grant is not None and lease is not None and lease.lease == grant.lease
@@ -114,9 +115,9 @@ class ClusterView:
         return None if record.owner is None else self.of(record, record.owner.replica)
 
     def barrier(self, partition: PartitionId) -> str:
-        """Why the barrier is not passed, or nothing: every live node has applied the record, ended
-        what it began before it, and released the permits of closed sessions. A dead node must
-        register anew."""
+        """Why the barrier is not passed, in words; empty: it is. Every live node must have applied
+        the record, ended the requests that began before it, and released the permits of closed
+        sessions. A dead node must register again."""
         revision = self.agreed.topology.revision_of(partition)
         for node in sorted(self.agreed.leases):
             status = self.status(node)
@@ -129,13 +130,13 @@ class ClusterView:
     def commit(
         self, before: Partition, after: Partition, why: str, more: tuple[Change, ...] = ()
     ) -> Commit:
-        """A change of one partition's record, guarded by all that it was computed from."""
+        """A change of one partition's record, guarded by everything it was computed from."""
         guards = self.guards(before) | self.guards(after)
         changes = (Put(self.stamped(before, after)), *more)
         return Commit(guards, changes, f"{before.id}: {why}")
 
     def stamped(self, before: Partition, after: Partition) -> Partition:
-        """People see since when a transition is where it is."""
+        """Record when the transition entered its stage, for people."""
         old, new = before.transition, after.transition
         if new is None or (old is not None and old.stage == new.stage):
             return after

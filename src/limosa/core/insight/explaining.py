@@ -1,7 +1,7 @@
 """What is a partition doing, why, what comes next, and what may an operator do about it?
 
-What it waits for is what a coordinator would say now: the same function, of the agreed state and of
-what nodes report. So whoever has these can explain, and a coordinator need not be asked.
+The explanation runs the coordinator's own decision on the agreed state and the nodes' statuses, so
+any process that has these can explain; no coordinator is asked.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,13 +39,13 @@ STABLE = "stable"
 NOTHING = "nothing"
 
 AFTER_THE_END = {
-    END: "the end: it is where it was meant to be, and nothing is left of the change",
-    REVERT: "the end: it is where it was, and nothing is left of the change",
+    END: "the end: the replicas are where they should be",
+    REVERT: "the end: everything is as it was before",
 }
 
 
 class Standing(Struct, frozen=True):
-    """One replica: whose side it is on, and how far it is, as its node says."""
+    """One replica: its side, and its progress by its node's status."""
 
     replica: Replica
     side: str
@@ -54,36 +54,36 @@ class Standing(Struct, frozen=True):
     in_sync: bool
     owner: bool
     last: Position | None = None
-    """Where its log ends; None: its node has not said."""
+    """Where its log ends; None: unknown."""
     watermark: Position | None = None
     rows: int = 0
     bytes: int = 0
 
 
 class Copying(Struct, frozen=True):
-    """How far the copies are, all targets together."""
+    """Progress of the copies to all targets together."""
 
     landed: int
     slices: int
-    """0: none has begun."""
+    """0: no copy has begun."""
     rows: int
     rows_all: int
-    """About, as nodes last measured it."""
+    """An estimate, as nodes last measured it."""
     bytes: int
     bytes_all: int
 
 
 class Explanation(Struct, frozen=True):
-    """Everything about one partition that a person asks for."""
+    """Everything that `limosa explain` shows about one partition."""
 
     partition: PartitionId
     kind: str
-    """Of its transition; empty: there is none."""
+    """Of its transition; empty: no transition."""
     stage: str
     holds: str
     """What is true in this stage."""
     began: float | None
-    """Seconds of the wall clock, as `since`; None: nobody knows."""
+    """Wall-clock seconds, as `since`; None: unknown."""
     since: float | None
     waits_for: str
     next: str
@@ -94,11 +94,11 @@ class Explanation(Struct, frozen=True):
     epoch: int
     replicas: tuple[Standing, ...]
     unheard: tuple[NodeId, ...]
-    """Nodes that live and have said nothing."""
+    """Live nodes whose status is unknown."""
     copy: Copying | None
     pipeline: Pipeline | None
     pause_seconds: float
-    """0: there was no hand-over yet."""
+    """0: no hand-over yet."""
     pause_seconds_max: float
     """0: there is no limit."""
     reports: tuple[Report, ...]
@@ -164,7 +164,7 @@ def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
 
 
 def decide(view: ClusterView, record: Partition, held_since: float) -> Commit | Waiting | None:
-    """What a coordinator that took office this moment would do, had it seen the hold begin."""
+    """What a new coordinator would do now, if it had seen the hold begin."""
     return Coordinator("explain", CoordinatorSettings()).next_step(view, record, held_since)
 
 
@@ -194,7 +194,7 @@ def what_is_next(record: Partition, intent: Intent) -> str:
 
 
 def _after(change: Transition, stage: Stage) -> str:
-    """By the edge that it is going to take."""
+    """The stage after this one: forward, or back if the transition is given up."""
     goes_back = bool(change.given_up_by) and bool(stage.given_up)
     name = stage.given_up[0] if goes_back else stage.next
     if name in AFTER_THE_END:
@@ -239,15 +239,15 @@ def may_change(
     follow = f"`limosa explain {name}` shows how far it is"
     goes_back = stage.reads is Side.OLD and not stage.given_up
     if change.given_up_by or intent.cancel is not None or goes_back:
-        return (f"wait: it goes back, without loss; {follow}",)
+        return (f"wait: it is being reverted, without data loss; {follow}",)
     if stage.reads is Side.OLD:
-        return (f"cancel it, which loses nothing: `limosa partition cancel {name}`",)
+        return (f"cancel it, without data loss: `limosa partition cancel {name}`",)
     out: list[str] = []
     if routing.is_held(change):
         out.append(f"end the hold: `limosa partition complete {name}`")
     if stage.switched and stage.given_up:
-        out.append(f"go back, without loss: `limosa partition reverse {name}`")
-    return tuple(out) or (f"wait: it can't go back any more; {follow}",)
+        out.append(f"revert it, without data loss: `limosa partition reverse {name}`")
+    return tuple(out) or (f"wait: it can't be reverted any more; {follow}",)
 
 
 # --- facts
@@ -311,7 +311,7 @@ def reports_of(agreed: Agreed, partition: PartitionId) -> tuple[Report, ...]:
 
 
 def about(agreed: Agreed, partition: PartitionId) -> Agreed:
-    """All of the agreed state that concerns one partition: a node answers with no more."""
+    """The part of the agreed state that concerns one partition, for the answer of a node."""
     topology = agreed.topology
     requests = {
         key: each
@@ -342,14 +342,14 @@ def about(agreed: Agreed, partition: PartitionId) -> Agreed:
 
 
 def about_run(agreed: Agreed, run: str = "") -> Agreed:
-    """What is agreed about the whole cluster, with the moves of one run: by default of the one
-    that is under way."""
+    """The agreed state of the whole cluster, with the moves of one run: the current run by
+    default."""
     wanted = run or agreed.rebalance.run
     return replace(agreed, moves=picked(agreed.moves, [wanted]), reports={}, revisions={})
 
 
 def status_about(status: Status, partition: PartitionId) -> Status:
-    """Without a name: of all partitions."""
+    """The status of one partition; of all partitions if the name is empty."""
     if not partition:
         return status
     return replace(

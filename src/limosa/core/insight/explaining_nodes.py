@@ -23,9 +23,9 @@ class NodeExplanation(Struct, frozen=True):
     owned: int
     free_bytes: dict[str, int]
     load: float | None
-    """In parts of the mean of all that may give and take; None: it is none of these."""
+    """Relative to the mean of all nodes that balancing uses; None: this node is not one of them."""
     coming: tuple[PartitionId, ...]
-    """Partitions of which a replica is on its way here; `going`: away from here."""
+    """Partitions of which a replica is moving to the node; `going`: away from it."""
     going: tuple[PartitionId, ...]
     waits: tuple[str, ...]
     next: str
@@ -61,11 +61,11 @@ def explain_node(view: ClusterView, name: NodeId) -> NodeExplanation:
 def waits(view: ClusterView, node: Node, emptied: Run | None) -> tuple[str, ...]:
     out = [] if view.agreed.coordinator is not None else [NO_COORDINATOR]
     if node.state != "left" and not view.is_live(node.id):
-        out.append(f"{node.id} is silent: it must be started, or removed")
+        out.append(f"{node.id} is down: start or remove it")
     if emptied is not None:
         left = held_by(view, node.id)
         if left:
-            out.append(f"{len(left)} replicas are still on it, like one of {left[0]}")
+            out.append(f"{len(left)} replicas are still on it, for example of {left[0]}")
         why = stopped(view, emptied)
         if why:
             out.append(f"run {emptied.id}: {why}")
@@ -85,17 +85,17 @@ def what_next(view: ClusterView, node: Node, emptied: Run | None) -> str:
 def what_may(view: ClusterView, node: Node, emptied: Run | None) -> tuple[str, ...]:
     name = node.id
     if node.state == "left":
-        return ("stop it; its name is not given again",)
+        return ("stop it; its name can't be reused",)
     if emptied is not None:
         return (
             f"watch it: limosa rebalance status {emptied.id} --wait",
             f"let it stay: limosa rebalance cancel {emptied.id}",
         )
     if not view.is_live(name):
-        return ("start it", f"take it out, if it holds nothing: limosa node remove {name}")
+        return ("start it", f"remove it, if it holds nothing: limosa node remove {name}")
     if node.state == "decommissioning":
         return (
-            f"let it take part again: limosa node undrain {name}",
+            f"let it take replicas again: limosa node undrain {name}",
             f"let it leave for good: limosa node decommission {name}",
         )
     return (

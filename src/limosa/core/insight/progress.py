@@ -13,7 +13,9 @@ from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RebalanceState, Run,
 from limosa.core.model.topology import Transition
 from limosa.errors import IllegalRequest
 
-NO_COORDINATOR = "no coordinator lives: nothing advances; start one: `limosa serve coordinator`"
+NO_COORDINATOR = (
+    "no coordinator is running, so nothing advances: start one with `limosa serve coordinator`"
+)
 SENTENCES_MAX = 10
 
 
@@ -28,23 +30,23 @@ class Progress(Struct, frozen=True):
     in_flight: int
     committed: int
     failed: int
-    """Those that are tried again, too."""
+    """Including those that will be retried."""
     rows: int
-    """Of committed moves, and of those in flight as far as they have arrived; so `bytes`."""
+    """Of committed moves, and of the copies in flight so far; `bytes` likewise."""
     bytes: int
     seconds: float
-    """Since it began; of one that has ended, in all."""
+    """Since the run began, until now or until its end."""
     bytes_per_second: float
     seconds_left: float | None
-    """About; None: it has ended or stopped, or nobody can say yet."""
+    """An estimate; None: the run has ended or is stopped, or it is too early to tell."""
     pause_seconds: float
-    """The longest so far for which a hand-over paused writes."""
+    """The longest pause of writes at a hand-over so far."""
     waits: tuple[str, ...]
     """What it waits for, in words."""
     current: tuple[RunMove, ...]
-    """Those in flight, with what there is to say about them."""
+    """Moves in flight, with details."""
     held: tuple[PartitionId, ...] = ()
-    """Those of them whose hold can be ended."""
+    """Partitions of moves that are held."""
 
 
 def progress(view: ClusterView, name: str) -> Progress:
@@ -87,7 +89,7 @@ def state_of(view: ClusterView, run: Run) -> RebalanceState:
 def seconds_left(
     view: ClusterView, run: Run, ended: int, size: int, seconds: float
 ) -> float | None:
-    """By bytes, if it was estimated how many there are; else by moves."""
+    """By bytes, if the run has an estimate; else by moves."""
     if state_of(view, run) != "running" or not seconds:
         return None
     whole = 0 if run.estimate is None else run.estimate.bytes
@@ -97,7 +99,7 @@ def seconds_left(
 
 
 def shown(view: ClusterView, move: RunMove) -> RunMove:
-    """With what its partition's transition has to say."""
+    """The move with a detail from its partition's transition."""
     change = transition_of(view, move)
     if change is not None and change.given_up_by:
         return replace(move, detail=f"goes back: {change.giving_up}")
@@ -110,7 +112,7 @@ def is_held(view: ClusterView, move: RunMove) -> bool:
 
 
 def transition_of(view: ClusterView, move: RunMove) -> Transition | None:
-    """What the last attempt of the move made of its partition, as long as that lasts."""
+    """The transition of the move's last attempt; None if it is not under way."""
     record = view.agreed.topology.partitions.get(move.partition)
     change = None if record is None else record.transition
     return change if change is not None and change.id == transition_id(move.trigger) else None
@@ -156,7 +158,8 @@ def move_waits(view: ClusterView, traffic: MovesUnderWay, move: RunMove) -> str:
 
 
 def waits_in_a_run(view: ClusterView, partition: PartitionId) -> str:
-    """Of a partition that a run is to move: why it has not begun to."""
+    """Why a partition that the current run will move has not begun to move; empty: not in the
+    run."""
     run = view.agreed.runs.get(view.agreed.rebalance.run)
     if run is None:
         return ""

@@ -1,6 +1,6 @@
 """Which run does what an operator wants? A plan, or the reasons why there is none.
 
-What is proposed is a value; it becomes a run when the coordinator has accepted it.
+A proposal is a value; it becomes a run when the coordinator accepts it.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from limosa.errors import IllegalRequest
 
 
 def planned(view: ClusterView, like: RunPlan) -> tuple[Plan, RunPlan]:
-    """What should move, and the run that would do it: `like` says how, and what is drained.
+    """The plan, and the run that carries it out: `like` holds the limits and the nodes to drain.
 
-    Raises `IllegalRequest` if nodes are to be drained that can't be.
+    Raises `IllegalRequest` if the nodes can't be drained.
     """
     check_names(view, like.drains)
     now = situation(view, like.drains)
@@ -31,14 +31,14 @@ def planned(view: ClusterView, like: RunPlan) -> tuple[Plan, RunPlan]:
         left = next(each for each in found.skipped if each.left_on)
         raise IllegalRequest(
             f"{left.partition} can't leave {', '.join(left.left_on)}: {left.why}",
-            "wait until that has passed, and plan again",
+            "plan again later",
         )
     return found, as_run(view, found, like)
 
 
 def filling(view: ClusterView, nodes: Sequence[NodeId], like: RunPlan) -> tuple[Plan, RunPlan]:
-    """The same, but only what goes to these nodes: they are new; among the others nothing moves,
-    and the figures are those of what is done."""
+    """Like `planned`, but only with moves to these new nodes, and with the figures of these
+    moves."""
     check_names(view, nodes)
     whole, _ = planned(view, like)
     to_them = [move for move in whole.moves if move.target.node in nodes]
@@ -51,4 +51,4 @@ def check_names(view: ClusterView, nodes: Sequence[NodeId]) -> None:
     for name in nodes:
         node = view.agreed.topology.nodes.get(name)
         if node is None or node.state == "left":
-            raise IllegalRequest(f"{name} is no member", "list them with `limosa nodes`")
+            raise IllegalRequest(f"{name} is not a member", "list them with `limosa nodes`")

@@ -18,14 +18,14 @@ class Moving(Struct, frozen=True):
 
     move: RunMove
     kind: str = ""
-    """Of its partition's transition, as `stage`; empty: that has not begun, or has just ended."""
+    """Of its partition's transition, as `stage`; empty: it has not begun, or has just ended."""
     stage: str = ""
     landed: int = 0
-    """Slices of the copy, out of ..."""
+    """Slices that were copied, of `slices`."""
     slices: int = 0
-    """... so many; 0: none is being copied."""
+    """0: nothing is being copied."""
     share: float = 0.0
-    """Of the copy; 1: it is complete."""
+    """Share of the copy that is done, from 0 to 1."""
     waits_for: str = ""
 
 

@@ -2,10 +2,10 @@
 
 A transition's table says for every stage which side is read, which is written, who owns, what must
 be done to leave it, where it goes then, and where it goes when it is given up. No code compares the
-names of stages: routing, the coordinator, nodes and runs read the columns, and the drawings in the
-docs are printed from the same lines. Where
-what is read or written changes, every node must have followed (a barrier), so no two processes are
-more than one such step apart, and it is enough to check neighbours (`rules`).
+names of stages: routing, the coordinator, nodes and runs read the columns, and the diagrams in the
+docs are printed from the same table. Where what is read or written changes, every node must have
+followed (a barrier), so no two processes are more than one such step apart, and checking
+neighbouring stages is enough (`rules`).
 
 A life (`Life`) is the simpler kind: states and the named events that lead from one to the next.
 """
@@ -30,12 +30,12 @@ class Side(Enum):
 
     @property
     def other(self) -> "Side":
-        """Of one of the two sides."""
+        """The opposite of `OLD` or `NEW`."""
         return Side.NEW if self is Side.OLD else Side.OLD
 
 
 class Work(Enum):
-    """What must be done before a stage can be left, in the order in which a stage lists it."""
+    """What must be done before a stage can be left, in the order of the stage's list."""
 
     PREPARE = "new replicas prepared"
     BARRIER = "barrier"
@@ -68,12 +68,12 @@ class Stage(Struct, frozen=True):
 
     @property
     def switched(self) -> bool:
-        """Is the new side read? Then giving up means to hand over once more."""
+        """Is the new side read? Then giving up needs another hand-over."""
         return self.reads is Side.NEW
 
 
 class Machine(Struct, frozen=True):
-    """A transition's stages. `END` and `REVERT` are where it ceases to exist."""
+    """A transition's stages; it ends in `END` or `REVERT`."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -83,7 +83,7 @@ class Machine(Struct, frozen=True):
             if stage.name == name:
                 return stage
         raise UnknownStage(
-            f"{name} is no stage of {self.name}",
+            f"{name} is not a stage of {self.name}",
             "it has " + ", ".join(stage.name for stage in self.stages),
         )
 
@@ -105,7 +105,7 @@ class Life(Struct, frozen=True):
     def after(self, state: str, event: str) -> str:
         if state not in self.edges:
             raise UnknownStage(
-                f"{state} is no state of a {self.name}", "it has " + ", ".join(self.edges)
+                f"{state} is not a state of a {self.name}", "it has " + ", ".join(self.edges)
             )
         if event not in self.edges[state]:
             can = ", ".join(self.edges[state]) or "nothing more"

@@ -18,7 +18,7 @@ _AFTER_REPAIR = Stage(END, Side.OLD, Side.OLD, Side.OLD, False, "DUAL_WRITE", ()
 
 
 def _stages(machine: Machine) -> dict[str, Stage]:
-    """The stages and the two ends; a machine that only repairs ends with the replicas it had."""
+    """The stages and the two ends; a machine that only repairs keeps its replicas."""
     named = {stage.name: stage for stage in machine.stages}
     ends = dict(_ENDS)
     if all(Side.NEW not in (stage.reads, stage.writes) for stage in machine.stages) and not any(
@@ -29,7 +29,7 @@ def _stages(machine: Machine) -> dict[str, Stage]:
 
 
 def edges(machine: Machine) -> Iterator[tuple[Stage, Stage, bool]]:
-    """(from, to, given up?) for every edge that the table draws."""
+    """(from, to, given up?) for every edge of the table."""
     stages = _stages(machine)
     for stage in machine.stages:
         for name, given_up in ((stage.next, False), *((n, True) for n in stage.given_up)):
@@ -60,7 +60,7 @@ def edges_lead_somewhere(machine: Machine) -> Iterator[str]:
 
 
 def what_is_read_was_written(machine: Machine) -> Iterator[str]:
-    """Two processes may be one stage apart: what either reads, the other must write."""
+    """Two processes may be one stage apart: what one reads, the other must write."""
     for at, to, _ in edges(machine):
         if not at.reads.within(to.writes):
             yield f"{at.name} reads {at.reads.value}, but {to.name} writes {to.writes.value} only"
@@ -87,7 +87,8 @@ def the_owner_is_read(machine: Machine) -> Iterator[str]:
 
 
 def another_owner_is_sealed_and_opened(machine: Machine) -> Iterator[str]:
-    """A hand-over needs the old owner's seal going forward; back, the coordinator asks for it."""
+    """A hand-over forward needs the old owner's seal; on the way back the coordinator asks for
+    it."""
     for at, to, given_up in edges(machine):
         if at.owner is to.owner:
             continue
@@ -116,7 +117,7 @@ def reads_turn_new_after_the_copy(machine: Machine) -> Iterator[str]:
 
 
 def sides_change_behind_a_barrier(machine: Machine) -> Iterator[str]:
-    """A side begins or ceases to be used only when every node has left the stage before."""
+    """The use of a side begins or ends only after every node has left the stage before."""
     for at, to, given_up in edges(machine):
         widens = at.writes is not to.writes and to.writes is Side.BOTH
         if not given_up and (widens or to.work[:1] == (Work.COPY,)) and Work.BARRIER not in at.work:
@@ -177,7 +178,7 @@ def _moves_forward(machine: Machine, stage: Stage) -> bool:
 
 
 def giving_up_is_final(machine: Machine) -> Iterator[str]:
-    """Giving up skips a stage's work, so from there on there is one way only."""
+    """Giving up skips a stage's work, so only one way is left from there."""
     stages = _stages(machine)
     for at, to, given_up in edges(machine):
         step = to
@@ -219,7 +220,7 @@ def only_what_is_switched_is_held(machine: Machine) -> Iterator[str]:
 
 
 def a_run_s_move_goes_forward(machine: Machine) -> Iterator[str]:
-    """A move of a run copies from the copy on, and is committed once the old side is not used."""
+    """A run's move is COPYING from the copy on, and COMMITTED once the old side is not used."""
     for stage in machine.stages:
         copies = Work.COPY in stage.work and stage.run_move != "COPYING"
         if copies or (stage.run_move == "COMMITTED") is not (stage.writes is Side.NEW):

@@ -120,13 +120,13 @@ def key_of(record: Record) -> str:
 
 
 class Put(Struct, frozen=True):
-    """This record is so from now on."""
+    """Write this record."""
 
     record: Record
 
 
 class Remove(Struct, frozen=True):
-    """The record under this key is no more."""
+    """Delete the record under this key."""
 
     key: str
 
@@ -135,7 +135,7 @@ Change: TypeAlias = Put | Remove
 
 
 class Commit(Struct, frozen=True):
-    """Changes made together, if every key still has the revision that they were computed from."""
+    """Changes that are made together, only if every guarded key still has its revision."""
 
     guards: dict[str, Revision]
     changes: tuple[Change, ...]
@@ -146,7 +146,7 @@ class Commit(Struct, frozen=True):
 
 
 class Topology(Struct, frozen=True):
-    """What nodes and clients act on: a snapshot, and the generation that names it."""
+    """What nodes and clients act on: a snapshot, named by its generation."""
 
     generation: Revision = 0
     nodes: dict[NodeId, Node] = {}
@@ -162,7 +162,7 @@ class Topology(Struct, frozen=True):
         return self.revisions.get(f"topology/partition/{partition}", 0)
 
     def changed_since(self, before: "Topology") -> list[PartitionId]:
-        """Partitions whose record is another one, or is there no more."""
+        """Partitions whose record was changed or deleted."""
         old, new = before.revisions, self.revisions
         keys = [key for key, revision in new.items() if old.get(key) != revision]
         keys += [key for key in old if key not in new]
@@ -180,14 +180,14 @@ class Agreed(Struct, frozen=True):
     leases: dict[NodeId, NodeLease] = {}
     coordinator: CoordinatorLease | None = None
     reports: dict[str, Report] = {}
-    """How transitions ended lately, by key."""
+    """Reports of ended transitions, by key."""
     pipeline: Pipeline | None = None
     revisions: dict[str, Revision] = {}
-    """Of the keys outside the topology."""
+    """Revisions of the keys outside the topology."""
     rebalance: Rebalance = Rebalance()
     runs: dict[str, Run] = {}
     moves: dict[str, dict[int, RunMove]] = {}
-    """Of each run, by number."""
+    """The moves of each run, by number."""
     controls: Controls = Controls()
 
     def revision_of(self, key: str) -> Revision:
@@ -199,16 +199,16 @@ def change_key(change: Change) -> str:
 
 
 def apply(agreed: Agreed, changes: Iterable[Change], revision: Revision) -> Agreed:
-    """The state after one commit. The old one stays as it was."""
+    """The state after one commit; the given state is not modified."""
     return apply_dated(agreed, ((change, revision) for change in changes), revision)
 
 
 def apply_dated(
     agreed: Agreed, changes: Iterable[tuple[Change, Revision]], revision: Revision
 ) -> Agreed:
-    """The state after several commits, each change at its own revision, in their order.
+    """The state after several commits, in their order, each change with its own revision.
 
-    Whatever changes is copied once, however much of it does.
+    Each collection that changes is copied once, however many of its records change.
     """
     topology, other = _Draft(agreed.topology), _Draft(agreed)
     for change, at in changes:
@@ -224,7 +224,7 @@ def apply_dated(
 
 
 class _Draft:
-    """What another state has in place of a given one."""
+    """The changed fields of a state."""
 
     __slots__ = ("fields", "of")
 
@@ -262,7 +262,7 @@ def _change_topology(draft: _Draft, key: str, change: Change, revision: Revision
 
 
 def _change_singleton(draft: _Draft, key: str, change: Change) -> None:
-    """There is one record of this kind; without it the topology has what an empty one has."""
+    """There is one record of this kind; if it is deleted, the topology has its default."""
     record = change.record if isinstance(change, Put) else None
     if key == CLUSTER_KEY:
         assert record is None or isinstance(record, Cluster)
@@ -278,7 +278,7 @@ _SINGLETONS: dict[str, tuple[str, Record | None]] = {
     REBALANCE_KEY: ("rebalance", Rebalance()),
     CONTROLS_KEY: ("controls", Controls()),
 }
-"""Records that there is one of: their field, and what is so without one."""
+"""Records of which there is one: their field, and its default."""
 _FIELDS = {"intent": "intents", "request": "requests", "lease": "leases", "run": "runs"}
 
 
@@ -298,7 +298,7 @@ def _change_other(draft: _Draft, key: str, change: Change, revision: Revision) -
 
 
 def _change_move(draft: _Draft, name: str, change: Change) -> None:
-    """Only the moves of its own run are copied, once."""
+    """Only the moves of the changed run are copied, once."""
     assert isinstance(draft.of, Agreed)
     run, number = name.rsplit("/", 1)
     runs = draft.copied("moves")
@@ -314,15 +314,16 @@ def _change_move(draft: _Draft, name: str, change: Change) -> None:
 
 
 def with_mark(commit: Commit) -> tuple[Change, ...]:
-    """Every change of the topology also writes the mark, whose revision is the generation."""
+    """The changes, with the mark if they touch the topology: the mark's revision is the
+    generation."""
     return (*commit.changes, Put(Mark(commit.why))) if commit.touches_topology() else commit.changes
 
 
 def merged(commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
-    """Which of these can be made as one commit, in their order, and which are left for the next.
+    """The commits that can be made as one, in their order, and those left for the next one.
 
-    Two contradict each other when they expect different revisions of a key, or when one changes
-    what the other was computed from: made one after the other, the second would be stale.
+    Two commits conflict if they expect different revisions of a key, or if one changes a key that
+    the other guards: made one after the other, the second would be stale.
     """
     together: list[Commit] = []
     left: list[Commit] = []
@@ -344,7 +345,7 @@ def merged(commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
 
 
 def united(commits: list[Commit]) -> Commit:
-    """One commit of several that do not contradict each other."""
+    """One commit of several that do not conflict."""
     guards: dict[str, Revision] = {}
     for commit in commits:
         guards |= commit.guards

@@ -54,7 +54,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Also of a row that version 0.1.0 wrote."""
+    """Rows of version 0.1.0 are decoded, too."""
     try:
         return legacy.completed(_decoder.decode(data))
     except msgspec.DecodeError as error:
@@ -62,6 +62,6 @@ def decode(data: bytes) -> Record:
             return legacy.decode_flat(data)
         except msgspec.DecodeError:
             raise BadInput(
-                f"this is no record of Limosa: {error}",
+                f"this is not a record of Limosa: {error}",
                 "the key was written by something else, or by a newer version",
             ) from error

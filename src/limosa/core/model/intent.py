@@ -1,9 +1,9 @@
 """What should each partition become? `stable`, `pending`, `planned`, `cancel` and the last
 `change`.
 
-Every request of an operator, of the balancer or of the coordinator itself is a row; its revision is
-the trigger. What a trigger does to the intent is one table (BRANCHES): the seed of this protocol
-forgot two of its cells, and both were real bugs.
+The revision of a request's row is its trigger. One table (BRANCHES) says what a trigger does to the
+intent, and has a cell for every case: an earlier form of this protocol lacked two of them, and both
+were bugs.
 """
 
 from msgspec import Struct
@@ -16,13 +16,13 @@ from limosa.errors import IllegalRequest
 
 
 class Assignment(Struct, frozen=True):
-    """What a partition should become, and since which trigger."""
+    """What a partition should become, and the trigger that asked for it."""
 
     kind: TransitionKind
     placements: tuple[Placement, ...] = ()
-    """Empty: where it is."""
+    """Empty: where the replicas are."""
     renewed: tuple[NodeId, ...] = ()
-    """Nodes whose replica is made anew although its place stays."""
+    """Nodes whose replica is rebuilt in its place."""
     hold_seconds: float = 0.0
     trigger: Revision = 0
     max_pause_seconds: float = 0.0
@@ -33,7 +33,7 @@ class Assignment(Struct, frozen=True):
 
 
 class Intent(Record, frozen=True):
-    """What one partition is meant to be."""
+    """What one partition is meant to be, now and next."""
 
     partition: PartitionId
     stable: tuple[Placement, ...]
@@ -60,7 +60,8 @@ BRANCHES: dict[tuple[str, bool], str] = {
 
 
 def assign(intent: Intent, new: Assignment) -> Intent:
-    """Take one trigger into account; one that is not newer than the last changes nothing."""
+    """The intent after an assignment; an assignment that is not newer than the last changes
+    nothing."""
     if new.trigger <= intent.change:
         return intent
     if intent.pending is None:
@@ -78,14 +79,14 @@ def assign(intent: Intent, new: Assignment) -> Intent:
 
 
 def is_reached(intent: Intent, new: Assignment) -> bool:
-    """A repair or a renewed replica changes no place, so it is never reached already."""
+    """Are the replicas in these places already? A repair or rebuild always has work to do."""
     return (
         not new.renewed and new.kind != "repair" and sorted(intent.stable) == sorted(new.placements)
     )
 
 
 def completed(intent: Intent) -> Intent:
-    """The pending assignment holds: it is stable now, and the planned one is next."""
+    """The pending assignment was completed: it is stable now, and the planned one is pending."""
     places = intent.stable if intent.pending is None else intent.pending.placements
     return replace(
         intent, stable=places or intent.stable, cancel=None, pending=intent.planned, planned=None
@@ -93,15 +94,15 @@ def completed(intent: Intent) -> Intent:
 
 
 def cancelled(intent: Intent) -> Intent:
-    """The pending assignment was given up: stable stays, and the planned one is next."""
+    """The pending assignment was given up: stable stays, and the planned one is pending."""
     return replace(intent, cancel=None, pending=intent.planned, planned=None)
 
 
 def with_cancel(intent: Intent, seen: Revision) -> Intent:
-    """Store the wish to cancel, but only for the assignment that the caller saw."""
+    """The intent with a cancellation, only of the assignment that the caller saw."""
     if intent.pending is None or intent.pending.trigger != seen:
         raise IllegalRequest(
             f"{intent.partition} has no pending change of trigger {seen}",
-            "look again: it has ended, or another one runs by now",
+            "the change has ended, or another one has begun: look again",
         )
     return replace(intent, cancel=seen)

@@ -15,7 +15,7 @@ PartitionId: TypeAlias = str
 Incarnation: TypeAlias = str
 SessionId: TypeAlias = str
 Revision: TypeAlias = int
-"""A revision of the metastore; the generation of a topology is one, too."""
+"""A revision of the metastore; the generation of a topology is a revision, too."""
 LeaseId: TypeAlias = int
 Position: TypeAlias = int
 """(epoch << 40) | counter: the version of the rows of a log entry, and its place in the log."""
@@ -33,12 +33,12 @@ def epoch_of(at: Position) -> int:
 
 
 def transition_id(trigger: Revision) -> str:
-    """Of the transition that the assignment of this trigger leads to; no other is named so."""
+    """The unique id of the transition that the assignment of this trigger leads to."""
     return f"t{trigger}"
 
 
 class TokenRange(Struct, frozen=True, order=True):
-    """A half-open range of tokens; an empty one does not exist."""
+    """A half-open range of tokens, never empty."""
 
     start: int
     end: int
@@ -46,7 +46,7 @@ class TokenRange(Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not TOKEN_MIN <= self.start < self.end <= TOKEN_END:
             raise InvalidLayout(
-                f"[{self.start}, {self.end}) is no range of tokens",
+                f"[{self.start}, {self.end}) is not a range of tokens",
                 f"give a start below the end, between {TOKEN_MIN} and {TOKEN_END}",
             )
 

@@ -1,5 +1,6 @@
-"""How are rows of version 0.1.0 read? There a request had one flat struct for all kinds, and why a
-transition was given up was told by a sentence alone.
+"""How are rows of version 0.1.0 read? Its requests had one flat struct for all kinds.
+
+That version also told only by a sentence why a transition was given up.
 """
 
 import msgspec
@@ -21,7 +22,7 @@ _GIVEN_UP_BY: dict[str, GivenUpBy] = {
 
 
 class _Flat(Struct, frozen=True, tag="Request", forbid_unknown_fields=True):
-    """A request of any kind: most of its fields say nothing."""
+    """A request of any kind, with the fields of all kinds."""
 
     id: str
     kind: RequestKind
@@ -59,7 +60,7 @@ _decoder = msgspec.json.Decoder(_Flat)
 
 
 def decode_flat(data: bytes) -> Request:
-    """Raises `msgspec.DecodeError` if the bytes are no flat request."""
+    """Raises `msgspec.DecodeError` if the bytes are not a flat request."""
     old = _decoder.decode(data)
     return Request(
         old.id,
@@ -75,7 +76,7 @@ def decode_flat(data: bytes) -> Request:
 
 
 def _wish(old: _Flat) -> AnyWish:
-    """What a request of its kind left out stands for what the coordinator refuses."""
+    """A missing table, node or policy becomes one that the coordinator refuses."""
     table = old.table or NamedTable("", "", "", b"")
     times = (old.hold_seconds, old.max_pause_seconds)
     moved = (old.partition, old.placements, old.source, old.target, *times)
@@ -109,7 +110,7 @@ def _wish(old: _Flat) -> AnyWish:
 
 
 def _led_to(old: _Flat) -> LedTo | None:
-    """As far as it is followed: an accepted change of a partition, and a run that was started."""
+    """The transition of an accepted change, or the run that was started."""
     if old.kind in ("start_run", "drain_nodes"):
         return requests.LedToRun(run_name(old.trigger))
     if old.partition and old.answer == "accepted":
@@ -118,7 +119,7 @@ def _led_to(old: _Flat) -> LedTo | None:
 
 
 def completed(record: Record) -> Record:
-    """The record, with who gave its transition up if only the sentence says so."""
+    """The record, with `given_up_by` derived from the sentence if it is missing."""
     if isinstance(record, Report) and record.why and not record.given_up_by:
         return replace(record, given_up_by=_GIVEN_UP_BY.get(record.why, "cluster"))
     change = record.transition if isinstance(record, Partition) else None

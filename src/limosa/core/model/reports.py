@@ -14,27 +14,27 @@ class Report(Record, frozen=True):
     kind: TransitionKind
     outcome: Literal["done", "reverted"]
     why: str = ""
-    """Of one that was given up, in words."""
+    """Why it was given up, in words."""
     sources: tuple[Replica, ...] = ()
-    """Its replicas before."""
+    """The replicas before the transition."""
     targets: tuple[Replica, ...] = ()
     began: float = 0.0
-    """In seconds of the wall clock, as `ended`."""
+    """Wall-clock seconds, as `ended`."""
     ended: float = 0.0
     pause_seconds: float = 0.0
-    """For how long nothing was served at its hand-over; 0: there was none, or nobody knows."""
+    """How long the hand-over paused requests; 0: no hand-over, or unknown."""
     differences: tuple[str, ...] = ()
     """Rows that a verification found to differ, in words."""
     differences_more: int = 0
-    """How many there are besides."""
+    """How many more there are."""
     given_up_by: GivenUpBy = ""
 
 
 class Pipeline(Record, frozen=True):
-    """What copies rows in bulk: who runs it, and can it?"""
+    """The pipeline that copies rows in bulk: who runs it, and its state."""
 
     holder: str
     state: Literal["off", "starting", "ready", "failed"]
     detail: str = ""
     since: float = 0.0
-    """In seconds of the wall clock."""
+    """Wall-clock seconds."""

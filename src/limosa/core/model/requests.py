@@ -1,7 +1,7 @@
 """What can be asked for, and what is answered? One struct for each kind of request.
 
 Operators, the balancer and the coordinator itself ask by a row, the `Request`. The revision of the
-row's key is the request's trigger: it names the transition or the run that the request leads to.
+row's key is the request's trigger: it names the transition or run that the request leads to.
 """
 
 from typing import Literal, TypeAlias, cast
@@ -91,7 +91,7 @@ class MoveToVolume(PartitionWish, frozen=True, tag="volume_move"):
 
 
 class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):
-    """Make the replicas on these nodes anew, from the others."""
+    """Rebuild the replicas on these nodes from the others."""
 
     renewed: tuple[NodeId, ...] = ()
     hold_seconds: float = 0.0
@@ -99,18 +99,18 @@ class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):
 
 
 class RepairPartition(PartitionWish, frozen=True, tag="repair"):
-    """Compare the replicas with their owner, and mend them."""
+    """Compare the replicas with their owner, and repair them."""
 
 
 class CancelChange(PartitionWish, frozen=True, tag="cancel"):
-    """Give the pending change up."""
+    """Cancel the pending change."""
 
     cancels: Revision = 0
     """The trigger of the pending assignment that the caller saw."""
 
 
 class ReverseMove(PartitionWish, frozen=True, tag="reverse"):
-    """Take a held move back."""
+    """Revert a held move."""
 
 
 class CompleteMove(PartitionWish, frozen=True, tag="complete"):
@@ -129,13 +129,13 @@ class ZoneWish(Wish, frozen=True):
 
 
 class SetReplicas(ZoneWish, frozen=True, tag="set_replicas"):
-    """Another number of replicas for every partition of a zone."""
+    """Change the number of replicas of every partition of a zone."""
 
     count: int
 
 
 class FollowNodes(ZoneWish, frozen=True, tag="follow_nodes"):
-    """Place the partitions of a zone on the data nodes that there are now."""
+    """Place the partitions of a zone on its present data nodes."""
 
 
 # --- of a table
@@ -210,7 +210,7 @@ class DrainNodes(Wish, frozen=True, tag="drain_nodes"):
 
 class RunWish(Wish, frozen=True):
     run: str = ""
-    """Its id; empty: whichever run is under way."""
+    """Its id; empty: the current run."""
 
     @property
     def about(self) -> str:
@@ -218,7 +218,7 @@ class RunWish(Wish, frozen=True):
 
 
 class PauseRun(RunWish, frozen=True, tag="pause_run"):
-    """Begin no more moves of the run."""
+    """Pause the run: it begins no more moves."""
 
 
 class ResumeRun(RunWish, frozen=True, tag="resume_run"):
@@ -226,36 +226,36 @@ class ResumeRun(RunWish, frozen=True, tag="resume_run"):
 
 
 class CancelRun(RunWish, frozen=True, tag="cancel_run"):
-    """End the run, and take back its moves that can be taken back."""
+    """Cancel the run, and revert its moves that have not switched."""
 
 
 # --- of the cluster
 
 
 class SetBalancing(Wish, frozen=True, tag="set_balancing"):
-    """Allow or stop the runs of the balancer."""
+    """Allow or stop automatic runs."""
 
     on: bool
 
 
 class SetPolicy(Wish, frozen=True, tag="set_policy"):
-    """Set when the balancer starts runs."""
+    """Set the policy of automatic runs."""
 
     policy: Policy
 
 
 class LockCluster(Wish, frozen=True, tag="lock"):
-    """Let nothing begin that changes the topology."""
+    """Let no change of the topology begin."""
 
     why: str = ""
 
 
 class UnlockCluster(Wish, frozen=True, tag="unlock"):
-    """End the lock."""
+    """Allow changes of the topology again."""
 
 
 class WithdrawRequest(Wish, frozen=True, tag="withdraw"):
-    """Refuse a request that is not answered yet."""
+    """Withdraw a request that is not answered yet."""
 
     request: str
 
@@ -322,7 +322,7 @@ LedTo: TypeAlias = LedToTransition | LedToRun | LedToTable | LedToNodes
 
 
 class Request(Record, frozen=True):
-    """A wish, who asks, and its answer; the revision of the row's key is the trigger."""
+    """A wish and its answer; the revision of the row's key is the trigger."""
 
     id: str
     what: AnyWish
@@ -332,13 +332,13 @@ class Request(Record, frozen=True):
     led_to: LedTo | None = None
     """Of a request that is done: what it changed."""
     fingerprint: str = ""
-    """Of the caller's own words: an id that is used again for another wish is refused."""
+    """A hash of the caller's wish: the same id with another wish is refused."""
     trigger: Revision = 0
-    """Of a request that was answered."""
+    """Set when the request is answered."""
     asked: float = 0.0
-    """By the wall clock of whoever asks; 0: unknown. Nothing is decided by it."""
+    """By the caller's wall clock, for people; 0: unknown."""
     answered: float = 0.0
-    """By the coordinator's wall clock; 0: not yet, or unknown."""
+    """By the coordinator's wall clock, for people; 0: not yet, or unknown."""
 
     @property
     def kind(self) -> RequestKind:

@@ -1,7 +1,6 @@
 """What does the core need to know about rows? Their number, their digest and their tokens.
 
-What rows are made of is the driver's business: Arrow batches in a node, small tuples in the
-simulator.
+Drivers decide what rows are made of: Arrow batches in a node, small tuples in the simulator.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +14,14 @@ ENTRY_BYTES = 64
 
 
 class Starts:
-    """Where the partitions of a layout start; made once for a layout, and kept with it."""
+    """Where the partitions of a layout start; made once for each layout."""
 
     __slots__ = ("prepared", "starts")
 
     def __init__(self, starts: Sequence[int]) -> None:
         self.starts = starts
         self.prepared: object = None
-        """What those who split rows by it made of it, to be quicker the next time."""
+        """A cache for implementations of `Rows.split`."""
 
 
 class Rows(Protocol):
@@ -32,7 +31,7 @@ class Rows(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Roughly what they take in memory or on a disk."""
+        """Approximate size in memory or on a disk."""
 
     def digest(self) -> int:
         """Independent of the order of the rows."""
@@ -44,27 +43,28 @@ class Rows(Protocol):
         """The rows whose token lies in the range."""
 
     def split(self, starts: Starts) -> "Sequence[tuple[int, Rows]]":
-        """For each partition that gets any, its place in the layout and its rows in their order."""
+        """For each partition that gets rows: its index in the layout, and its rows in their
+        order."""
 
 
 class Entry(Struct, frozen=True):
-    """One step of a partition's log: rows that become visible together, and who sent them."""
+    """One entry of a partition's log: rows that become visible together, and their producer."""
 
     at: Position
     previous: Position
-    """The entry before it; with `at` it names the whole log up to here."""
+    """The position of the entry before; with `at` it identifies the whole log up to here."""
     rows: Rows | None
     producer: str = ""
     sequence: int = 0
     floor: int = 0
-    """The producer needs no memory of sequences below this one."""
+    """The producer never repeats sequences below this one."""
     range: TokenRange | None = None
     found: Position | None = None
-    """A comparison that failed: what was there instead. It has no rows, but it happened."""
+    """The version that a failed compare-and-set found; such an entry has no rows."""
     collects: Position = 0
-    """Tombstones up to here are collected by this entry."""
+    """This entry collects tombstones up to this position."""
 
     @property
     def bytes(self) -> int:
-        """Roughly what it takes, beside the rows a little for itself."""
+        """Approximate size: the rows, and a little for the entry itself."""
         return ENTRY_BYTES if self.rows is None else ENTRY_BYTES + self.rows.bytes

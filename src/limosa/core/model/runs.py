@@ -1,7 +1,7 @@
 """What is a rebalance run? Many moves with one plan, their progress, and the run's totals.
 
-All of it is agreed: every move of a run has a record of its own, so that whoever coordinates next
-goes on from there, and a change of one move writes no other. Ended runs are kept for a while.
+Runs are part of the agreed state, so that a new coordinator continues them. Every move has a record
+of its own, so a change of one move rewrites no other. Ended runs are kept for a while.
 """
 
 from typing import Literal, TypeAlias
@@ -17,13 +17,13 @@ Outcome: TypeAlias = Literal["", "done", "cancelled", "failed-in-part"]
 
 IN_FLIGHT: tuple[MoveState, ...] = ("DUAL_WRITE", "COPYING")
 FAR: dict[MoveState, int] = {"DUAL_WRITE": 0, "COPYING": 1, "COMMITTED": 2}
-"""How far a move is that goes forward."""
+"""The states of a move that goes forward, in their order."""
 ATTEMPTS_MAX = 3
-"""How often a move is tried."""
+"""Number of attempts of a move."""
 
 
 class PlannedMove(Struct, frozen=True):
-    """One replica goes from a node to a place; on the same node: to another volume of it."""
+    """Move one replica from a node to another place, or to another volume of the same node."""
 
     partition: PartitionId
     source: NodeId
@@ -31,29 +31,29 @@ class PlannedMove(Struct, frozen=True):
 
 
 class Limits(Struct, frozen=True):
-    """How much may happen at once."""
+    """How much a run may do at once."""
 
     moves_in: int = 2
-    """To one node."""
+    """Moves to one node."""
     moves_out: int = 2
-    """Away from one node."""
+    """Moves away from one node."""
     bytes_per_second: int = 0
-    """Of all copies together; 0: there is no limit."""
+    """Of all copies together; 0: no limit."""
 
 
 class Estimate(Struct, frozen=True):
-    """What a run was thought to cost before it began."""
+    """The estimated cost of a run."""
 
     bytes: int = 0
     seconds: float = 0.0
     peak_bytes: int = 0
-    """What it takes on disks besides, when it takes most."""
+    """The most additional disk space that the run needs at one time."""
     pause_seconds: float = 0.0
-    """For how long a hand-over pauses writes."""
+    """How long a hand-over pauses writes."""
 
 
 class RunPlan(Struct, frozen=True):
-    """What somebody wants to be moved, and how."""
+    """The moves of a run, and their limits."""
 
     action: str
     """In words, for people."""
@@ -65,21 +65,21 @@ class RunPlan(Struct, frozen=True):
     by: Literal["operator", "balancer"] = "operator"
     why: str = ""
     drains: tuple[NodeId, ...] = ()
-    """Nodes that are to be empty when all is moved."""
+    """Nodes that are empty once all moves are done."""
     decommission: bool = False
-    """When they are, they leave for good."""
+    """The drained nodes leave the cluster once they are empty."""
 
 
 class Rebalance(Record, frozen=True):
-    """What is under way, if anything is; there is one record of this kind."""
+    """The current run; there is one record of this kind."""
 
     state: RebalanceState = "idle"
     run: str = ""
-    """Which one; empty: none."""
+    """The id of the current run; empty: none."""
 
 
 class Totals(Struct, frozen=True):
-    """What a run came to."""
+    """The totals of a run."""
 
     committed: int = 0
     failed: int = 0
@@ -87,16 +87,16 @@ class Totals(Struct, frozen=True):
     rows: int = 0
     bytes: int = 0
     pause_seconds: float = 0.0
-    """The longest of all hand-overs."""
+    """The longest pause of all hand-overs."""
 
 
 class Run(Record, frozen=True):
-    """One run: what it is for, and, once it has ended, how."""
+    """One run: its purpose, and how it ended."""
 
     id: str
     action: str
     moves: int
-    """How many there are."""
+    """The number of moves."""
     by: Literal["operator", "balancer"] = "operator"
     why: str = ""
     limits: Limits = Limits()
@@ -106,16 +106,16 @@ class Run(Record, frozen=True):
     drains: tuple[NodeId, ...] = ()
     decommission: bool = False
     started: float = 0.0
-    """In seconds of the wall clock, as `ended`; nothing is decided by them."""
+    """Wall-clock seconds, as `ended`; nothing is decided by them."""
     ended: float = 0.0
     outcome: Outcome = ""
-    """Empty: it has not ended."""
+    """Empty: the run has not ended."""
     words: str = ""
     """How it ended, for people."""
     totals: Totals = Totals()
     starts: int = 0
-    """How often a move was begun. Whoever begins one counts here, so that of two who count the
-    moves in flight at the same time only one begins another."""
+    """Number of moves begun. Each commit that begins moves increments it, so that of two
+    coordinators that count the moves in flight at the same time only one begins another."""
 
 
 class RunMove(Record, frozen=True):
@@ -129,47 +129,47 @@ class RunMove(Record, frozen=True):
     state: MoveState = "PENDING"
     attempts: int = 0
     trigger: Revision = 0
-    """Of the assignment that the last attempt wrote: it names the attempt."""
+    """Of the assignment of the last attempt: it identifies the attempt."""
     final: bool = False
-    """Of one that failed: it is not tried again."""
+    """A failed move is not retried."""
     rows: int = 0
     bytes: int = 0
     began: float = 0.0
-    """In seconds of the wall clock, as `ended`."""
+    """Wall-clock seconds, as `ended`."""
     ended: float = 0.0
     pause_seconds: float = 0.0
     detail: str = ""
-    """What there is to say about it, in words."""
+    """Details for people."""
 
 
 def run_name(asked: Revision) -> str:
-    """Of the run that the request of this revision asked for: no other is ever named so."""
+    """The unique name of the run that the request of this revision starts."""
     return f"r{asked}"
 
 
 def asked_at(run: str) -> Revision:
-    """The revision of the request that asked for the run of this name."""
+    """The revision of the request that started the run."""
     return int(run.removeprefix("r"))
 
 
 class Policy(Struct, frozen=True):
-    """When the cluster begins runs by itself."""
+    """When the cluster starts runs by itself."""
 
     enabled: bool = False
     ratio: float = 2.0
-    """How many times the least loaded node's load the most loaded one must have."""
+    """A run starts if the most loaded node has more than `ratio` times the least load."""
     interval_seconds: float = 60.0
-    """How often to look."""
+    """How often loads are compared."""
     cooldown_seconds: float = 300.0
-    """How long to leave things alone after a run."""
+    """How long to wait after a run."""
 
 
 class Controls(Record, frozen=True):
-    """What an operator has switched, for the whole cluster."""
+    """The operators' switches for the whole cluster."""
 
     locked: str = ""
-    """Why no request that changes the topology is served and no move begins; empty: they are."""
+    """Why the cluster is locked; empty: it is not locked."""
     balancing: bool = True
-    """May the balancer's runs go on?"""
+    """May automatic runs continue?"""
     policy: Policy = Policy()
-    """When does the balancer begin one?"""
+    """When do automatic runs start?"""

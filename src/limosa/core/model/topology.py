@@ -38,26 +38,26 @@ of the copy with its source, or the cluster, since the transition can't succeed.
 
 
 class Record(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Something agreed upon; it lives under one key of the metastore."""
+    """A part of the agreed state, stored under one key of the metastore."""
 
 
 class Cluster(Record, frozen=True):
-    """Whom this metastore belongs to."""
+    """The cluster that this metastore belongs to."""
 
     name: str
     id: str
     machine: str = ""
-    """Set when the agreed state is a file of this machine: nodes elsewhere are refused."""
+    """Set if the agreed state is a file on this machine: nodes on other machines are refused."""
 
 
 class Features(Record, frozen=True):
-    """What every node can do, and so may be used; once enabled, a feature stays."""
+    """Features that every node supports; an enabled feature stays enabled."""
 
     enabled: tuple[str, ...] = ()
 
 
 class Node(Record, frozen=True):
-    """A member: a process that holds replicas on its volumes (`tokens=False`: it holds none)."""
+    """A member: a process that holds replicas on its volumes, or none if `tokens` is False."""
 
     id: NodeId
     address: str = ""
@@ -67,9 +67,9 @@ class Node(Record, frozen=True):
     volumes: tuple[str, ...] = ("",)
     tokens: bool = True
     host: str = ""
-    """Who it is: a random id that the node keeps in its directory."""
+    """A random id that the node keeps in its directory."""
     features: tuple[str, ...] = ()
-    """What it can do."""
+    """Features that the node supports."""
     machine: str = ""
 
 
@@ -87,18 +87,18 @@ class Zone(Record, frozen=True):
 
 
 class NamedTable(Record, frozen=True):
-    """Keyed rows in a zone, under a name that may be given again."""
+    """Keyed rows in a zone, under a name that can be reused."""
 
     name: str
     zone: ZoneId
     id: str
-    """Never given again: a table that was dropped and made again is another one."""
+    """Never reused: a table that was dropped and created again has another id."""
     definition: bytes
     """The encoded schema; the core never looks into it."""
 
 
 class Layout(Record, frozen=True):
-    """How one zone's partitions tile the token space; one with a gap or overlap can't be built."""
+    """How a zone's partitions tile the token space, without gaps or overlaps."""
 
     zone: ZoneId
     version: int
@@ -124,7 +124,7 @@ class Layout(Record, frozen=True):
     def of_ranges(
         cls, zone: ZoneId, version: int, ranges: dict[PartitionId, TokenRange]
     ) -> "Layout":
-        """Build a layout from ranges that somebody wrote down, and refuse a gap by its place."""
+        """Build a layout from ranges; a gap or overlap is refused with its place."""
         ordered = sorted(ranges.items(), key=lambda item: item[1].start)
         for (left, held), (right, next_held) in pairwise(ordered):
             if held.end != next_held.start:
@@ -153,7 +153,7 @@ class Placement(Struct, frozen=True, order=True):
 
 
 class Replica(Struct, frozen=True, order=True):
-    """One copy of a partition on one volume of one node, under the id of what made it."""
+    """One copy of a partition on one volume of one node, with the id of what created it."""
 
     node: NodeId
     incarnation: Incarnation
@@ -180,12 +180,12 @@ class Transition(Struct, frozen=True):
     giving_up: str = ""
     """Why it is being given up, in words; empty while it goes forward."""
     max_pause_seconds: float = 0.0
-    """Its hand-over waits while it would pause writes for longer; 0: for as long as it takes."""
+    """The hand-over waits while it would pause writes for longer; 0: no limit."""
     begun: float = 0.0
     """When it began, and since when it is in this stage: wall-clock seconds, for people only."""
     since: float = 0.0
     pause_seconds: float = 0.0
-    """How long its hand-over took; 0: there was none so far, or nobody knows."""
+    """How long its hand-over took; 0: no hand-over yet, or unknown."""
     given_up_by: GivenUpBy = ""
 
 
@@ -197,9 +197,9 @@ class Partition(Record, frozen=True):
     range: TokenRange
     replicas: tuple[Replica, ...]
     in_sync: tuple[Replica, ...]
-    """Replicas without which nothing is acknowledged."""
+    """Replicas that must store a write before it is acknowledged."""
     epoch: int = 0
-    """0: never owned, so its replicas may still be made from nothing."""
+    """0: never owned, so its replicas may still be created empty."""
     owner: Grant | None = None
     """None: an election at this epoch is under way."""
     fence: Revision = 0
@@ -208,14 +208,14 @@ class Partition(Record, frozen=True):
 
 
 class NodeLease(Record, frozen=True):
-    """A node is alive, in this run; the key goes with the lease."""
+    """A node is alive; the key is deleted when its lease ends."""
 
     node: NodeId
     lease: LeaseId
 
 
 class CoordinatorLease(Record, frozen=True):
-    """Who advances transitions; the key goes with the lease."""
+    """The coordinator in office; the key is deleted when its lease ends."""
 
     holder: str
     lease: LeaseId

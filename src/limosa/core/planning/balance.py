@@ -1,8 +1,8 @@
 """How does load become even? Partitions move from the most loaded node to the least loaded one.
 
-First each node gives what it has beyond its fair share, and no more, so little is moved. Where
-racks, zones or large partitions stand in the way of fair shares, nodes that differ much are brought
-nearer to each other all the same.
+First each node gives away only what exceeds its fair share, so that little is moved. Where racks,
+zones or large partitions prevent fair shares, nodes whose loads differ much are still brought
+closer together.
 """
 
 from bisect import bisect_right
@@ -17,11 +17,11 @@ from limosa.core.planning.situation import Rules
 
 SWAP_TARGETS = 8
 SWAPS_TRIED = 16
-"""Of a node, and of two nodes. A swap costs two moves: it is not worth a long search."""
+"""For one node, and for two nodes. A swap costs two moves, so the search is short."""
 
 
 def balance(board: Board, rules: Rules) -> None:
-    """Zones that may use few nodes come first: the others go around what these need."""
+    """Zones that may use few nodes come first; other zones adapt to them."""
     for wanted in np.argsort(board.nodes.open.sum(axis=1), kind="stable").tolist():
         if board.nodes.open[wanted].sum() > 1:
             scope = Scope(board, rules, wanted)
@@ -30,7 +30,7 @@ def balance(board: Board, rules: Rules) -> None:
 
 
 class Scope:
-    """The nodes that some zones may use, and the replicas of these zones."""
+    """The nodes that a group of zones may use, and the replicas of these zones."""
 
     def __init__(self, board: Board, rules: Rules, wanted: int) -> None:
         self.board = board
@@ -47,13 +47,13 @@ class Scope:
         self.level = fair_level(total, int(self.open.sum()), lumps)
         large = weight > self.level
         self.goal = np.maximum(self.level, fixed + sums(at[large], weight[large], size))
-        """What a node can come down to."""
+        """The load that each node can get down to."""
         self.even = int(self.level * rules.tolerance)
         self.worth = int(self.level * rules.worth)
         self._ladders: dict[int, Ladder] = {}
 
     def give_excess(self) -> None:
-        """Nodes above their goal give to nodes below a fair share, as long as that is not even."""
+        """Nodes above their goal give to nodes below a fair share, until the loads are even."""
         load = self.board.load
         giving = self.open.copy()
         while True:
@@ -65,8 +65,8 @@ class Scope:
             giving[source] = self._gives(source, int(excess[source]), least)
 
     def _gives(self, source: int, excess: int, least: int) -> bool:
-        """The heaviest that it has in excess and somebody lacks; if there is none, the lightest
-        that does not turn the order around."""
+        """The heaviest replica that fits the source's excess and a target's gap; else the lightest
+        that does not reverse their order."""
         load, ladder = self.board.load, self._ladder(source)
         most = min(excess, self.level - least) + self.even // 2
         half = int(load[source] - least) // 2
@@ -82,7 +82,8 @@ class Scope:
         return False
 
     def narrow_gaps(self) -> None:
-        """Nodes that differ by more than it is worth come nearer, wherever their fair share is."""
+        """Bring nodes closer whose loads differ enough to be worth a move, whatever their fair
+        share."""
         load = self.board.load
         giving = self.open.copy()
         while True:
@@ -94,7 +95,7 @@ class Scope:
             giving[source] = self._comes_nearer(source, gap) or self._swaps(source)
 
     def _comes_nearer(self, source: int, widest: int) -> bool:
-        """The heaviest that leaves the source near its goal; if there is none, the lightest."""
+        """The heaviest replica that leaves the source near its goal; else the lightest."""
         load, ladder = self.board.load, self._ladder(source)
         excess = max(0, int(load[source] - self.goal[source])) + self.worth // 2
         for at in ladder.around(min(excess, widest // 2), widest // 2):
@@ -108,7 +109,7 @@ class Scope:
         return False
 
     def _swaps(self, source: int) -> bool:
-        """Two change places, where nothing that could go alone is light enough."""
+        """Swap two replicas where no single replica is light enough to move."""
         load = self.board.load
         order = np.argsort(np.where(self.open, load, FULL), kind="stable")[:SWAP_TARGETS]
         for target in order.tolist():
@@ -118,7 +119,8 @@ class Scope:
         return False
 
     def _swaps_with(self, source: int, target: int, most: int) -> bool:
-        """The lightest two that differ by enough, but not so much that the order turns around."""
+        """The lightest pair whose weights differ enough, but do not reverse the order of the
+        nodes."""
         ours, theirs = self._ladder(source), self._ladder(target)
         more = np.subtract.outer(ours.weights, theirs.weights)
         given, taken = np.nonzero((more <= most) & (more > most // 2))
@@ -159,12 +161,12 @@ class Scope:
 
 
 class Ladder(NamedTuple):
-    """What can leave a node, the lightest first."""
+    """Replicas that can leave a node, the lightest first."""
 
     replicas: list[int]
     weights: list[int]
 
     def around(self, weight: int, most: int) -> list[int]:
-        """Those up to a weight, the heaviest first; then heavier ones, the lightest first."""
+        """Replicas up to a weight, the heaviest first; then heavier ones, the lightest first."""
         near, end = bisect_right(self.weights, weight), bisect_right(self.weights, most)
         return [*range(near - 1, -1, -1), *range(near, end)]

@@ -10,11 +10,11 @@ from limosa.core.planning.load import Whole, sums
 from limosa.core.planning.plan import PRESSING, Reason
 
 FULL = 1 << 62
-"""More than any load: it is never the least."""
+"""More than any load."""
 
 
 class Board:
-    """Nobody asks it whether a move is a good one; what may not be, it does not offer."""
+    """The replicas of a plan in progress: it offers only allowed moves, and does not judge them."""
 
     def __init__(self, census: Census) -> None:
         self.census = census
@@ -28,7 +28,7 @@ class Board:
         self.volume_load = sums(self.volume[real], census.weight[real], places)
         self.free = census.volumes.free.copy()
         self.room = np.array([self._room_of(node) for node in range(size)], np.int64)
-        """The most that is free on one volume of a node."""
+        """The most free space on one volume of each node."""
         by_node = real[np.argsort(self.node[real], kind="stable")]
         bounds = np.searchsorted(self.node[by_node], np.arange(1, size))
         self.on_node: list[list[int]] = [held.tolist() for held in np.split(by_node, bounds)]
@@ -38,7 +38,7 @@ class Board:
         )
         self._counts: dict[int, Whole] = {}
         self.moved: dict[int, Reason] = {}
-        """Replicas that were moved, and the most pressing why; in the order of their last moves."""
+        """Moved replicas and the most pressing reason, in the order of their last moves."""
         self.touched: set[int] = set()
         """Their partitions."""
         self.steps = 0
@@ -51,7 +51,7 @@ class Board:
         return held[: self.census.held[partition]]
 
     def count_in_zone(self, zone: int) -> Whole:
-        """How many replicas of a zone each node has."""
+        """How many replicas of a zone each node holds."""
         known = self._counts.get(zone)
         if known is not None:
             return known
@@ -73,13 +73,14 @@ class Board:
         return racks
 
     def outside(self, racks: Iterable[int]) -> Mask:
-        """The nodes in other racks than these."""
+        """The nodes outside these racks."""
         mask: Mask = self.nodes.outside[list(racks)].all(axis=0)
         return mask
 
     def open_to(self, replica: int) -> Mask:
-        """The nodes that a replica may go to: allowed, alive, with room, without another replica of
-        it, and not in a rack that has one already, unless its own rack has another one as well."""
+        """The nodes that a replica may move to: allowed, alive, with room, without another replica
+        of the partition, and not in a rack that has one, unless the replica's own rack has another
+        one as well."""
         partition = replica // self.census.width
         may: Mask = self.nodes.open[self.census.filter[partition]].copy()
         may &= self.room >= self.census.need[partition]
@@ -93,7 +94,7 @@ class Board:
         return may
 
     def origins(self, partition: int) -> list[int]:
-        """Where its replicas were at first."""
+        """Where the partition's replicas were before the plan."""
         found: list[int] = self.census.node[partition, : self.census.held[partition]].tolist()
         return found
 
@@ -102,7 +103,8 @@ class Board:
         return [node for node in self.origins(partition) if node not in held]
 
     def _circles(self, replica: int, target: int) -> bool:
-        """Each replica of a partition would go where the next one left: no move could be first."""
+        """Would each replica of the partition move to where the next one was? Then no move could be
+        first."""
         partition, slot = divmod(replica, self.census.width)
         origins, now = self.origins(partition), self.holders(partition).tolist()
         at = target
@@ -111,8 +113,7 @@ class Board:
         return at == origins[slot] != target
 
     def keeps_zone_spread(self, replica: int) -> Mask:
-        """The nodes that, if it went there, would not hold two of its zone while its own had none
-        any more."""
+        """The nodes to which the replica can move without undoing the spread of its zone."""
         zone = self.census.zone[replica // self.census.width]
         counts = self.count_in_zone(zone)
         if counts[self.node[replica]] > 1:
@@ -121,14 +122,14 @@ class Board:
         return unused
 
     def least_loaded(self, among: Mask) -> int:
-        """The first one of them, or nobody."""
+        """The least loaded of these nodes, the first among equals; `NOBODY` if there is none."""
         best = int(np.argmin(np.where(among, self.load, FULL)))
         return best if among[best] else NOBODY
 
     # ------------------------------------------------------------ moves
 
     def move(self, replica: int, node: int, why: Reason) -> None:
-        """To the volume of the node that has the least load, among those with room."""
+        """Move the replica to the least loaded volume with room on the node."""
         need = self.census.need[replica // self.census.width]
         volumes = self.census.volumes.of_node[node]
         wide = [each for each in volumes if self.free[each] >= need]
@@ -157,7 +158,8 @@ class Board:
         self.steps += 1
 
     def _leave(self, replica: int) -> None:
-        """What a replica takes is free only where it was meant to come, not yet where it is."""
+        """Free the replica's space where the plan had put it; its original space is not free
+        yet."""
         volume = self.volume[replica]
         self.volume_load[volume] -= self.census.weight[replica]
         if volume != self.census.volume.flat[replica]:

@@ -24,7 +24,7 @@ UNMEASURED = Load()
 
 
 class NodeCensus:
-    """Who there is, and who may hold data of which zones."""
+    """The nodes, and which zones they may hold data of."""
 
     def __init__(self, situation: Situation) -> None:
         nodes, zones = situation.nodes, situation.zones
@@ -35,19 +35,19 @@ class NodeCensus:
         number = {rack: at for at, rack in enumerate(sorted(set(racks)))}
         self.rack = whole(number[rack] for rack in racks)
         self.outside = np.arange(self.rack.max(initial=-1) + 1)[:, None] != self.rack
-        """By rack: who is not in it."""
+        """By rack: the nodes outside it."""
         self.live = self._mask(situation.live)
         self.draining = self._mask(situation.draining)
         self.filters = sorted({zone.datacenters for zone in zones.values()})
         """Zones that ask for the same datacenters use the same nodes."""
         one_of = {zone.datacenters: zone for zone in zones.values()}
         self.staying = np.zeros((len(self.filters), len(nodes)), bool)
-        """By filter: who holds data, once those who are drained are empty."""
+        """By filter: the nodes that may hold data, without those that are drained."""
         for at, wanted in enumerate(self.filters):
             self.staying[at] = self._mask(data_nodes(one_of[wanted], nodes.values()))
         self.staying &= ~self.draining
         self.open = self.staying & self.live
-        """By filter: who lives, too, so that something can go there."""
+        """By filter: those of them that live, so that replicas can move there."""
         self.usable: Mask = np.any(self.open, axis=0)
 
     def _mask(self, names: Iterable[NodeId]) -> Mask:
@@ -57,7 +57,7 @@ class NodeCensus:
 
 
 class Volumes:
-    """Where on the nodes replicas are, and how much is free there."""
+    """The volumes of replicas, and the free space of volumes."""
 
     def __init__(
         self, situation: Situation, rules: Rules, nodes: NodeCensus, replicas: list[Replica]
@@ -81,7 +81,7 @@ class Volumes:
 
 
 class Census:
-    """All that is needed to plan, as columns."""
+    """Everything that planning needs, as columns."""
 
     def __init__(self, situation: Situation, rules: Rules) -> None:
         self.nodes = NodeCensus(situation)

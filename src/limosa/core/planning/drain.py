@@ -8,8 +8,8 @@ from limosa.core.planning.plan import Unplaced
 
 
 def drain(board: Board) -> list[Unplaced]:
-    """Everything that can be moved leaves the nodes that are drained, the heaviest first, each to
-    the least loaded node that may have it. What nobody may have is told."""
+    """Move every movable replica away from the drained nodes, the heaviest first, each to the least
+    loaded node that may hold it. Returns the replicas that no node may hold."""
     census, nodes = board.census, board.nodes
     drained = np.flatnonzero(nodes.draining).tolist()
     unplaced = [
@@ -35,7 +35,7 @@ DOWN = "it is down, so nothing can be moved from it: start it, or remove it"
 
 
 def best_places(board: Board, replica: int) -> Mask:
-    """Racks that have no replica of it before others; then nodes that have none of its zone."""
+    """Prefer racks without a replica of the partition; then nodes without a replica of its zone."""
     may = board.open_to(replica)
     partition = replica // board.census.width
     zone = board.count_in_zone(board.census.zone[partition])
@@ -46,7 +46,7 @@ def best_places(board: Board, replica: int) -> Mask:
 
 
 def why_nowhere(board: Board, replica: int) -> str:
-    """In words, by the first thing that is missing."""
+    """Why no node can take the replica, in words."""
     census, nodes = board.census, board.nodes
     partition = replica // census.width
     record, wanted = census.records[partition], census.filter[partition]

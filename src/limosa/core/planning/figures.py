@@ -8,7 +8,7 @@ from limosa.core.planning.plan import Balance, Dimension, TooLarge
 
 
 def balance_of(census: Census, node: Whole, among: Mask) -> Balance:
-    """With replicas on these nodes, over some of them."""
+    """The imbalance over some nodes, with replicas on these nodes."""
     held = np.flatnonzero(node != NOBODY)
     partition, at = held // census.width, node[held]
     measured = census.measured
@@ -28,7 +28,7 @@ def balance_of(census: Census, node: Whole, among: Mask) -> Balance:
 
 
 def too_large(census: Census) -> tuple[TooLarge, ...]:
-    """Partitions of which one replica has more than a node's fair share of something."""
+    """Partitions of which one replica exceeds a node's fair share."""
     measured, found = census.measured, []
     once = np.ones_like(measured.held)
     columns: list[tuple[Dimension, Real, Whole]] = [
@@ -45,4 +45,4 @@ def too_large(census: Census) -> tuple[TooLarge, ...]:
 
 
 SLACK = 1e-9
-"""Of a share that was divided."""
+"""Rounding error of a divided share."""

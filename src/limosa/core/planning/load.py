@@ -1,7 +1,7 @@
 """How much does a replica weigh? Bytes, writes, reads and a base cost, as one whole number.
 
-Shares of the cluster's totals are added by weight, and scaled to whole numbers: sums are then the
-same in every order, so a plan that was carried out looks exactly as it was planned.
+Shares of the cluster's totals are weighted, added and scaled to whole numbers. Sums of whole
+numbers do not depend on their order, so a plan that was carried out looks exactly as planned.
 """
 
 import numpy as np
@@ -16,18 +16,18 @@ UNITS = 1 << 50
 
 
 class Load(Struct, frozen=True):
-    """What was measured of one partition; what nobody knows is 0."""
+    """The measured load of one partition; 0: unknown."""
 
     bytes: int = 0
-    """Of one replica."""
+    """Bytes of one replica."""
     writes: float = 0.0
-    """Rows a second; every replica has them."""
+    """Rows a second, at every replica."""
     reads: float = 0.0
-    """Rows a second; the owner has them."""
+    """Rows a second, at the owner."""
 
 
 class Weights(Struct, frozen=True):
-    """What counts how much. A little for each replica spreads those that are empty, too."""
+    """Weights of the figures. A small base weight spreads empty replicas, too."""
 
     bytes: float = 1.0
     writes: float = 1.0
@@ -45,7 +45,7 @@ class MeasuredLoads(Struct, frozen=True):
 
 
 def weigh(measured: MeasuredLoads, weights: Weights) -> tuple[Whole, Whole]:
-    """For each partition: what a replica weighs, and how much more the owner's does."""
+    """For each partition: the weight of a replica, and the additional weight of the owner's."""
     held = measured.held
     every = weights.replicas * shares(np.ones(len(held)), held)
     every += weights.bytes * shares(measured.bytes, held)
@@ -57,7 +57,7 @@ def weigh(measured: MeasuredLoads, weights: Weights) -> tuple[Whole, Whole]:
 
 
 def shares(figures: Real, times: Whole) -> Real:
-    """Of the total, in which each figure counts so many times."""
+    """Shares of the total, in which each figure counts a given number of times."""
     total = float((figures * times).sum())
     return figures / total if total else np.zeros(len(figures))
 
@@ -67,8 +67,8 @@ def scaled(figures: Real, whole: float) -> Whole:
 
 
 def fair_level(total: int, nodes: int, lumps: Whole) -> int:
-    """What each node would hold if all were even. A lump that is larger than that can't be
-    divided: it takes a node for itself, and the others share the rest."""
+    """The load of each node if all were even. A replica larger than that can't be divided: it gets
+    a node of its own, and the other nodes share the rest."""
     largest = np.sort(lumps)[::-1][:nodes]
     before = np.concatenate(([0], np.cumsum(largest)))[: len(largest)]
     levels = (total - before) / (nodes - np.arange(len(largest)))

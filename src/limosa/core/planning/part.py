@@ -10,8 +10,8 @@ from limosa.core.planning.situation import Rules, Situation
 
 
 def plan_part(situation: Situation, moves: Sequence[Move], rules: Rules | None = None) -> Plan:
-    """These moves, and what the cluster is like after them alone. One that is possible only because
-    of another, which is not among them, is left out."""
+    """A plan of these moves only, with its figures. A move that depends on a missing one is left
+    out."""
     board = Board(Census(situation, rules or Rules()))
     numbers = {record.id: at for at, record in enumerate(board.census.records)}
     waiting, before = list(moves), -1
@@ -22,7 +22,7 @@ def plan_part(situation: Situation, moves: Sequence[Move], rules: Rules | None =
 
 
 def made(board: Board, partition: int, move: Move) -> bool:
-    """Whether it can be; then it is."""
+    """Make the move on the board, if it is possible; returns whether it is."""
     census, number = board.census, board.nodes.number
     node = number[move.target.node]
     replica = partition * census.width + board.origins(partition).index(number[move.source])

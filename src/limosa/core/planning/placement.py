@@ -9,7 +9,7 @@ from limosa.core.model.topology import Node, Zone
 
 
 def data_nodes(zone: Zone, nodes: Iterable[Node]) -> tuple[NodeId, ...]:
-    """Who may hold replicas of a zone."""
+    """The nodes that may hold replicas of a zone."""
     return tuple(
         sorted(
             node.id
@@ -55,7 +55,7 @@ def place(
 def least_shared(
     held: Sequence[Node], nodes: Mapping[NodeId, Node], load: Mapping[NodeId, int]
 ) -> NodeId:
-    """The best other node beside those that hold a replica already."""
+    """The best node for one more replica, beside the nodes that hold one already."""
     datacenters = Counter(node.datacenter for node in held)
     racks = Counter(rack_of(node) for node in held)
     free = [node for node in nodes.values() if node not in held]
@@ -64,5 +64,5 @@ def least_shared(
 
 
 def rack_of(node: Node) -> tuple[str, str]:
-    """Racks of one name in two datacenters are two racks."""
+    """Racks with the same name in two datacenters are different racks."""
     return node.datacenter, node.rack

@@ -9,8 +9,9 @@ from limosa.core.model.intent import Placement
 from limosa.core.model.keys import NodeId, PartitionId
 
 Reason: TypeAlias = Literal["drain", "racks", "zone", "load", "volumes"]
-"""Why something moves, the most pressing first: its node is drained; a rack holds two replicas of
-it; its node has more of its zone and another none; its node, or its volume, has too much."""
+"""Why a replica moves, the most pressing reason first: its node is drained; its rack holds another
+replica; its node has several of its zone and another node none; its node, or its volume, has too
+much load."""
 
 PRESSING: tuple[Reason, ...] = get_args(Reason)
 
@@ -18,7 +19,7 @@ Dimension: TypeAlias = Literal["bytes", "writes", "reads"]
 
 
 class Move(Struct, frozen=True):
-    """One replica leaves a node, or a volume, for another."""
+    """Move one replica to another node or volume."""
 
     partition: PartitionId
     source: NodeId
@@ -28,21 +29,21 @@ class Move(Struct, frozen=True):
 
     @property
     def stays(self) -> bool:
-        """It only changes the volume."""
+        """Only the volume changes."""
         return self.source == self.target.node
 
 
 class Skipped(Struct, frozen=True):
-    """A partition that is left where it is, though it would be moved."""
+    """A partition that should be moved, but stays where it is."""
 
     partition: PartitionId
     why: str
     left_on: tuple[NodeId, ...] = ()
-    """Nodes that are drained and are not empty because of it: plan again when this has passed."""
+    """Drained nodes that keep a replica because of it: plan again later."""
 
 
 class TooLarge(Struct, frozen=True):
-    """A partition that alone has more than a node's fair share: only a split can spread it."""
+    """A partition that exceeds a node's fair share: only a split can spread it."""
 
     partition: PartitionId
     dimension: Dimension
@@ -51,10 +52,10 @@ class TooLarge(Struct, frozen=True):
 
 
 class Balance(Struct, frozen=True):
-    """The most that a node has, in parts of the mean: 1 is even. 0: there is nothing."""
+    """The load of the most loaded node, relative to the mean: 1 is even; 0: no load at all."""
 
     load: float = 0.0
-    """All of it, weighted."""
+    """The weighted sum."""
     bytes: float = 0.0
     writes: float = 0.0
     reads: float = 0.0
@@ -62,15 +63,15 @@ class Balance(Struct, frozen=True):
 
 
 class Arrival(Struct, frozen=True):
-    """What comes to a volume, if nothing leaves it before all has come."""
+    """Bytes that come to a volume, if nothing leaves it before."""
 
     place: Placement
     bytes: int
 
 
 class Plan(Struct, frozen=True):
-    """What is most pressing comes first. Two moves of one partition are made one after the other,
-    in their order: one may go where the other has left."""
+    """The most pressing moves first. Two moves of one partition are made one after the other: one
+    may go to the place that the other has left."""
 
     moves: tuple[Move, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -85,12 +86,12 @@ class Plan(Struct, frozen=True):
 
     @property
     def empties(self) -> bool:
-        """Carried out, nothing is left on the nodes that are drained."""
+        """Does the plan leave nothing on the drained nodes?"""
         return not any(each.left_on for each in self.skipped)
 
 
 class Unplaced(Struct, frozen=True):
-    """A replica on a node that is drained, and why no other node can have it."""
+    """A replica on a drained node, and why no other node can take it."""
 
     partition: PartitionId
     node: NodeId
@@ -98,7 +99,7 @@ class Unplaced(Struct, frozen=True):
 
 
 class Impossible(Struct, frozen=True):
-    """There is no plan: a node that is drained can't be emptied. Nothing is to be moved."""
+    """There is no plan, since a drained node can't be emptied; nothing should be moved."""
 
     unplaced: tuple[Unplaced, ...]
 

@@ -12,7 +12,7 @@ class PolicyDecision(Struct, frozen=True):
     rebalance: bool
     why: str
     source: NodeId = ""
-    """The most loaded node, and the least loaded one, if it was looked at."""
+    """The most and the least loaded node, if the loads were compared."""
     target: NodeId = ""
 
 
@@ -23,11 +23,11 @@ def should_rebalance(
     last_check: float | None = None,
     last_run_end: float | None = None,
 ) -> PolicyDecision:
-    """`loads` are those of the nodes that may give and take: live, and not being drained."""
+    """`loads` are those of the nodes that balancing uses: live, and not being drained."""
     if not policy.enabled:
-        return PolicyDecision(False, "it is not enabled")
+        return PolicyDecision(False, "automatic runs are off")
     if last_check is not None and now - last_check < policy.interval_seconds:
-        return PolicyDecision(False, "it was looked at a moment ago")
+        return PolicyDecision(False, "the loads were compared a moment ago")
     if last_run_end is not None and now - last_run_end < policy.cooldown_seconds:
         return PolicyDecision(False, "a run ended a moment ago")
     if len(loads) < 2:

@@ -17,7 +17,7 @@ from limosa.core.planning.volumes import balance_volumes
 
 
 def plan_drain(situation: Situation, rules: Rules | None = None) -> Plan | Impossible:
-    """Only what must leave the nodes that are drained."""
+    """Only the moves that empty the drained nodes."""
     rules = rules or Rules()
     board = Board(Census(situation, rules))
     unplaced = drain(board)
@@ -25,8 +25,8 @@ def plan_drain(situation: Situation, rules: Rules | None = None) -> Plan | Impos
 
 
 def plan_rebalance(situation: Situation, rules: Rules | None = None) -> Plan | Impossible:
-    """What must leave, and then whatever makes the rest more even. Of a cluster that is even
-    enough, and of one in which a plan was carried out, the plan is empty."""
+    """Empty the drained nodes, then make the rest more even. The plan is empty if the cluster is
+    even enough; so it is after a plan was carried out."""
     rules = rules or Rules()
     board = Board(Census(situation, rules))
     unplaced = drain(board)
@@ -44,7 +44,7 @@ def plan_rebalance(situation: Situation, rules: Rules | None = None) -> Plan | I
 
 
 def node_loads(situation: Situation, rules: Rules | None = None) -> dict[str, float]:
-    """What each node that may give and take has, in parts of their mean."""
+    """The load of each node that balancing uses, relative to their mean."""
     census = Census(situation, rules or Rules())
     board = Board(census)
     usable = np.flatnonzero(census.nodes.usable).tolist()
@@ -82,7 +82,8 @@ def moves_of(board: Board) -> list[Move]:
 
 
 def in_order(moves: list[Move]) -> list[Move]:
-    """A move to where another replica of the partition is comes after that one's."""
+    """A move to a place that another replica of the partition leaves comes after that replica's
+    move."""
     waiting = {(move.partition, move.source): move for move in moves}
     ordered: list[Move] = []
     for move in moves:

@@ -9,7 +9,8 @@ NO_OTHER_RACK = "two of its replicas share a rack, and no node of another rack h
 
 
 def separate_racks(board: Board) -> list[int]:
-    """Each partition's replicas go to as many racks as there are; those that can't are named."""
+    """Spread each partition's replicas over as many racks as possible; returns the partitions that
+    can't be."""
     there = [set(board.nodes.rack[mask].tolist()) for mask in board.nodes.open]
     stuck = []
     for partition in sharing(board):
@@ -22,7 +23,7 @@ def separate_racks(board: Board) -> list[int]:
 
 
 def sharing(board: Board) -> list[int]:
-    """Partitions that can be moved and have two replicas in one rack."""
+    """Movable partitions with two replicas in one rack."""
     census = board.census
     node = board.node.reshape(-1, census.width)
     racks = np.sort(np.where(node == NOBODY, NOBODY, board.nodes.rack[node]), axis=1)
@@ -36,8 +37,8 @@ def is_crowded(racks: list[int], reachable: set[int]) -> bool:
 
 
 def leave_rack(board: Board, partition: int) -> bool:
-    """One replica of a rack that has several goes to a rack that has none; from the most loaded
-    node, and if possible so that its zone stays spread."""
+    """Move one replica from a rack with several to a rack with none: from the most loaded node, and
+    if possible without undoing the spread of its zone."""
     held, racks = board.holders(partition), board.racks_of(partition)
     other = board.outside(racks)
     shared = [at for at, rack in enumerate(racks) if racks.count(rack) > 1]
@@ -53,14 +54,14 @@ def leave_rack(board: Board, partition: int) -> bool:
 
 
 def separate_zones(board: Board) -> None:
-    """No node has two replicas of a zone while another that may have one has none."""
+    """No node holds two replicas of a zone while another node that may hold one has none."""
     for zone in doubled(board):
         while use_another_node(board, zone):
             pass
 
 
 def doubled(board: Board) -> list[int]:
-    """Zones that use a node twice and another not at all."""
+    """Zones that use one node twice and another node not at all."""
     census, nodes = board.census, board.nodes
     size = len(nodes.names)
     zone = np.repeat(census.zone, census.width)
@@ -76,7 +77,7 @@ def doubled(board: Board) -> list[int]:
 
 
 def use_another_node(board: Board, zone: int) -> bool:
-    """The lightest replica that can leaves the node that has most of the zone."""
+    """Move the lightest movable replica away from the node that holds most of the zone."""
     census = board.census
     counts = board.count_in_zone(zone)
     unused = counts == 0

@@ -19,14 +19,15 @@ class Situation(Struct, frozen=True):
     live: AbstractSet[NodeId]
     loads: Mapping[PartitionId, Load] = {}
     free_bytes: Mapping[NodeId, Mapping[str, int]] = {}
-    """By volume; one that is not here has room for everything."""
+    """By volume; a volume that is missing here has room for everything."""
     draining: Collection[NodeId] = ()
-    """Nodes that are to end with nothing."""
+    """Nodes to empty."""
     fixed: Mapping[PartitionId, str] = {}
-    """Partitions that can't be moved, and why, besides what their records tell."""
+    """Partitions that can't be moved for reasons that their records do not show, and these
+    reasons."""
 
     def why_fixed(self, record: Partition) -> str:
-        """Why nothing of a partition can be moved now; empty if it can."""
+        """Why a partition can't be moved now; empty: it can."""
         if record.id in self.fixed:
             return self.fixed[record.id]
         if record.transition is not None:
@@ -42,15 +43,15 @@ class Situation(Struct, frozen=True):
 
 
 class Rules(Struct, frozen=True):
-    """What is worth a move, and how much room must stay."""
+    """What is worth a move, and how much space must stay free."""
 
     tolerance: float = 0.02
-    """Two nodes that differ by less than this part of a fair share are even."""
+    """Nodes whose loads differ by less than this part of a fair share are even."""
     worth: float = 0.1
-    """By how much two nodes must differ if neither is on its way to a fair share thereby: racks,
-    zones or large partitions stand in the way."""
+    """The difference between two nodes that is worth a move where racks, zones or large partitions
+    prevent fair shares."""
     weights: Weights = Weights()
     room: float = 1.2
-    """A replica needs so many times its bytes where it goes."""
+    """Space that a replica needs at its target, relative to its size."""
     free_bytes_kept: int = 0
-    """And so much must stay free on the volume."""
+    """Space that must stay free on the volume besides."""

@@ -15,10 +15,10 @@ def spread(
     new: Iterable[PartitionId],
     old: Iterable[Partition],
 ) -> dict[PartitionId, tuple[Placement, ...]]:
-    """So many replicas of each new partition on these nodes.
+    """`count` replicas of each new partition on these nodes.
 
-    Datacenters and racks come first, then the zone's own balance; among equals, the node with less
-    of all other zones is chosen, so that many small tables are spread, too.
+    Datacenters and racks come first, then the balance of the zone; among equals, the node with
+    fewer replicas of other zones is chosen, so that many small tables are spread, too.
     """
     held: Counter[NodeId] = Counter()
     owned: Counter[NodeId] = Counter()
@@ -33,7 +33,8 @@ def spread(
 def take_turns(
     planned: Mapping[PartitionId, tuple[Placement, ...]], owned: Mapping[NodeId, int]
 ) -> dict[PartitionId, tuple[Placement, ...]]:
-    """Who comes first tends to own, and who comes second to follow as owner: both in turns."""
+    """The first replica tends to become the owner, and the second one its successor: nodes take
+    turns at both."""
     first: Counter[NodeId] = Counter()
     second: Counter[tuple[NodeId, NodeId]] = Counter()
     turns = {}
@@ -50,7 +51,7 @@ def take_turns(
 def on_volumes(
     planned: Mapping[PartitionId, tuple[Placement, ...]], nodes: Mapping[NodeId, Node]
 ) -> dict[PartitionId, tuple[Placement, ...]]:
-    """Each node's replicas go to its volumes in turn."""
+    """The replicas of a node use its volumes in turn."""
     used: Counter[NodeId] = Counter()
     placed = {}
     for partition, places in planned.items():

@@ -16,7 +16,7 @@ def balance_volumes(board: Board, rules: Rules) -> None:
 
 
 def narrow(board: Board, node: int, volumes: range, worth: int) -> bool:
-    """The heaviest replica that does not turn the order of two volumes around."""
+    """The heaviest replica that does not reverse the order of two volumes."""
     census = board.census
     order = sorted(volumes, key=lambda each: (board.volume_load[each], each))
     held = board.movable_on(node)
