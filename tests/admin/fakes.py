@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from limosa.admin import app, tokens
 from limosa.admin.audit import AuditLog
-from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, Runs, RunStatus, RunWanted, TurnWish
+from limosa.admin.runs import MoveFacts, RunBody, RunFacts, RunPreview, Runs, RunStatus, TurnWish
 from limosa.admin.service import AdminService, AdminSettings
 from limosa.admin.tokens import Tokens
 from limosa.client.connection import Description
@@ -175,15 +175,16 @@ class FakeRuns:
 
     def __init__(self) -> None:
         self.state = "IDLE"
-        self.wanted: list[RunWanted] = []
+        self.wanted: list[RunBody] = []
 
-    def plan(self, wanted: RunWanted) -> RunPreview:
+    def plan(self, wanted: RunBody) -> RunPreview:
         moves = (
-            MoveFacts(each.partition, each.source, each.target, "PENDING") for each in wanted.moves
+            MoveFacts(each.partition, each.source, each.to, "PENDING")
+            for each in wanted.moves or ()
         )
         return RunPreview(tuple(moves))
 
-    def start(self, id: str, wanted: RunWanted) -> Request:
+    def start(self, id: str, wanted: RunBody) -> Request:
         if self.state != "IDLE":
             raise IllegalRequest("a run is under way already", "wait for its end, or cancel it")
         self.wanted.append(wanted)

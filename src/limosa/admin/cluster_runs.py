@@ -1,9 +1,9 @@
 """How does the service plan, start and describe runs? Like the commands, with the same rules."""
 
-from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on
-from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, RunStatus, RunWanted, TurnWish
+from limosa.admin.runs import MoveFacts, RunBody, RunFacts, RunPreview, RunStatus, TurnWish
 from limosa.client import cluster_view
+from limosa.client.access import ClusterAccess
 from limosa.core.coordinator import run_requests
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing
@@ -23,7 +23,7 @@ class ClusterRuns:
 
     # --- requests
 
-    def plan(self, wanted: RunWanted) -> RunPreview:
+    def plan(self, wanted: RunBody) -> RunPreview:
         view = cluster_view.look(self._cluster)
         run = self._planned(view, wanted)
         moves = tuple(
@@ -34,7 +34,7 @@ class ClusterRuns:
 
     # What the coordinator would refuse now is refused here at once, by the same rules.
 
-    def start(self, id: str, wanted: RunWanted) -> Request:
+    def start(self, id: str, wanted: RunBody) -> Request:
         view = cluster_view.look(self._cluster)
         run_requests.check_idle(view)
         run = self._planned(view, wanted)
@@ -46,7 +46,7 @@ class ClusterRuns:
         run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), wish)
         return Request(id, wish)
 
-    def _planned(self, view: ClusterView, wanted: RunWanted) -> RunPlan:
+    def _planned(self, view: ClusterView, wanted: RunBody) -> RunPlan:
         if wanted.add_node:
             like = RunPlan(f"fill {wanted.add_node}")
             return proposing.filling(view, [wanted.add_node], like)[1]
@@ -59,9 +59,9 @@ class ClusterRuns:
             PlannedMove(
                 move.partition,
                 move.source,
-                Placement(move.target, volume_on(topology, move.target, None)),
+                Placement(move.to, volume_on(topology, move.to, None)),
             )
-            for move in wanted.moves
+            for move in wanted.moves or ()
         )
         return RunPlan(f"{len(moves)} moves", moves)
 

@@ -1,63 +1,15 @@
 """How is a rebalance driven? Routes that show, plan, start, pause, resume and cancel runs."""
 
-from typing import Annotated, Any
-
 from msgspec import Struct
-from pydantic import ConfigDict, Field, model_validator
 
-from limosa.admin.changes import ChangeBody
-from limosa.admin.names import LIMIT, Limit, Name, PartitionName
+from limosa.admin.names import LIMIT, Limit
 from limosa.admin.requests import ChangeRequest, Changing
 from limosa.admin.routing import Accepted, Calling, Routes
-from limosa.admin.runs import MoveWanted, RunFacts, RunPreview, RunStatus, RunWanted, TurnWish
+from limosa.admin.runs import RunBody, RunFacts, RunPreview, RunStatus, TurnWish
 from limosa.admin.service import Caller
 from limosa.core.model.requests import CancelRun, PauseRun, ResumeRun
 
-MOVES_MAX = 10_000
-KINDS = ("add_node", "remove_node", "moves")
-
 routes = Routes("rebalance")
-
-
-def _one_of(schema: dict[str, Any]) -> None:
-    """Describe what the validator checks: exactly one of the fields, and no nulls."""
-    for name, field in schema["properties"].items():
-        kept = next(each for each in field.pop("anyOf") if each.get("type") != "null")
-        field.pop("default", None)
-        schema["properties"][name] = {**field, **kept}
-    schema["oneOf"] = [{"required": [name]} for name in KINDS]
-
-
-class MoveOfRun(ChangeBody):
-    """The move of one replica to another node."""
-
-    partition: PartitionName
-    source: Annotated[Name, Field(alias="from")]
-    to: Name
-
-
-class RunBody(ChangeBody):
-    """The purpose of a run: exactly one of the three."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_one_of)
-
-    add_node: Name | None = None
-    """Fill this node with its share of the load."""
-    remove_node: Name | None = None
-    """Move everything off this node, then remove it. Needs the role admin."""
-    moves: Annotated[list[MoveOfRun], Field(min_length=1, max_length=MOVES_MAX)] | None = None
-
-    @model_validator(mode="after")
-    def _has_one(self) -> "RunBody":
-        given = [getattr(self, name) for name in self.model_fields_set]
-        if len(given) != 1 or given[0] is None:
-            raise ValueError("give exactly one of add_node, remove_node and moves")
-        return self
-
-    @property
-    def wanted(self) -> RunWanted:
-        moves = tuple(MoveWanted(e.partition, e.source, e.to) for e in self.moves or ())
-        return RunWanted(self.add_node or "", self.remove_node or "", moves)
 
 
 class RunHistory(Struct, frozen=True):
@@ -85,7 +37,7 @@ def runs(caller: Calling, limit: Limit = LIMIT) -> RunHistory:
 @routes.post("/v1/runs/plan", role="operator", answers=RunPreview)
 def plan_run(caller: Calling, body: RunBody) -> RunPreview:
     """Preview a run; this changes nothing."""
-    return caller.service.runs.plan(body.wanted)
+    return caller.service.runs.plan(body)
 
 
 @routes.post("/admin/rebalance/start", role="admin", name="rebalance_start")
@@ -99,7 +51,7 @@ def start_run(caller: Calling, change: Changing, body: RunBody) -> Accepted:
         caller.must_be("admin")
     known = caller.service.runs
     return change.ask(
-        lambda id: known.start(id, body.wanted), body.model_dump(by_alias=True), known.status()
+        lambda id: known.start(id, body), body.model_dump(by_alias=True), known.status()
     )
 
 

@@ -15,11 +15,10 @@ from limosa.cli.shared.run_progress import COLUMNS
 from limosa.cli.shared.run_progress import lines_of as run_lines
 from limosa.cli.shared.run_progress import row_of as move_row
 from limosa.cli.shared.terminal import count, labelled, print_json, print_table, size
-from limosa.client.cluster_view import look, progress_of
-from limosa.client.operator import Operator
+from limosa.client.cluster_view import look
 from limosa.core.insight.explaining import Explanation, Standing
 from limosa.core.insight.explaining_nodes import NodeExplanation, explain_node
-from limosa.core.insight.progress import Progress
+from limosa.core.insight.progress import Progress, progress
 from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica
@@ -50,7 +49,7 @@ def explain(
     with target.operate() as connection:
         view = look(connection, name)
         if name in view.agreed.runs:
-            shown_run(target, connection, name)
+            shown_run(target, progress(view, name))
             return
         if name in view.agreed.topology.nodes:
             shown_node(target, explain_node(view, name))
@@ -207,9 +206,7 @@ def report_line(report: Report) -> str:
 # --- runs
 
 
-def shown_run(target: ClusterOptions, connection: Operator, run: str) -> None:
-    found = progress_of(connection, run)
-    assert found is not None
+def shown_run(target: ClusterOptions, found: Progress) -> None:
     if target.as_json:
         print_json(found)
         return
