@@ -243,24 +243,12 @@ def test_whoever_is_told_to_wait_again_and_again_asks_less_and_less_often() -> N
     now, pauses = 0.0, []
     for attempt in range(1, 30):
         answer(client, Wait(f"o.{attempt}", "later"), now)
-        due = client.next_due()
-        assert due is not None
-        pauses.append(round(due - now, 4))
-        now = due
-        assert len(sent(client.handle(now, Ticked()), Write)) == 1
-    assert pauses == [0.005, 0.01, 0.02, 0.04, 0.08] + 24 * [0.1]
-
-
-def test_a_client_knows_when_it_has_something_to_do() -> None:
-    client = knowing()
-    assert client.next_due() is None
-    client.handle(0.0, ASKED)
-    assert client.next_due() == 1.0
-    answer(client, Wait("o.1", "later"), 0.5)
-    assert client.next_due() == pytest.approx(0.505)
-    (again,) = sent(client.handle(0.6, Ticked()), Write)
-    answer(client, Written(again.id, 7), 0.7)
-    assert client.next_due() is None
+        milliseconds = 1
+        while not sent(client.handle(now + milliseconds / 1000, Ticked()), Write):
+            milliseconds += 1
+        pauses.append(milliseconds)
+        now += milliseconds / 1000
+    assert pauses == [5, 10, 20, 40, 80] + 24 * [100]
 
 
 def test_when_its_table_was_dropped_an_operation_ends_at_once() -> None:

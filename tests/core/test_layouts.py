@@ -47,37 +47,6 @@ def test_a_layout_that_does_not_tile_the_tokens_can_not_be_built(
     refused(caught.value, *words)
 
 
-@pytest.mark.parametrize(
-    ("ranges", "words"),
-    [
-        (
-            {"p": TokenRange(TOKEN_MIN, 0), "q": TokenRange(5, TOKEN_END)},
-            ("a gap between p (to 0) and q (from 5)",),
-        ),
-        (
-            {"p": TokenRange(TOKEN_MIN, 5), "q": TokenRange(0, TOKEN_END)},
-            ("an overlap between p (to 5) and q (from 0)",),
-        ),
-        ({"p": TokenRange(TOKEN_MIN, 0)}, ("no partition holds the tokens from 0",)),
-        ({"p": TokenRange(3, TOKEN_END)}, ("no partition holds the tokens below 3",)),
-        ({}, ("0 starts",)),
-    ],
-)
-def test_ranges_with_a_gap_or_an_overlap_are_refused_by_their_place(
-    ranges: dict[str, TokenRange], words: tuple[str, ...]
-) -> None:
-    with pytest.raises(InvalidLayout) as caught:
-        Layout.of_ranges("z", 1, ranges)
-    refused(caught.value, *words)
-
-
-def test_ranges_in_any_order_that_tile_the_tokens_make_a_layout() -> None:
-    ranges = {"q": TokenRange(0, TOKEN_END), "p": TokenRange(TOKEN_MIN, 0)}
-    layout = Layout.of_ranges("z", 4, ranges)
-    assert layout == Layout("z", 4, (TOKEN_MIN, 0), ("p", "q"))
-    assert [layout.range_of(0), layout.range_of(1)] == [ranges["p"], ranges["q"]]
-
-
 @given(st.sets(st.integers(TOKEN_MIN + 1, TOKEN_END - 1), max_size=20), BOUNDS)
 def test_every_token_lies_in_exactly_one_range_of_a_layout(more: set[int], token: int) -> None:
     starts = (TOKEN_MIN, *sorted(more))

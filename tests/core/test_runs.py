@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from limosa.core.coordinator import requests, run_ends, run_moves, run_starts
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
-from limosa.core.coordinator.turns import held_back, topology_request_waits
+from limosa.core.coordinator.turns import deferred, topology_request_waits
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import MakeCommit
 from limosa.core.events import AgreedRead, Elected, Ticked
@@ -697,7 +697,7 @@ def test_a_lock_holds_what_would_begin_and_what_runs_goes_on() -> None:
     )
     for wish in held:
         request = cluster.waiting(wish)
-        assert held_back(cluster.view(), request) == "the cluster is locked: an audit"
+        assert deferred(cluster.view(), request) == "the cluster is locked: an audit"
     served: tuple[AnyWish, ...] = (
         RebuildReplicas("p9"),
         CancelChange("p9"),
@@ -706,7 +706,7 @@ def test_a_lock_holds_what_would_begin_and_what_runs_goes_on() -> None:
         CancelRun(),
     )
     for wish in served:
-        assert held_back(cluster.view(), cluster.waiting(wish)) == ""
+        assert deferred(cluster.view(), cluster.waiting(wish)) == ""
     assert topology_request_waits(cluster.view()) is None
     cluster.ask(UnlockCluster())
     for request in cluster.agreed.requests.values():
@@ -720,11 +720,11 @@ def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() 
     cluster = running(SERIAL)
     join = cluster.waiting(JoinCluster(Node("e", host="h"), "x"))
     run = cluster.run.id
-    assert held_back(cluster.view(), join) == f"the move of p0 in run {run} must end first"
+    assert deferred(cluster.view(), join) == f"the move of p0 in run {run} must end first"
     cluster.complete("p0")
     cluster.settle()
     assert cluster.states() == ["COMMITTED", "PENDING", "PENDING"]
-    assert held_back(cluster.view(), join) == ""
+    assert deferred(cluster.view(), join) == ""
     cluster.commit(requests.answer(cluster.view(), join))
     cluster.settle()
     assert cluster.states() == ["COMMITTED", "DUAL_WRITE", "PENDING"]
@@ -733,7 +733,7 @@ def test_a_waiting_topology_request_stops_new_moves_and_is_served_before_them() 
 def test_nobody_waits_for_moves_that_may_wait_for_ever() -> None:
     """S74: one that may pause writes for so long only waits for a moment that may not come."""
     cluster = running(replace(SERIAL, max_pause_seconds=0.01))
-    assert held_back(cluster.view(), cluster.waiting(FollowNodes("z"))) == ""
+    assert deferred(cluster.view(), cluster.waiting(FollowNodes("z"))) == ""
     assert topology_request_waits(cluster.view()) is not None
     cluster.complete("p0")
     cluster.settle()

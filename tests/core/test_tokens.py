@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
-from limosa.core.tokens import check_key_type, token_of, tokener, tokens, tokens_of_batch
+from limosa.core.tokens import check_key_type, token_of, tokener, tokens
 from limosa.errors import InvalidKey
 
 SPARK = json.loads((Path(__file__).parent / "data" / "spark_tokens.json").read_text())
@@ -221,20 +221,6 @@ def test_minus_zero_is_zero() -> None:
         zero, minus_zero = tokens([pa.array([0.0, -0.0], key_type)]).tolist()
         assert zero == minus_zero == token_of([-0.0], [key_type]) == token_of([0], [key_type])
     assert token_of([-1e-60], [pa.float32()]) == token_of([0.0], [pa.float32()])
-
-
-def test_a_batch_is_asked_by_the_names_of_its_key() -> None:
-    batch = pa.record_batch({"a": [1, 2], "b": ["x", "y"], "c": [0.5, None]})
-
-    expected = [
-        token_of(["x", 1], [pa.string(), pa.int64()]),
-        token_of(["y", 2], batch.schema.types[1::-1]),
-    ]
-
-    assert tokens_of_batch(batch, ["b", "a"]).tolist() == expected
-    assert tokens_of_batch(pa.Table.from_batches([batch]), ["b", "a"]).tolist() == expected
-    with pytest.raises(InvalidKey, match="no such key columns: d, e"):
-        tokens_of_batch(batch, ["a", "d", "e"])
 
 
 def test_null_keys_are_refused() -> None:

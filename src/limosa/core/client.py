@@ -1,7 +1,7 @@
-"""What does a client do next? It routes by its cached topology, and refreshes it when told.
+"""What does a client do next? It routes by its cached topology, and refreshes that when told to.
 
-A write keeps its (producer, sequence) over every attempt, so that trying again is safe. Its outcome
-is definite only if no attempt is left that may still take effect.
+All attempts of a write have the same (producer, sequence), so that a retry is safe. The outcome of
+a write is definite only if none of its attempts can take effect any more.
 """
 
 from bisect import bisect_left, bisect_right, insort_right
@@ -37,16 +37,16 @@ OperationOutcome: TypeAlias = Literal["done", "mismatch", "failed", "unknown"]
 class ClientSettings(Struct, frozen=True):
     attempt_seconds: float = 1.0
     again_seconds_min: float = 0.005
-    """After the first refusal; twice as long after each further one."""
+    """The pause before the first retry; it doubles with each further retry."""
     again_seconds: float = 0.1
-    """At most so long."""
+    """The longest pause before a retry."""
     operation_seconds: float = 6.0
     patience_seconds: float = 0.0
     """How long a write waits for replicas that are missing, before it fails."""
 
 
 class Asked(Struct, frozen=True, gc=False):
-    """The application wants rows written (each with its token), or keys of one token read."""
+    """The application asks to write rows (each with its token), or to read keys of one token."""
 
     id: str
     zone: ZoneId
@@ -57,7 +57,7 @@ class Asked(Struct, frozen=True, gc=False):
     token: int = 0
     eventual: bool = False
     choice: int = 0
-    """Which of the readers an eventual read asks."""
+    """Selects the replica that an eventual read asks."""
 
 
 class Finished(Effect, frozen=True, gc=False):
@@ -65,98 +65,65 @@ class Finished(Effect, frozen=True, gc=False):
 
     id: str
     outcome: OperationOutcome
-    """`failed`: it surely did not happen. `unknown`: it may have, or may yet."""
+    """`failed`: the write did not happen. `unknown`: it may have happened, or may happen yet."""
     value: object = None
 
 
 ClientEvent: TypeAlias = Asked | Received | TopologyRead | Disconnected | Ticked
 
 
-class Part:
+class Part(Struct, eq=False):
     """The rows of one operation that go to one partition."""
 
-    __slots__ = (
-        "after",
-        "done",
-        "entry",
-        "id",
-        "node",
-        "partition",
-        "range",
-        "rows",
-        "tries",
-        "version",
-    )
-
-    def __init__(self, rows: Rows | None, held: TokenRange = WHOLE) -> None:
-        self.rows = rows
-        self.range = held
-        self.partition: PartitionId | None = None
-        self.version = 0
-        """Of the layout that it was split by; 0: there was none yet."""
-        self.id = ""
-        """Of the attempt that is under way."""
-        self.node = ""
-        """Whom it was sent to."""
-        self.after = 0
-        """The sequence that must come first."""
-        self.entry = 0
-        """Of what is due: only the last one that was made for this part counts."""
-        self.tries = 0
-        """How often it was told to come again."""
-        self.done = False
-        """It is written, or it was split again."""
+    rows: Rows | None
+    range: TokenRange = WHOLE
+    partition: PartitionId | None = None
+    version: int = 0
+    """The version of the layout by which the rows were split; 0: no layout was known yet."""
+    id: str = ""
+    """The id of the attempt that is under way; empty: none is."""
+    node: NodeId = ""
+    """The node that the last attempt was sent to."""
+    after: int = 0
+    """The sequence that must be written first."""
+    entry: int = 0
+    """The number of the last entry in the heap for this part; earlier entries do not count."""
+    tries: int = 0
+    """How often a node asked for a retry."""
+    done: bool = False
+    """The part is acknowledged, or was split again."""
 
 
-class ClientOperation:
-    """What the application waits for."""
+class ClientOperation(Struct, eq=False):
+    """A read or write that the application waits for."""
 
-    __slots__ = (
-        "asked",
-        "attempts",
-        "blocked",
-        "deadline",
-        "earlier",
-        "impatient_at",
-        "later",
-        "left",
-        "maybe",
-        "number",
-        "parts",
-        "routed",
-        "sequence",
-        "under_way",
-        "value",
-        "version",
-    )
-
-    def __init__(self, asked: Asked, number: int, sequence: int, deadline: float) -> None:
-        self.asked = asked
-        self.number = number
-        self.sequence = sequence
-        self.deadline = deadline
-        self.impatient_at: float | None = None
-        """Since a refusal that may pass: when it counts."""
-        self.parts: list[Part] = []
-        self.left = 0
-        """How many of them are not done."""
-        self.version = 0
-        """Of the layout that all of them were split by; 0: there is no such one."""
-        self.routed: dict[PartitionId, Part] = {}
-        """Then, by their partition."""
-        self.under_way: dict[str, Part] = {}
-        self.attempts = 0
-        self.maybe = False
-        """An attempt is unanswered, or was answered by one who may still commit it."""
-        self.value: object = None
-        self.earlier: ClientOperation | None = None
-        self.later: ClientOperation | None = None
-        """The unfinished writes before and after it."""
-        self.blocked: list[tuple[ClientOperation, Part]] = []
-        """What waits for this one."""
+    asked: Asked
+    number: int
+    sequence: int
+    deadline: float
+    impatient_at: float | None = None
+    """After a temporary refusal: the time from which such a refusal ends the operation."""
+    parts: list[Part] = []
+    left: int = 0
+    """How many parts are not done."""
+    version: int = 0
+    """The version of the layout by which all parts were split; 0: there is no such version."""
+    routed: dict[PartitionId, Part] = {}
+    """The parts, by partition."""
+    under_way: dict[str, Part] = {}
+    """The parts whose attempts are unanswered, by attempt."""
+    attempts: int = 0
+    maybe: bool = False
+    """An attempt may still be committed: it timed out, or a former owner has it in its log."""
+    value: object = None
+    earlier: "ClientOperation | None" = None
+    later: "ClientOperation | None" = None
+    """The unfinished writes before and after this one."""
+    blocked: "list[tuple[ClientOperation, Part]]" = []
+    """Parts of other operations that wait for this one."""
 
     def take(self, parts: list[Part]) -> None:
-        """These are its parts from now on."""
+        """Replace the parts."""
         self.parts = parts
         self.left = sum(not part.done for part in parts)
         versions = {part.version for part in parts}
@@ -164,25 +131,26 @@ class ClientOperation:
         self.routed = {part.partition: part for part in parts if part.partition is not None}
 
     def touches(self, part: Part) -> bool:
-        """Some of its rows that are not acknowledged may lie in the range of that part."""
+        """Can unacknowledged rows of this operation lie in the range of that part?"""
         if self.version and self.version == part.version and part.partition is not None:
             mine = self.routed.get(part.partition)
             return mine is not None and not mine.done
         return any(not mine.done and _has_rows_in(mine, part.range) for mine in self.parts)
 
 
-def _has_rows_in(part: Part, held: TokenRange) -> bool:
-    """A part has rows; if it lies within the range, so do they."""
-    if held.start <= part.range.start and part.range.end <= held.end:
+def _has_rows_in(part: Part, token_range: TokenRange) -> bool:
+    """A part is never empty, so a part that lies within the range has rows there."""
+    start, end = token_range.start, token_range.end
+    if start <= part.range.start and part.range.end <= end:
         return True
-    apart = held.end <= part.range.start or part.range.end <= held.start
-    return not apart and part.rows is not None and bool(len(part.rows.within(held)))
+    apart = end <= part.range.start or part.range.end <= start
+    return not apart and part.rows is not None and bool(len(part.rows.within(token_range)))
 
 
 class Lanes:
     """Which unfinished writes go to a partition, in the order of their sequences?
 
-    Right at a glance as long as all of a zone's writes were split by the same layout.
+    The lanes give the answer only while all writes of a zone were split by the same layout.
     """
 
     __slots__ = ("_lanes", "_versions")
@@ -190,7 +158,7 @@ class Lanes:
     def __init__(self) -> None:
         self._lanes: dict[PartitionId, list[tuple[int, Part]]] = {}
         self._versions: dict[ZoneId, dict[int, int]] = {}
-        """How many writes were split by which version of their zone's layout."""
+        """The number of writes that were split by each version of a zone's layout."""
 
     def enter(self, operation: ClientOperation, parts: Iterable[Part]) -> None:
         versions = self._versions.setdefault(operation.asked.zone, {})
@@ -201,7 +169,7 @@ class Lanes:
                 insort_right(lane, (operation.sequence, part), key=_sequence)
 
     def leave(self, operation: ClientOperation, parts: Iterable[Part]) -> None:
-        """The parts are done."""
+        """These parts of the operation are done."""
         versions = self._versions[operation.asked.zone]
         versions[operation.version] -= 1
         if not versions[operation.version]:
@@ -214,7 +182,8 @@ class Lanes:
                 self._lanes.pop(part.partition, None)
 
     def before(self, operation: ClientOperation, part: Part) -> int | None:
-        """The sequence that comes before it there, 0 if none does; None: it is not so simple."""
+        """The sequence before the operation's in this lane, 0 if it is the first; None: the lanes
+        can't tell, since writes of the zone were split by different layouts."""
         versions = self._versions[operation.asked.zone]
         if part.partition is None or len(versions) > 1 or part.version not in versions:
             return None
@@ -222,7 +191,7 @@ class Lanes:
         start = stop = bisect_left(lane, operation.sequence, key=_sequence)
         while start and lane[start - 1][1].done:
             start -= 1
-        del lane[start:stop]  # nobody looks for those again
+        del lane[start:stop]  # parts that are done are never looked up again
         return lane[start - 1][0] if start else 0
 
 
@@ -231,7 +200,7 @@ def _sequence(entry: tuple[int, Part]) -> int:
 
 
 class Client:
-    """The brain of one run of one client, which is one producer: another run needs another name."""
+    """The brain of one client session, which is one producer: every session needs its own name."""
 
     def __init__(self, producer: str, settings: ClientSettings) -> None:
         self.producer = producer
@@ -242,18 +211,18 @@ class Client:
         self._sequence = 0
         self._asked = 0
         self._writes: dict[int, ClientOperation] = {}
-        """Unfinished ones, by their sequence."""
+        """Unfinished writes, by sequence."""
         self._lanes = Lanes()
         self._first: ClientOperation | None = None
         self._last: ClientOperation | None = None
         self._due: list[tuple[float, int, str, Part | None]] = []
-        """A heap: when which part goes again, or an operation ends without an answer. What has
-        ended stays in it for a while."""
+        """A heap of times: when a part is retried, or (without a part) when an operation times out.
+        Entries of ended operations stay in it until they are due."""
         self._entries = 0
         self._starts: dict[ZoneId, tuple[Layout, Starts]] = {}
         self._refreshed_at = -1e9
         self._sent: deque[tuple[ClientOperation, Part]] = deque()
-        """Writes that others wait for, and that are under way since a moment ago."""
+        """Writes that were just sent and that others wait for."""
 
     def handle(self, now: float, event: ClientEvent) -> list[Effect]:
         self.out = []
@@ -272,12 +241,6 @@ class Client:
                 self._send_due(now)
         self._send_followers(now)
         return self.out
-
-    def next_due(self) -> float | None:
-        """When there will be something to do if nothing else happens: tick then at the latest."""
-        while self._due and not self._is_due(*self._due[0]):
-            heappop(self._due)
-        return self._due[0][0] if self._due else None
 
     def _is_due(self, at: float, entry: int, id: str, part: Part | None) -> bool:
         operation = self.operations.get(id)
@@ -335,7 +298,7 @@ class Client:
         heappush(self._due, (at, self._entries, operation.asked.id, part))
 
     def _split(self, asked: Asked, rows: Rows | None) -> list[Part]:
-        """By the layout of now; rows that were routed by another one are split again."""
+        """The parts of an operation, or of a part that an older layout split, by today's layout."""
         layout = self.topology.layouts.get(asked.zone)
         if layout is None:
             return [Part(rows)]
@@ -346,10 +309,8 @@ class Client:
             shares = rows.split(self._starts_of(layout))
         parts = []
         for index, share in shares:
-            part = Part(share, layout.range_of(index))
-            part.partition = layout.partitions[index]
-            part.version = layout.version
-            parts.append(part)
+            name = layout.partitions[index]
+            parts.append(Part(share, layout.range_of(index), name, layout.version))
         return parts
 
     def _starts_of(self, layout: Layout) -> Starts:
@@ -376,7 +337,7 @@ class Client:
                 self._send_parts(now, operation, due)
 
     def _route_again(self, now: float) -> None:
-        """By a newer topology: what waits, and what is on its way to somebody of the past."""
+        """The topology is newer: send parts that wait, and parts that went to a former owner."""
         for operation in list(self.operations.values()):
             zone = operation.asked.zone
             if operation.version and zone not in self.topology.layouts:
@@ -387,12 +348,12 @@ class Client:
                 self._send_parts(now, operation, due)
 
     def _is_elsewhere(self, operation: ClientOperation, part: Part) -> bool:
-        """It is not under way, or it is on its way to somebody who is not asked any more."""
+        """The part is not under way, or was sent to a node that is not asked any more."""
         record = None if part.partition is None else self.topology.partitions.get(part.partition)
         return not part.id or record is None or self._node(operation.asked, record) != part.node
 
     def _disconnected(self, now: float, node: NodeId) -> None:
-        """What was under way to it may have arrived. It goes again, by a fresh topology."""
+        """Retry what was sent to the node, by a fresh topology; it may have arrived, too."""
         for operation in self.operations.values():
             lost = [part for part in operation.under_way.values() if part.node == node]
             for part in lost:
@@ -405,7 +366,7 @@ class Client:
         self._end(now, operation, "unknown" if maybe else "failed", why)
 
     def _send_parts(self, now: float, operation: ClientOperation, due: list[Part]) -> None:
-        """Route them again; an attempt that was not answered may still take effect."""
+        """Route parts again; an attempt that was not answered may still take effect."""
         for part in due:
             if part.id:
                 self._refresh(now)
@@ -441,24 +402,22 @@ class Client:
             self._refresh(now)
             return
         self._schedule(now + self.settings.attempt_seconds, operation, part)
-        held_up = self._held_up_by(operation, part)
-        if held_up is not None:
-            part.after = held_up.sequence
-            held_up.blocked.append((operation, part))
+        first = self._must_follow(operation, part)
+        if first is not None:
+            part.after = first.sequence
+            first.blocked.append((operation, part))
             return
         operation.attempts += 1
         part.node, part.after = node, 0
         part.id = f"{operation.asked.id}.{operation.attempts}"
         operation.under_way[part.id] = part
-        message = self._read(operation, part, record)
-        if part.rows is not None:
-            message = self._write(operation, part, part.rows, record)
-        self.out.append(Send(node, message))
+        self.out.append(Send(node, self._message(operation, part, record)))
         if operation.blocked:
             self._sent.append((operation, part))
 
-    def _held_up_by(self, operation: ClientOperation, part: Part) -> ClientOperation | None:
-        """Who comes first and is not under way: sent before it, this would only be sent back."""
+    def _must_follow(self, operation: ClientOperation, part: Part) -> ClientOperation | None:
+        """The write that must be sent first and is not under way; the owner would refuse the part
+        until then."""
         if part.rows is None:
             return None
         before = self._writes.get(self._after(operation, part))
@@ -466,31 +425,34 @@ class Client:
         return before if first is not None and not (first.done or first.id) else None
 
     def _send_followers(self, now: float) -> None:
-        """What waited for a write that is under way now goes right behind it, and so on."""
+        """Send the parts that waited for a write that was just sent, and so on."""
         while self._sent:
             operation, sent = self._sent.popleft()
-            for other, part in operation.blocked:
-                follows = part.partition == sent.partition and part.after == operation.sequence
-                waits = follows and not (part.id or part.done)
-                if waits and self.operations.get(other.asked.id) is other:
-                    self._send_parts(now, other, [part])
+            self._send_blocked(now, operation, sent.partition)
 
-    def _read(self, operation: ClientOperation, part: Part, record: Partition) -> Read | Write:
+    def _send_blocked(
+        self, now: float, operation: ClientOperation, partition: PartitionId | None = None
+    ) -> None:
+        """Send the parts that wait for the operation: all of them, or those of one partition."""
+        for other, part in operation.blocked:
+            follows = partition in (None, part.partition) and part.after == operation.sequence
+            waits = follows and not (part.id or part.done)
+            if waits and self.operations.get(other.asked.id) is other:
+                self._send_parts(now, other, [part])
+
+    def _message(self, operation: ClientOperation, part: Part, record: Partition) -> Read | Write:
         asked = operation.asked
-        return Read(
-            part.id,
-            record.id,
-            part.version,
-            record.epoch,
-            self.topology.revision_of(record.id),
-            asked.keys,
-            asked.table,
-            asked.eventual,
-        )
-
-    def _write(
-        self, operation: ClientOperation, part: Part, rows: Rows, record: Partition
-    ) -> Write:
+        if part.rows is None:
+            return Read(
+                part.id,
+                record.id,
+                part.version,
+                record.epoch,
+                self.topology.revision_of(record.id),
+                asked.keys,
+                asked.table,
+                asked.eventual,
+            )
         return Write(
             part.id,
             record.id,
@@ -501,8 +463,8 @@ class Client:
             self._after(operation, part),
             self._floor(operation),
             part.range,
-            rows,
-            operation.asked.expected,
+            part.rows,
+            asked.expected,
         )
 
     def _node(self, asked: Asked, record: Partition) -> str | None:
@@ -512,11 +474,12 @@ class Client:
         return None if record.owner is None else record.owner.replica.node
 
     def _floor(self, operation: ClientOperation) -> int:
-        """Nothing below this sequence is waited for any more."""
+        """The client waits for no sequence below this one."""
         return (self._first or operation).sequence
 
     def _after(self, operation: ClientOperation, part: Part) -> int:
-        """The write before this one that touches the same range and is not acknowledged yet."""
+        """The sequence of the last earlier write that touches the same range and is not
+        acknowledged; 0: there is none."""
         before = self._lanes.before(operation, part)
         if before is not None:
             return before
@@ -568,13 +531,13 @@ class Client:
                 self._end(now, operation, "unknown" if unknown else "failed", answer)
 
     def _has_patience(self, now: float, operation: ClientOperation) -> bool:
-        """A replica that was taken out is often back soon."""
+        """May the write wait for missing replicas? Often they are back soon."""
         if operation.impatient_at is None:
             operation.impatient_at = now + self.settings.patience_seconds
         return now < operation.impatient_at
 
     def _later(self, now: float, operation: ClientOperation, part: Part) -> None:
-        """Soon, and then less and less soon."""
+        """Retry the part, after a pause that doubles each time."""
         self._forget_attempt(operation, part)
         seconds = self.settings.again_seconds_min * 2 ** min(part.tries, 20)
         part.tries += 1
@@ -588,10 +551,7 @@ class Client:
         self, now: float, operation: ClientOperation, outcome: OperationOutcome, value: object
     ) -> None:
         self._finish(operation, outcome, value)
-        for other, part in operation.blocked:
-            waits = part.after == operation.sequence and not (part.id or part.done)
-            if waits and self.operations.get(other.asked.id) is other:
-                self._send_parts(now, other, [part])
+        self._send_blocked(now, operation)
 
     def _finish(
         self, operation: ClientOperation, outcome: OperationOutcome, value: object = None

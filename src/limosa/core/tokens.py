@@ -75,14 +75,6 @@ def tokens(columns: Sequence[Column]) -> NDArray[np.int64]:
     return hashes.view(np.int64)
 
 
-def tokens_of_batch(batch: pa.RecordBatch | pa.Table, key: Sequence[str]) -> NDArray[np.int64]:
-    """The token of every row of a batch whose key columns are named."""
-    absent = [name for name in key if name not in batch.schema.names]
-    if absent:
-        raise InvalidKey(f"no such key columns: {', '.join(absent)}", "send every key column")
-    return tokens([batch.column(name) for name in key])
-
-
 def token_of(values: Sequence[object], types: Sequence[pa.DataType]) -> int:
     """The token of one key, given as Python values; quick enough for a point get."""
     if not values or len(values) != len(types):

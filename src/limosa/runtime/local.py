@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from limosa.errors import BadInput, Refused, VolumeInUse
-from limosa.runtime.signals import held_back
+from limosa.runtime.signals import delayed
 from limosa.transport.tokens import make_secret
 
 COORDINATOR = "coordinator"
@@ -198,7 +198,7 @@ class LocalCluster:
             if old.poll() is None:
                 raise BadInput(f"{name} is running already", "stop it first")
             _close(old)
-        with open(self.directory / "logs" / f"{name}.log", "ab") as log, held_back(*ENDING):
+        with open(self.directory / "logs" / f"{name}.log", "ab") as log, delayed(*ENDING):
             self.processes[name] = subprocess.Popen(
                 self._command(name, port),
                 stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def held_back(*numbers: signal.Signals) -> Iterator[None]:
+def delayed(*numbers: signal.Signals) -> Iterator[None]:
     """Postpones these signals until the block ends. Python handles signals in the main thread only.
 
     A signal mask would not work: the kernel may deliver a signal to any thread of a library.

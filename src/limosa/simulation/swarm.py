@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from limosa.runtime.signals import held_back
+from limosa.runtime.signals import delayed
 from limosa.simulation.faults import CELLS
 from limosa.simulation.run import Result, run_seed
 
@@ -243,7 +243,7 @@ def _work(task: Callable[[Item], Answer], pipe: "Connection[Answer, Item]") -> N
 def _ctrl_c_held() -> Iterator[None]:
     """Processes that are started here ignore Ctrl-C; the parent handles it a moment later."""
     resource_tracker.ensure_running()  # otherwise `start` would do it, and unblock Ctrl-C
-    with held_back(signal.SIGINT):
+    with delayed(signal.SIGINT):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield

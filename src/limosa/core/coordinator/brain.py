@@ -20,7 +20,7 @@ from limosa.core.coordinator.checks import no_room
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
-from limosa.core.coordinator.turns import held_back
+from limosa.core.coordinator.turns import deferred
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import Effect, Explain, MakeCommit, Send
 from limosa.core.events import (
@@ -131,7 +131,7 @@ class Coordinator:
         view = ClusterView(*seen, tuple(self._flights.open.values()), self._waiting)
         out: list[Effect] = []
         self._answer(view, out)
-        asked = {each.partition for each in self._waiting if not held_back(view, each)}
+        asked = {each.partition for each in self._waiting if not deferred(view, each)}
         for partition in self._attention.take(now, self.agreed):
             record = self.agreed.topology.partitions.get(partition)
             if record is None:
@@ -155,7 +155,7 @@ class Coordinator:
                 out.append(MakeCommit(forgotten))
         answered: set[PartitionId] = set()
         for request in self._waiting:
-            if request.partition not in answered and not held_back(view, request):
+            if request.partition not in answered and not deferred(view, request):
                 answered.add(request.partition)
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
         for commit in runs.advance(view, self._flights):

@@ -3,6 +3,10 @@
 A request that contradicts the agreed state is refused with the reason, and changes nothing else.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 from msgspec.structs import replace
 
 from limosa.core import routing
@@ -11,7 +15,7 @@ from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import check, place_reads, replaced
 from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.transitions import CANCELLED
-from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
+from limosa.core.coordinator.turns import DEFERRED_BY_THE_LOCK
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model import requests as wishes
 from limosa.core.model.changes import (
@@ -51,17 +55,21 @@ CHANGING: dict[TransitionKind, str] = {
 }
 
 
+Handling: TypeAlias = tuple[list[str], Callable[[], RequestAnswer]]
+
+
 def answer(view: ClusterView, request: Request) -> Commit:
     """One commit that carries out the request or refuses it."""
     key = request_key(request.id)
     trigger = view.agreed.revision_of(key)
+    reads, act = handling(view, request, trigger)
     try:
-        answer = act(view, request, trigger)
+        answer = act()
     except (IllegalRequest, IllegalTransition) as refusal:
         answer = RequestAnswer((), str(refusal), state="refused")
-    guards = {name: view.agreed.revision_of(name) for name in (key, *reads(view, request))}
+    guards = {name: view.agreed.revision_of(name) for name in (key, *reads)}
     guards[COORDINATOR_KEY] = view.coordinator
-    if isinstance(request.what, HELD_BY_THE_LOCK):
+    if isinstance(request.what, DEFERRED_BY_THE_LOCK):
         guards[CONTROLS_KEY] = view.agreed.revision_of(CONTROLS_KEY)
     row = replace(
         without_plan(request),
@@ -84,66 +92,35 @@ def without_plan(request: Request) -> Request:
 
 def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
     """What the request leads to; raises `IllegalRequest` or `IllegalTransition` to refuse it."""
+    return handling(view, request, trigger)[1]()
+
+
+def handling(view: ClusterView, request: Request, trigger: Revision) -> Handling:
+    """The keys that the answer depends on, accepted or refused, and the function that answers."""
     what = request.what
     match what:
         case wishes.PartitionWish() as wish:
-            return serve(view, wish, trigger)
+            return partition_reads(view, wish), partial(serve, view, wish, trigger)
         case wishes.ZoneWish() as wish:
-            return serve_zone(view, wish, trigger)
+            return zone_reads(view, wish), partial(serve_zone, view, wish, trigger)
         case wishes.CreateTable() as wish:
-            return tables.create(view, wish, trigger)
+            return tables.create_reads(view, wish), partial(tables.create, view, wish, trigger)
         case wishes.DropTable() as wish:
-            return tables.drop(view, wish)
+            return tables.drop_reads(view, wish), partial(tables.drop, view, wish)
         case wishes.JoinCluster() as wish:
-            return members.join(view, wish, request)
+            return members.join_reads(view, wish), partial(members.join, view, wish, request)
         case wishes.RemoveNode() as wish:
-            return members.remove(view, wish)
+            return members.remove_reads(view, wish), partial(members.remove, view, wish)
         case wishes.UndrainNodes() as wish:
-            return drains.undrain(view, wish)
+            return drains.undrain_reads(wish), partial(drains.undrain, view, wish)
         case wishes.StartRun() | wishes.DrainNodes() as wish:
-            return run_requests.start(view, wish, trigger)
+            reads = run_requests.start_reads(view, wish)
+            return reads, partial(run_requests.start, view, wish, trigger)
         case wishes.RunWish() as wish:
-            return run_requests.turn(view, wish)
-        case (
-            wishes.SetBalancing()
-            | wishes.SetPolicy()
-            | wishes.LockCluster()
-            | wishes.UnlockCluster() as wish
-        ):
-            return controls.switch(view, wish)
-    return withdraw(view, what)
-
-
-def reads(view: ClusterView, request: Request) -> list[str]:
-    """The keys that the answer depends on, accepted or refused."""
-    what = request.what
-    match what:
-        case wishes.PartitionWish() as wish:
-            return partition_reads(view, wish)
-        case wishes.ZoneWish() as wish:
-            return zone_reads(view, wish)
-        case wishes.CreateTable() as wish:
-            return tables.create_reads(view, wish)
-        case wishes.DropTable() as wish:
-            return tables.drop_reads(view, wish)
-        case wishes.JoinCluster() as wish:
-            return members.join_reads(view, wish)
-        case wishes.RemoveNode() as wish:
-            return members.remove_reads(view, wish)
-        case wishes.UndrainNodes() as wish:
-            return drains.undrain_reads(wish)
-        case wishes.StartRun() | wishes.DrainNodes() as wish:
-            return run_requests.start_reads(view, wish)
-        case wishes.RunWish():
-            return [REBALANCE_KEY]
-        case (
-            wishes.SetBalancing()
-            | wishes.SetPolicy()
-            | wishes.LockCluster()
-            | wishes.UnlockCluster()
-        ):
-            return [CONTROLS_KEY]
-    return [request_key(what.request)]
+            return [REBALANCE_KEY], partial(run_requests.turn, view, wish)
+        case wishes.ControlWish() as wish:
+            return [CONTROLS_KEY], partial(controls.switch, view, wish)
+    return [request_key(what.request)], partial(withdraw, view, what)
 
 
 def forget_answered(view: ClusterView) -> Commit | None:
@@ -166,7 +143,7 @@ def forget_answered(view: ClusterView) -> Commit | None:
 
 def partition_reads(view: ClusterView, wish: wishes.PartitionWish) -> list[str]:
     places: tuple[Placement, ...] = ()
-    if isinstance(wish, wishes.MovePartition | wishes.MoveToVolume):
+    if isinstance(wish, wishes.PlaceReplicas):
         places = (*wish.placements, *(() if wish.target is None else (wish.target,)))
     return place_reads(view, wish.partition, places)
 
@@ -278,7 +255,7 @@ def led_to(intent: Intent, assigned: Assignment) -> wishes.LedToTransition:
 
 
 def placements(
-    record: Partition, intent: Intent, wish: wishes.MovePartition | wishes.MoveToVolume
+    record: Partition, intent: Intent, wish: wishes.PlaceReplicas
 ) -> tuple[Placement, ...]:
     """All places of the replicas, also if the wish names only one replica and its target."""
     if wish.target is None:

@@ -176,49 +176,29 @@ def start_reads(view: ClusterView, wish: StartRun | DrainNodes) -> list[str]:
 # --- pause, go on, cancel
 
 
-class _Turn:
-    """A transition of the run's state, and the refusals in other states."""
-
-    def __init__(self, event: str, words: str, **refusals: tuple[str, str]) -> None:
-        self.event = event
-        self.words = words
-        self.refusals = refusals
-
-
-_NONE = ("no run is under way", "start one")
-_ENDING = ("{run} is being cancelled", "wait for its end")
-_TURNS: dict[type[Wish], _Turn] = {
-    PauseRun: _Turn(
-        "pause",
-        "{run} is paused; moves in flight finish",
-        idle=_NONE,
-        paused=("{run} is paused already", "resume it, or cancel it"),
-        cancelling=_ENDING,
-    ),
-    ResumeRun: _Turn(
-        "resume",
-        "{run} is resumed",
-        idle=_NONE,
-        running=("{run} is running", "nothing to do"),
-        cancelling=_ENDING,
-    ),
-    CancelRun: _Turn(
-        "cancel",
-        "{run} is being cancelled; committed moves stay",
-        idle=_NONE,
-        cancelling=("{run} is being cancelled already", "wait for its end"),
-    ),
+_TURNS: dict[type[Wish], tuple[str, str]] = {
+    PauseRun: ("pause", "is paused; moves in flight finish"),
+    ResumeRun: ("resume", "is resumed"),
+    CancelRun: ("cancel", "is being cancelled; committed moves stay"),
+}
+"""The event of the run's state, and the answer."""
+_REFUSALS = {
+    "running": ("is running", "nothing to do"),
+    "paused": ("is paused already", "resume it, or cancel it"),
+    "cancelling": ("is being cancelled already", "wait for its end"),
 }
 
 
 def turn(view: ClusterView, wish: PauseRun | ResumeRun | CancelRun) -> RequestAnswer:
     """Only the state changes here; later commits act on it."""
     now = view.agreed.rebalance
-    asked = _TURNS[type(wish)]
+    event, words = _TURNS[type(wish)]
     if wish.run and wish.run != now.run:
         raise IllegalRequest(f"{wish.run} is not the current run", "list the runs")
-    if now.state in asked.refusals:
-        words, advice = asked.refusals[now.state]
-        raise IllegalRequest(words.format(run=f"run {now.run}"), advice)
-    after = replace(now, state=next_state(view, asked.event))
-    return RequestAnswer((Put(after),), asked.words.format(run=f"run {now.run}"), LedToRun(now.run))
+    if now.state == "idle":
+        raise IllegalRequest("no run is under way", "start one")
+    if event not in REBALANCE.edges[now.state]:
+        state, advice = _REFUSALS[now.state]
+        raise IllegalRequest(f"run {now.run} {state}", advice)
+    after = replace(now, state=next_state(view, event))
+    return RequestAnswer((Put(after),), f"run {now.run} {words}", LedToRun(now.run))

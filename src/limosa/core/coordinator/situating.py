@@ -7,6 +7,8 @@ statuses, so the plan that a person saw is the plan that is started.
 from collections.abc import Sequence
 from heapq import nlargest
 
+from msgspec.structs import replace
+
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.runs import Estimate, Limits, PlannedMove, Run, RunPlan
@@ -84,18 +86,7 @@ def fixed(view: ClusterView) -> dict[PartitionId, str]:
 def as_run(view: ClusterView, plan: Plan, like: RunPlan) -> RunPlan:
     """The plan as a run that can be started, with its limits and estimated cost."""
     moves = tuple(PlannedMove(move.partition, move.source, move.target) for move in plan.moves)
-    return RunPlan(
-        like.action,
-        moves,
-        like.limits,
-        like.hold_seconds,
-        like.max_pause_seconds,
-        estimate(view, plan, like.limits),
-        like.by,
-        like.why,
-        like.drains,
-        like.decommission,
-    )
+    return replace(like, moves=moves, estimate=estimate(view, plan, like.limits))
 
 
 def estimate(view: ClusterView, plan: Plan, limits: Limits) -> Estimate:

@@ -22,7 +22,7 @@ from limosa.core.model.requests import (
 
 TOPOLOGY = (SetReplicas, FollowNodes, DropTable, JoinCluster, RemoveNode, UndrainNodes)
 """These wait until the moves in flight have ended."""
-HELD_BY_THE_LOCK = (
+DEFERRED_BY_THE_LOCK = (
     *TOPOLOGY,
     CreateTable,
     MovePartition,
@@ -33,10 +33,10 @@ HELD_BY_THE_LOCK = (
 """Rebuilds, repairs, cancellations and `unlock` are served while the cluster is locked."""
 
 
-def held_back(view: ClusterView, request: Request) -> str:
+def deferred(view: ClusterView, request: Request) -> str:
     """Why the request is not answered yet, in words; empty: it can be answered."""
     locked = view.agreed.controls.locked
-    if locked and isinstance(request.what, HELD_BY_THE_LOCK):
+    if locked and isinstance(request.what, DEFERRED_BY_THE_LOCK):
         return f"the cluster is locked: {locked}"
     if isinstance(request.what, TOPOLOGY):
         for move in view.flights():

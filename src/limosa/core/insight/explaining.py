@@ -14,7 +14,7 @@ from limosa.core import routing
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.transitions import Waiting
-from limosa.core.coordinator.turns import TOPOLOGY, held_back
+from limosa.core.coordinator.turns import TOPOLOGY, deferred
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import StartCopy
 from limosa.core.insight.progress import NO_COORDINATOR, waits_in_a_run
@@ -148,7 +148,7 @@ def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
     """Empty: the partition waits for nothing."""
     for request in view.agreed.requests.values():
         if request.partition == record.id and request.state == "waiting":
-            why = held_back(view, request)
+            why = deferred(view, request)
             answer = f"the coordinator's answer to the request {request.id} ({request.kind})"
             return f"{answer}: {why}" if why else answer
     decision = decide(view, record, held_since)

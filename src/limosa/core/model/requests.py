@@ -53,8 +53,8 @@ class PartitionWish(Wish, frozen=True):
     partition: PartitionId
 
 
-class MovePartition(PartitionWish, frozen=True, tag="move"):
-    """Move replicas: all `placements`, or one replica from `source` to `target`."""
+class PlaceReplicas(PartitionWish, frozen=True):
+    """Move all replicas to `placements`, or one replica from `source` to `target`."""
 
     placements: tuple[Placement, ...] = ()
     source: NodeId = ""
@@ -62,18 +62,17 @@ class MovePartition(PartitionWish, frozen=True, tag="move"):
     hold_seconds: float = 0.0
     max_pause_seconds: float = 0.0
     """For how long the hand-over may pause writes; 0: there is no limit."""
+
+
+class MovePartition(PlaceReplicas, frozen=True, tag="move"):
+    """Move replicas to other nodes."""
+
     after_pending: bool = False
     """If another change of the partition is pending, plan this one behind it."""
 
 
-class MoveToVolume(PartitionWish, frozen=True, tag="volume_move"):
-    """Move replicas to other volumes of their nodes; named as for `MovePartition`."""
-
-    placements: tuple[Placement, ...] = ()
-    source: NodeId = ""
-    target: Placement | None = None
-    hold_seconds: float = 0.0
-    max_pause_seconds: float = 0.0
+class MoveToVolume(PlaceReplicas, frozen=True, tag="volume_move"):
+    """Move replicas to other volumes of their nodes."""
 
 
 class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):

@@ -39,7 +39,7 @@ class Rows(Protocol):
     def outside(self, ranges: Iterable[TokenRange]) -> "Rows":
         """The rows whose token lies in none of the ranges."""
 
-    def within(self, held: TokenRange) -> "Rows":
+    def within(self, token_range: TokenRange) -> "Rows":
         """The rows whose token lies in the range."""
 
     def split(self, starts: Starts) -> "Sequence[tuple[int, Rows]]":

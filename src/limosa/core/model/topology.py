@@ -1,6 +1,5 @@
 """Which nodes, zones, tables, layouts and partitions are there, and who holds what?"""
 
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -119,26 +118,6 @@ class Layout(Record, frozen=True):
                 raise InvalidLayout(f"{name} overlaps its neighbour at token {high}", advice)
         if len(set(self.partitions)) != len(self.partitions):
             raise InvalidLayout("a partition is named twice", advice)
-
-    @classmethod
-    def of_ranges(
-        cls, zone: ZoneId, version: int, ranges: dict[PartitionId, TokenRange]
-    ) -> "Layout":
-        """Build a layout from ranges; a gap or overlap is refused with its place."""
-        ordered = sorted(ranges.items(), key=lambda item: item[1].start)
-        for (left, held), (right, next_held) in pairwise(ordered):
-            if held.end != next_held.start:
-                what = "a gap" if held.end < next_held.start else "an overlap"
-                raise InvalidLayout(
-                    f"{what} between {left} (to {held.end}) and {right} (from {next_held.start})",
-                    "a layout's ranges must tile the token space exactly: mend the bounds",
-                )
-        if ordered and ordered[-1][1].end != TOKEN_END:
-            raise InvalidLayout(
-                f"no partition holds the tokens from {ordered[-1][1].end}",
-                f"extend {ordered[-1][0]} to the end of the token space",
-            )
-        return cls(zone, version, tuple(r.start for _, r in ordered), tuple(p for p, _ in ordered))
 
     def range_of(self, index: int) -> TokenRange:
         end = self.starts[index + 1] if index + 1 < len(self.starts) else TOKEN_END
