@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tools import drawing
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "limosa"
 
@@ -32,26 +34,25 @@ class NotYet(Exception):
     """The source of a generated part does not exist; the present text stays."""
 
 
-def _machines() -> tuple[Any, dict[str, Any]]:
-    names = ("limosa.core.machines.drawing", "limosa.core.machines.catalogue")
+def _catalogue() -> Any:
+    name = "limosa.core.machines.catalogue"
     try:
-        drawing, catalogue = (importlib.import_module(name) for name in names)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name not in names:
+        if error.name != name:
             raise
-        raise NotYet(f"there is no module {error.name}") from error
-    return drawing, catalogue.MACHINES
+        raise NotYet(f"there is no module {name}") from error
 
 
 def stage_tables() -> str:
     """Every machine as a table."""
-    drawing, machines = _machines()
+    machines = _catalogue().MACHINES
     return _sections({name: drawing.markdown_table(machine) for name, machine in machines.items()})
 
 
 def diagrams() -> str:
     """Every machine as a diagram."""
-    drawing, machines = _machines()
+    machines = _catalogue().MACHINES
     return _sections(
         {name: _fenced(drawing.mermaid(machine)) for name, machine in machines.items()}
     )
@@ -67,11 +68,8 @@ def _sections(texts: Mapping[str, str]) -> str:
 
 def lives() -> str:
     """The machines of other records, such as nodes and runs, as diagrams."""
-    drawing, _ = _machines()
-    catalogue = importlib.import_module("limosa.core.machines.catalogue")
-    return _sections(
-        {name: _fenced(drawing.mermaid_life(life)) for name, life in catalogue.LIVES.items()}
-    )
+    states = _catalogue().LIVES
+    return _sections({name: _fenced(drawing.mermaid_life(life)) for name, life in states.items()})
 
 
 def rooms() -> str:

@@ -5,10 +5,10 @@ from typing import get_args
 import pytest
 
 from limosa.core.machines.catalogue import LIVES, MACHINES, NODE
-from limosa.core.machines.drawing import markdown_table, mermaid, mermaid_life
 from limosa.core.machines.machine import Life
 from limosa.core.model.topology import NodeState
 from limosa.errors import BadInput, IllegalTransition, UnknownStage
+from tools.drawing import markdown_table, mermaid, mermaid_life
 
 # fmt: off
 NODE_EDGES = {

@@ -20,9 +20,9 @@ from limosa.core.events import (
     TopologyRead,
 )
 from limosa.core.messages import Read, Redirect, Wait, Written
-from limosa.core.model.changes import Put, Topology, apply
-from limosa.core.model.topology import Grant, Replica
-from limosa.core.participant.lease import Lease
+from limosa.core.model.changes import Put, Topology, apply, lease_key, node_key
+from limosa.core.model.topology import Grant, NodeLease, Replica
+from limosa.core.participant.lease import Lease, registration
 from limosa.core.participant.settings import ParticipantSettings
 from tests.core.samples import LEASES, A, B, C, P, cluster, stable
 from tests.core.stage import Stage, done, owner_on_stage, probe, sent, stored, write
@@ -225,3 +225,14 @@ def test_an_owner_that_missed_what_happened_meanwhile_is_one_no_more() -> None:
     stage.agree(back)  # to this node, but to another run of it
     assert stage.brain.owners == {}
     assert sent(stage.say(write(epoch=back.epoch), "client"), Wait)
+
+
+def test_a_registration_is_guarded_by_the_nodes_row_and_by_its_former_lease() -> None:
+    """A node that was removed, or whose key another run has written, does not register."""
+    alone = registration("a", 7, row=3)
+    assert alone.guards == {node_key("a"): 3}
+    assert alone.changes == (Put(NodeLease("a", 7)),)
+    for previous in (0, 5):
+        after_another = registration("a", 7, row=3, previous=previous)
+        assert after_another.guards == {node_key("a"): 3, lease_key("a"): previous}
+        assert after_another.changes == alone.changes

@@ -117,10 +117,10 @@ class Rows:
     def find(self, token: int) -> list[tuple[Batch, int]]:
         return []
 
-    def spans(self, held: TokenRange) -> list[Span]:
+    def spans(self, token_range: TokenRange) -> list[Span]:
         return [Span(token, token, 100) for token in self._tokens]
 
-    def within(self, held: TokenRange) -> list[Batch]:
+    def within(self, token_range: TokenRange) -> list[Batch]:
         return []
 
 

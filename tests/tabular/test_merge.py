@@ -98,9 +98,11 @@ def test_it_does_not_matter_how_rows_are_spread_over_sources(
         assert set(found) == expected(some)
         assert len(found) == len(expected(some))
         assert [row[2] for row in found] == sorted(row[2] for row in found)
-    for held in (LEFT, RIGHT):
-        inside = {row for row in expected(some) if held.holds(row[2])}
-        found = [row for each in merged(BIRDS, sources, held) for row in values(flagged(each))]
+    for token_range in (LEFT, RIGHT):
+        inside = {row for row in expected(some) if token_range.holds(row[2])}
+        found = [
+            row for each in merged(BIRDS, sources, token_range) for row in values(flagged(each))
+        ]
         assert set(found) == inside
 
 
@@ -137,17 +139,19 @@ class Spread:
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
 
-    def spans(self, held: TokenRange) -> list[Span]:
+    def spans(self, token_range: TokenRange) -> list[Span]:
         return [
-            Span(max(span.first, held.start), min(span.last, held.end - 1), span.bytes)
+            Span(
+                max(span.first, token_range.start), min(span.last, token_range.end - 1), span.bytes
+            )
             for span in self._spans
-            if span.last >= held.start and span.first < held.end
+            if span.last >= token_range.start and span.first < token_range.end
         ]
 
     def find(self, token: int) -> list[tuple[Batch, int]]:
         raise NotImplementedError
 
-    def within(self, held: TokenRange) -> list[Batch]:
+    def within(self, token_range: TokenRange) -> list[Batch]:
         raise NotImplementedError
 
 
@@ -167,13 +171,13 @@ ranges = st.one_of(
 @given(st.lists(spans, max_size=6), ranges, st.integers(1, 10**6))
 @settings(max_examples=200)
 def test_a_range_is_cut_into_parts_that_are_the_range(
-    some: list[Span], held: TokenRange, piece_bytes: int
+    some: list[Span], token_range: TokenRange, piece_bytes: int
 ) -> None:
     total = sum(span.bytes for span in some)
     piece_bytes = max(piece_bytes, total // 1000)
-    parts = cut([Spread(some)], held, piece_bytes)
-    assert parts[0].start == held.start
-    assert parts[-1].end == held.end
+    parts = cut([Spread(some)], token_range, piece_bytes)
+    assert parts[0].start == token_range.start
+    assert parts[-1].end == token_range.end
     assert all(one.end == other.start for one, other in pairwise(parts))
 
 

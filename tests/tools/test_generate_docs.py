@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from tools import drawing
 from tools.generate_docs import (
     ROOT,
     NotYet,
@@ -109,18 +110,17 @@ def test_without_the_extra_the_description_stays_as_it_is(monkeypatch: pytest.Mo
 
 
 def test_machines_are_drawn_from_their_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = ModuleType("limosa.core.machines.drawing")
     catalogue = ModuleType("limosa.core.machines.catalogue")
-    drawing.__dict__.update(markdown_table=lambda m: f"| {m} |\n", mermaid=lambda m: f"graph {m}\n")
     catalogue.__dict__["MACHINES"] = {"move": "a", "repair": "b"}
-    for module in (drawing, catalogue):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(drawing, "markdown_table", lambda m: f"| {m} |\n")
+    monkeypatch.setattr(drawing, "mermaid", lambda m: f"graph {m}\n")
+    monkeypatch.setitem(sys.modules, catalogue.__name__, catalogue)
     assert stage_tables() == "### move\n\n| a |\n\n### repair\n\n| b |"
     assert diagrams().startswith("### move\n\n```mermaid\ngraph a\n```\n\n### repair")
 
 
 def test_a_missing_catalogue_is_not_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "limosa.core.machines.drawing", None)
+    monkeypatch.setitem(sys.modules, "limosa.core.machines.catalogue", None)
     with pytest.raises(NotYet):
         stage_tables()
 

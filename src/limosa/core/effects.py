@@ -48,12 +48,16 @@ class Surprise(Effect, frozen=True, gc=False):
     what: str
 
 
-class VolumeEffect(Effect, frozen=True, gc=False):
-    """A change of what a volume holds of one replica."""
+class ReplicaEffect(Effect, frozen=True, gc=False):
+    """A read or change of one replica on a volume."""
 
     partition: PartitionId
     incarnation: Incarnation
     ticket: int
+
+
+class VolumeEffect(ReplicaEffect, frozen=True, gc=False):
+    """A change that is durable once `Stored` names its ticket or a later one."""
 
 
 class CreateReplica(VolumeEffect, frozen=True, gc=False):
@@ -109,56 +113,44 @@ class ApplySlice(VolumeEffect, frozen=True, gc=False):
     producers: ProducersValue
 
 
-class ReadTail(Effect, frozen=True, gc=False):
+class ReadTail(ReplicaEffect, frozen=True, gc=False):
     """A replica's log behind a position: at least one entry, then no more than so many bytes.
 
     Always answered by `TailRead`, without entries if they can't be read.
     """
 
-    partition: PartitionId
-    incarnation: Incarnation
-    ticket: int
     after: Position
     bytes_max: int
 
 
-class ReadSlice(Effect, frozen=True, gc=False):
+class ReadSlice(ReplicaEffect, frozen=True, gc=False):
     """Committed rows, tombstones too, of one of so many slices of the range.
 
     Rows behind `up_to` may be left out, and older ones of their keys given instead.
     """
 
-    partition: PartitionId
-    incarnation: Incarnation
-    ticket: int
     slice: int
     slices: int
     up_to: Position | None = None
     """None: all that are committed when they are read."""
 
 
-class LinkRows(Effect, frozen=True, gc=False):
+class LinkRows(ReplicaEffect, frozen=True, gc=False):
     """Give a replica all committed rows of another one here, at rest when it is answered.
 
     Always answered by `RowsLinked`.
     """
 
-    partition: PartitionId
-    incarnation: Incarnation
-    ticket: int
     source: Incarnation
 
 
-class ShelveSlice(Effect, frozen=True, gc=False):
+class ShelveSlice(ReplicaEffect, frozen=True, gc=False):
     """Copied rows of one of so many slices of the range, past the log: at rest when it is answered.
 
     Few rows may be given back instead, for the log. Each counts only if its version is newer than
     what is there. Always answered by `SliceShelved`.
     """
 
-    partition: PartitionId
-    incarnation: Incarnation
-    ticket: int
     slice: int
     slices: int
     rows: tuple[Rows, ...]

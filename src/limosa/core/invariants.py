@@ -16,7 +16,7 @@ from limosa.core.model.changes import Agreed, report_key
 from limosa.core.model.intent import Assignment
 from limosa.core.model.keys import PartitionId, transition_id
 from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RunMove, Totals
-from limosa.core.model.topology import Partition
+from limosa.core.model.topology import Partition, Transition
 
 
 def _changed(before: Agreed, after: Agreed) -> Iterator[tuple[Partition | None, Partition]]:
@@ -128,27 +128,28 @@ def _pending(agreed: Agreed, partition: PartitionId) -> Assignment | None:
     return None if intent is None else intent.pending
 
 
-def a_cancelled_change_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
-    """Who was told that it will be cancelled is not overtaken by the switch."""
+def _switched_to_new(before: Agreed, after: Agreed) -> Iterator[tuple[Partition, Transition]]:
+    """Partitions that this commit lets read the new side, and the transition before it."""
     for old, new in _changed(before, after):
         was = None if old is None else routing.stage_of(old)
         now = routing.stage_of(new)
-        if was is None or now is None or was.reads is now.reads or now.reads is not Side.NEW:
-            continue
+        if was is not None and now is not None and now.switched and not was.switched:
+            assert old is not None and old.transition is not None
+            yield new, old.transition
+
+
+def a_cancelled_change_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
+    """Once an operator was told that a change will be cancelled, it does not switch any more."""
+    for new, _ in _switched_to_new(before, after):
         if new.id in before.intents and before.intents[new.id].cancel is not None:
             yield f"{new.id} switched although it was cancelled"
 
 
 def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
-    """A copy that once differed from its source is never read, whatever is seen of it later."""
-    for old, new in _changed(before, after):
-        was = None if old is None else routing.stage_of(old)
-        now = routing.stage_of(new)
-        if was is None or now is None or was.reads is now.reads or now.reads is not Side.NEW:
-            continue
-        assert old is not None and old.transition is not None
-        if old.transition.given_up_by:
-            yield f"{new.id} switched although it was given up: {old.transition.giving_up}"
+    """A copy that once differed from its source is never read, whatever later checks find."""
+    for new, was in _switched_to_new(before, after):
+        if was.given_up_by:
+            yield f"{new.id} switched although it was given up: {was.giving_up}"
 
 
 def intent_matches_the_replicas(before: Agreed, after: Agreed) -> Iterator[str]:

@@ -148,34 +148,33 @@ class Replicate(ReplicaMessage, frozen=True, gc=False):
     """For `match`: the run that was probed. A late one must not cut the log of a later run."""
 
 
-class Probed(Message, frozen=True, gc=False):
-    """My log ends here (or: it has nothing between `previous` and here)."""
+class ReplicaReply(Message, frozen=True, gc=False):
+    """From a replica to its partition's owner at an epoch."""
 
     partition: PartitionId
     replica: Replica
     epoch: int
+
+
+class Probed(ReplicaReply, frozen=True, gc=False):
+    """My log ends here (or: it has nothing between `previous` and here)."""
+
     last: Position
     begun: int
     """The epoch in which this replica was last begun from nothing."""
     run: LeaseId
 
 
-class Acked(Message, frozen=True, gc=False):
+class Acked(ReplicaReply, frozen=True, gc=False):
     """Everything up to here is durable here, and so far I know it committed."""
 
-    partition: PartitionId
-    replica: Replica
-    epoch: int
     position: Position
     watermark: Position
 
 
-class Unheld(Message, frozen=True, gc=False):
+class Unheld(ReplicaReply, frozen=True, gc=False):
     """I can't take this: why."""
 
-    partition: PartitionId
-    replica: Replica
-    epoch: int
     revision: Revision
     """That the refused message was sent under."""
     why: Objection
@@ -184,13 +183,18 @@ class Unheld(Message, frozen=True, gc=False):
 # --- a mover (a task that carries rows from source to target) and replicas
 
 
-class Fetch(Message, frozen=True, gc=False):
-    """Give me one slice of the committed rows."""
+class SessionMessage(Message, frozen=True, gc=False):
+    """To one incarnation of a partition, in a session of its transition."""
 
     partition: PartitionId
     to: Incarnation
     session: SessionId
     epoch: int
+
+
+class Fetch(SessionMessage, frozen=True, gc=False):
+    """Give me one slice of the committed rows."""
+
     slice: int
     slices: int
 
@@ -207,26 +211,18 @@ class Fetched(Message, frozen=True, gc=False):
     digest: int
 
 
-class Chunk(Message, frozen=True, gc=False):
+class Chunk(SessionMessage, frozen=True, gc=False):
     """Some rows of a slice; they count only after the `End` of the same attempt."""
 
-    partition: PartitionId
-    to: Incarnation
-    session: SessionId
-    epoch: int
     slice: int
     attempt: str
     number: int
     rows: Rows
 
 
-class End(Message, frozen=True, gc=False):
+class End(SessionMessage, frozen=True, gc=False):
     """That was the slice: so many rows, with this digest."""
 
-    partition: PartitionId
-    to: Incarnation
-    session: SessionId
-    epoch: int
     slice: int
     slices: int
     attempt: str
@@ -253,13 +249,9 @@ class Denied(Message, frozen=True, gc=False):
     why: str
 
 
-class Link(Message, frozen=True, gc=False):
+class Link(SessionMessage, frozen=True, gc=False):
     """Give this replica the rows of another one on your volumes, by naming its files again."""
 
-    partition: PartitionId
-    to: Incarnation
-    session: SessionId
-    epoch: int
     source: Incarnation
 
 

@@ -53,13 +53,13 @@ class SimulatedRows(Struct, frozen=True, gc=False):
         if not ranges:
             return self
         return SimulatedRows(
-            tuple(row for row in self.rows if not any(held.holds(row.token) for held in ranges))
+            tuple(row for row in self.rows if not any(each.holds(row.token) for each in ranges))
         )
 
-    def within(self, held: TokenRange) -> "SimulatedRows":
-        if all(held.holds(row.token) for row in self.rows):
+    def within(self, token_range: TokenRange) -> "SimulatedRows":
+        if all(token_range.holds(row.token) for row in self.rows):
             return self
-        return SimulatedRows(tuple(row for row in self.rows if held.holds(row.token)))
+        return SimulatedRows(tuple(row for row in self.rows if token_range.holds(row.token)))
 
     def split(self, starts: Starts) -> "list[tuple[int, SimulatedRows]]":
         shares: dict[int, list[SimulatedRow]] = {}

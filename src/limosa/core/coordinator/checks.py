@@ -6,7 +6,8 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import intent_key, lease_key, node_key, partition_key, zone_key
 from limosa.core.model.intent import Assignment, Placement
 from limosa.core.model.keys import NodeId, PartitionId
-from limosa.core.model.topology import Partition
+from limosa.core.model.runs import PlannedMove, RunMove
+from limosa.core.model.topology import Node, Partition
 from limosa.errors import IllegalRequest
 
 ROOM = 1.2
@@ -74,11 +75,16 @@ def replicas_left(view: ClusterView, record: Partition, new: Assignment) -> int:
     return len(places or record.replicas)
 
 
+def member(view: ClusterView, name: NodeId) -> Node:
+    node = view.agreed.topology.nodes.get(name)
+    if node is None or node.state == "left":
+        raise IllegalRequest(f"{name} is not a member", "list the nodes")
+    return node
+
+
 def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
     """A replica that is there already may stay on a node that takes no new replicas."""
-    node = view.agreed.topology.nodes.get(place.node)
-    if node is None or node.state == "left":
-        raise IllegalRequest(f"{place.node} is not a member", "list the nodes")
+    node = member(view, place.node)
     if not node.tokens:
         raise IllegalRequest(f"{place.node} was started with --no-data", "choose another node")
     if node.state != "normal" and not is_there:
@@ -94,17 +100,19 @@ def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
         raise IllegalRequest(f"{place.node} is down", "start it, or choose another node")
 
 
-def place_reads(
-    view: ClusterView, partition: PartitionId, places: Iterable[Placement], with_zone: bool = False
-) -> list[str]:
-    """The keys that decide whether a partition may be moved to these places."""
+def place_reads(partition: PartitionId, places: Iterable[Placement]) -> list[str]:
+    """The keys that decide whether a partition's replicas may be at these places."""
     keys = [partition_key(partition), intent_key(partition)]
-    record = view.agreed.topology.partitions.get(partition)
-    if with_zone and record is not None:
-        keys.append(zone_key(record.zone))
-    for each in places:
-        keys += [node_key(each.node), lease_key(each.node)]
-    return keys
+    return keys + [key(each.node) for each in places for key in (node_key, lease_key)]
+
+
+def move_reads(view: ClusterView, move: PlannedMove | RunMove) -> list[str]:
+    """The keys that decide whether a run may make this move."""
+    intent = view.agreed.intents.get(move.partition)
+    places = (*(() if intent is None else intent.stable), move.target)
+    record = view.agreed.topology.partitions.get(move.partition)
+    zone = [] if record is None else [zone_key(record.zone)]
+    return place_reads(move.partition, places) + zone
 
 
 def no_room(view: ClusterView, record: Partition, place: Placement) -> str:

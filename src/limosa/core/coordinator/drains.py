@@ -5,6 +5,7 @@ empty is checked when the run ends, whatever the plan was.
 """
 
 from limosa.core.coordinator.answers import RequestAnswer
+from limosa.core.coordinator.checks import member
 from limosa.core.coordinator.members import after, enabled, held_by
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
@@ -19,7 +20,6 @@ from limosa.core.model.changes import (
 from limosa.core.model.keys import NodeId
 from limosa.core.model.requests import LedToNodes, UndrainNodes
 from limosa.core.model.runs import Outcome, Run, RunPlan
-from limosa.core.model.topology import Node
 from limosa.core.planning.placement import data_nodes
 from limosa.errors import IllegalRequest
 
@@ -35,13 +35,6 @@ def begin(view: ClusterView, plan: RunPlan) -> tuple[Change, ...]:
     return tuple(
         Put(after(node, "leave", state=node.state)) for node in nodes if node.state == "normal"
     )
-
-
-def member(view: ClusterView, name: NodeId) -> Node:
-    node = view.agreed.topology.nodes.get(name)
-    if node is None or node.state == "left":
-        raise IllegalRequest(f"{name} is not a member", "list the nodes")
-    return node
 
 
 def check_enough_stay(view: ClusterView, leaving: tuple[NodeId, ...]) -> None:

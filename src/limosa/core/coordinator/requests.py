@@ -20,7 +20,6 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.model import requests as wishes
 from limosa.core.model.changes import (
     CONTROLS_KEY,
-    COORDINATOR_KEY,
     REBALANCE_KEY,
     Change,
     Commit,
@@ -67,10 +66,8 @@ def answer(view: ClusterView, request: Request) -> Commit:
         answer = act()
     except (IllegalRequest, IllegalTransition) as refusal:
         answer = RequestAnswer((), str(refusal), state="refused")
-    guards = {name: view.agreed.revision_of(name) for name in (key, *reads)}
-    guards[COORDINATOR_KEY] = view.coordinator
-    if isinstance(request.what, DEFERRED_BY_THE_LOCK):
-        guards[CONTROLS_KEY] = view.agreed.revision_of(CONTROLS_KEY)
+    lock = [CONTROLS_KEY] if isinstance(request.what, DEFERRED_BY_THE_LOCK) else []
+    guards = view.guarded((key, *reads, *lock))
     row = replace(
         without_plan(request),
         state=answer.state,
@@ -135,17 +132,16 @@ def forget_answered(view: ClusterView) -> Commit | None:
     old = answered[: max(0, len(answered) - view.settings.requests_kept)]
     if not old:
         return None
-    guards = {request_key(name): revision for revision, name in old}
-    removed = tuple(Remove(key) for key in guards)
-    guards[COORDINATOR_KEY] = view.coordinator
-    return Commit(guards, removed, f"{len(removed)} answered requests are forgotten")
+    keys = [request_key(name) for _, name in old]
+    removed = tuple(map(Remove, keys))
+    return Commit(view.guarded(keys), removed, f"{len(removed)} answered requests are forgotten")
 
 
 def partition_reads(view: ClusterView, wish: wishes.PartitionWish) -> list[str]:
     places: tuple[Placement, ...] = ()
     if isinstance(wish, wishes.PlaceReplicas):
         places = (*wish.placements, *(() if wish.target is None else (wish.target,)))
-    return place_reads(view, wish.partition, places)
+    return place_reads(wish.partition, places)
 
 
 def zone_reads(view: ClusterView, wish: wishes.ZoneWish) -> list[str]:

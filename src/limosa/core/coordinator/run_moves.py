@@ -14,7 +14,6 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import RUN_MOVE
 from limosa.core.machines.machine import Stage
 from limosa.core.model.changes import (
-    COORDINATOR_KEY,
     REBALANCE_KEY,
     Change,
     Commit,
@@ -42,9 +41,7 @@ def written(
     view: ClusterView, keys: Iterable[str], changes: tuple[Change, ...], why: str
 ) -> Commit:
     """A commit for the current run, guarded by everything it was computed from."""
-    guards = {key: view.agreed.revision_of(key) for key in (REBALANCE_KEY, *keys)}
-    guards[COORDINATOR_KEY] = view.coordinator
-    return Commit(guards, changes, why)
+    return Commit(view.guarded((REBALANCE_KEY, *keys)), changes, why)
 
 
 def follow(view: ClusterView, flights: Flights, move: RunMove) -> Commit | None:

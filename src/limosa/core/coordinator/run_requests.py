@@ -13,8 +13,8 @@ from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import (
     bytes_of,
     check,
+    move_reads,
     no_room_for_all,
-    place_reads,
     replaced,
 )
 from limosa.core.coordinator.view import ClusterView
@@ -167,9 +167,7 @@ def start_reads(view: ClusterView, wish: StartRun | DrainNodes) -> list[str]:
     plan = wish.plan or RunPlan("")
     keys = [REBALANCE_KEY, *drains.begin_reads(view, plan)]
     for move in plan.moves:
-        intent = view.agreed.intents.get(move.partition)
-        stable = () if intent is None else intent.stable
-        keys += place_reads(view, move.partition, (*stable, move.target), with_zone=True)
+        keys += move_reads(view, move)
     return list(dict.fromkeys(keys))
 
 

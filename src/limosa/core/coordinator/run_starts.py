@@ -10,7 +10,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.coordinator.checks import bytes_of, check, place_reads, replaced
+from limosa.core.coordinator.checks import bytes_of, check, move_reads, replaced
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.run_moves import failed, layout_reads, missing, written
 from limosa.core.coordinator.run_requests import kind_of
@@ -19,7 +19,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import RUN_MOVE
 from limosa.core.model.changes import CONTROLS_KEY, Change, Commit, Put, run_key, run_move_key
 from limosa.core.model.intent import Assignment, Intent, assign
-from limosa.core.model.keys import NodeId, PartitionId, transition_id
+from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.runs import IN_FLIGHT, Run, RunMove
 from limosa.errors import IllegalRequest
 
@@ -36,7 +36,7 @@ class MovesUnderWay:
                 self.to.update(replica.node for replica in routing.new_only(record))
                 self.away.update(replica.node for replica in routing.old_only(record))
         for move in view.flights():
-            if move.state in IN_FLIGHT and not has_begun(view, move):
+            if move.state in IN_FLIGHT and view.transition_of(move) is None:
                 self.add(move)
 
     def add(self, move: RunMove) -> None:
@@ -53,12 +53,6 @@ class MovesUnderWay:
         if self.away[source] >= self.limits.moves_out:
             return f"{source} is at its limit of {self.limits.moves_out} moves away from it at once"
         return ""
-
-
-def has_begun(view: ClusterView, move: RunMove) -> bool:
-    record = view.agreed.topology.partitions.get(move.partition)
-    change = None if record is None else record.transition
-    return change is not None and change.id == transition_id(move.trigger)
 
 
 def stopped(view: ClusterView, run: Run) -> str:
@@ -91,7 +85,8 @@ def begin(view: ClusterView, run: Run, flights: Flights) -> Commit | None:
         if move.partition in looked_at or busy(view, move):
             continue
         looked_at[move.partition] = None
-        keys += move_reads(view, move)
+        keys.append(run_move_key(move.run, move.number))
+        keys += move_reads(view, move) + layout_reads(view, move)
         tried, intent = attempt(view, run, move)
         changes.append(Put(tried))
         if intent is not None:
@@ -116,13 +111,6 @@ def busy(view: ClusterView, move: RunMove) -> str:
         return f"another change of {move.partition} is under way"
     asked = [each for each in view.waiting() if each.partition == move.partition]
     return f"the request {asked[0].id} about {move.partition} comes first" if asked else ""
-
-
-def move_reads(view: ClusterView, move: RunMove) -> list[str]:
-    intent = view.agreed.intents.get(move.partition)
-    stable = () if intent is None else intent.stable
-    places = place_reads(view, move.partition, (*stable, move.target), with_zone=True)
-    return [run_move_key(move.run, move.number), *places, *layout_reads(view, move)]
 
 
 def attempt(view: ClusterView, run: Run, move: RunMove) -> tuple[RunMove, Intent | None]:

@@ -3,6 +3,8 @@
 A successor needs none of it: it reads the agreed state and asks the nodes again.
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from limosa.core import routing
@@ -19,10 +21,10 @@ from limosa.core.model.changes import (
     lease_key,
     partition_key,
 )
-from limosa.core.model.keys import NodeId, PartitionId, Revision
+from limosa.core.model.keys import NodeId, PartitionId, Revision, transition_id
 from limosa.core.model.requests import Request
 from limosa.core.model.runs import IN_FLIGHT, RunMove
-from limosa.core.model.topology import Partition, Replica
+from limosa.core.model.topology import Partition, Replica, Transition
 
 
 class ClusterView:
@@ -70,6 +72,12 @@ class ClusterView:
         intent = self.agreed.intents.get(move.partition)
         pending = None if intent is None else intent.pending
         return pending is not None and pending.trigger == move.trigger
+
+    def transition_of(self, move: RunMove) -> Transition | None:
+        """The transition of the move's last attempt; None: it has not begun, or has ended."""
+        record = self.agreed.topology.partitions.get(move.partition)
+        change = None if record is None else record.transition
+        return change if change is not None and change.id == transition_id(move.trigger) else None
 
     def is_live(self, node: NodeId) -> bool:
         return node in self.agreed.leases
@@ -146,6 +154,10 @@ class ClusterView:
     def guards(self, record: Partition) -> dict[str, Revision]:
         keys = [partition_key(record.id), intent_key(record.id)]
         keys += sorted({lease_key(replica.node) for replica in routing.everywhere(record)})
+        return self.guarded(keys)
+
+    def guarded(self, keys: Iterable[str]) -> dict[str, Revision]:
+        """The present revisions of keys, and of this coordinator's own key."""
         guards = {key: self.agreed.revision_of(key) for key in keys}
         guards[COORDINATOR_KEY] = self.coordinator
         return guards

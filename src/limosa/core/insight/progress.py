@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from limosa.core import routing
 from limosa.core.coordinator.run_starts import MovesUnderWay, busy, stopped
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.model.keys import PartitionId, transition_id
+from limosa.core.model.keys import PartitionId
 from limosa.core.model.runs import ATTEMPTS_MAX, IN_FLIGHT, RebalanceState, Run, RunMove
-from limosa.core.model.topology import Transition
 from limosa.errors import IllegalRequest
 
 NO_COORDINATOR = (
@@ -100,22 +99,15 @@ def seconds_left(
 
 def shown(view: ClusterView, move: RunMove) -> RunMove:
     """The move with a detail from its partition's transition."""
-    change = transition_of(view, move)
+    change = view.transition_of(move)
     if change is not None and change.given_up_by:
         return replace(move, detail=f"goes back: {change.giving_up}")
     return replace(move, detail="held") if is_held(view, move) else move
 
 
 def is_held(view: ClusterView, move: RunMove) -> bool:
-    change = transition_of(view, move)
+    change = view.transition_of(move)
     return change is not None and not change.given_up_by and routing.is_held(change)
-
-
-def transition_of(view: ClusterView, move: RunMove) -> Transition | None:
-    """The transition of the move's last attempt; None if it is not under way."""
-    record = view.agreed.topology.partitions.get(move.partition)
-    change = None if record is None else record.transition
-    return change if change is not None and change.id == transition_id(move.trigger) else None
 
 
 def copied(view: ClusterView, move: RunMove) -> tuple[int, int]:

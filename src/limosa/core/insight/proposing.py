@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from limosa.core.coordinator.checks import member
 from limosa.core.coordinator.situating import as_run, rules, situation
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.keys import NodeId
@@ -22,7 +23,8 @@ def planned(view: ClusterView, like: RunPlan) -> tuple[Plan, RunPlan]:
 
     Raises `IllegalRequest` if the nodes can't be drained.
     """
-    check_names(view, like.drains)
+    for name in like.drains:
+        member(view, name)
     now = situation(view, like.drains)
     found = (plan_drain if like.drains else plan_rebalance)(now, rules(view))
     if isinstance(found, Impossible):
@@ -39,16 +41,10 @@ def planned(view: ClusterView, like: RunPlan) -> tuple[Plan, RunPlan]:
 def filling(view: ClusterView, nodes: Sequence[NodeId], like: RunPlan) -> tuple[Plan, RunPlan]:
     """Like `planned`, but only with moves to these new nodes, and with the figures of these
     moves."""
-    check_names(view, nodes)
+    for name in nodes:
+        member(view, name)
     whole, _ = planned(view, like)
     to_them = [move for move in whole.moves if move.target.node in nodes]
     part = plan_part(situation(view, like.drains), to_them, rules(view))
     found = replace(part, skipped=whole.skipped)
     return found, as_run(view, found, like)
-
-
-def check_names(view: ClusterView, nodes: Sequence[NodeId]) -> None:
-    for name in nodes:
-        node = view.agreed.topology.nodes.get(name)
-        if node is None or node.state == "left":
-            raise IllegalRequest(f"{name} is not a member", "list them with `limosa nodes`")

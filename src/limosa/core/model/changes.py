@@ -25,6 +25,27 @@ from limosa.core.model.topology import (
     Zone,
 )
 
+AnyRecord: TypeAlias = (
+    Cluster
+    | Features
+    | Node
+    | Zone
+    | NamedTable
+    | Layout
+    | Partition
+    | Intent
+    | Request
+    | NodeLease
+    | CoordinatorLease
+    | Report
+    | Pipeline
+    | Rebalance
+    | Run
+    | RunMove
+    | Controls
+    | Mark
+)
+
 TOPOLOGY = "topology/"
 MARK_KEY = "topology/mark"
 CLUSTER_KEY = "topology/cluster"
@@ -213,10 +234,12 @@ def apply_dated(
     topology, other = _Draft(agreed.topology), _Draft(agreed)
     for change, at in changes:
         key = change_key(change)
+        record = change.record if isinstance(change, Put) else None
         if key.startswith(TOPOLOGY):
-            _change_topology(topology, key, change, at)
+            topology.fields["generation"] = at
+            _change(topology, key, record, at)
         else:
-            _change_other(other, key, change, at)
+            _change(other, key, record, at)
     other.fields["revision"] = revision
     if topology.fields:
         other.fields["topology"] = replace(agreed.topology, **topology.fields)
@@ -238,66 +261,42 @@ class _Draft:
         records: dict[str, Any] = self.fields[field]
         return records
 
-    def change(self, field: str, name: str, change: Change) -> None:
-        if isinstance(change, Put):
-            self.copied(field)[name] = change.record
-        else:
+    def change(self, field: str, name: str, value: object | None) -> None:
+        if value is None:
             self.copied(field).pop(name, None)
-
-    def date(self, key: str, change: Change, revision: Revision) -> None:
-        if isinstance(change, Put):
-            self.copied("revisions")[key] = revision
         else:
-            self.copied("revisions").pop(key, None)
-
-
-def _change_topology(draft: _Draft, key: str, change: Change, revision: Revision) -> None:
-    draft.date(key, change, revision)
-    draft.fields["generation"] = revision
-    if key in (CLUSTER_KEY, FEATURES_KEY):
-        _change_singleton(draft, key, change)
-    elif key != MARK_KEY:
-        kind, name = key.removeprefix(TOPOLOGY).split("/", 1)
-        draft.change(f"{kind}s", name, change)
-
-
-def _change_singleton(draft: _Draft, key: str, change: Change) -> None:
-    """There is one record of this kind; if it is deleted, the topology has its default."""
-    record = change.record if isinstance(change, Put) else None
-    if key == CLUSTER_KEY:
-        assert record is None or isinstance(record, Cluster)
-        draft.fields["cluster"] = record
-    else:
-        assert record is None or isinstance(record, Features)
-        draft.fields["features"] = record or Features()
+            self.copied(field)[name] = value
 
 
 _SINGLETONS: dict[str, tuple[str, Record | None]] = {
+    CLUSTER_KEY: ("cluster", None),
+    FEATURES_KEY: ("features", Features()),
     COORDINATOR_KEY: ("coordinator", None),
     PIPELINE_KEY: ("pipeline", None),
     REBALANCE_KEY: ("rebalance", Rebalance()),
     CONTROLS_KEY: ("controls", Controls()),
 }
-"""Records of which there is one: their field, and its default."""
-_FIELDS = {"intent": "intents", "request": "requests", "lease": "leases", "run": "runs"}
+"""Records of which there is one: their field, and its value once the record is deleted."""
 
 
-def _change_other(draft: _Draft, key: str, change: Change, revision: Revision) -> None:
-    draft.date(key, change, revision)
+def _change(draft: _Draft, key: str, record: Record | None, revision: Revision) -> None:
+    draft.change("revisions", key, None if record is None else revision)
     if key in _SINGLETONS:
         field, without = _SINGLETONS[key]
-        draft.fields[field] = change.record if isinstance(change, Put) else without
+        draft.fields[field] = without if record is None else record
         return
-    kind, name = key.split("/", 1)
+    if key == MARK_KEY:
+        return
+    kind, name = key.removeprefix(TOPOLOGY).split("/", 1)
     if kind == "report":
-        draft.change("reports", key, change)
+        draft.change("reports", key, record)
     elif kind == "run-move":
-        _change_move(draft, name, change)
+        _change_move(draft, name, record)
     else:
-        draft.change(_FIELDS[kind], name.removeprefix("node/"), change)
+        draft.change(f"{kind}s", name.removeprefix("node/") if kind == "lease" else name, record)
 
 
-def _change_move(draft: _Draft, name: str, change: Change) -> None:
+def _change_move(draft: _Draft, name: str, record: Record | None) -> None:
     """Only the moves of the changed run are copied, once."""
     assert isinstance(draft.of, Agreed)
     run, number = name.rsplit("/", 1)
@@ -305,10 +304,10 @@ def _change_move(draft: _Draft, name: str, change: Change) -> None:
     moves: dict[int, Any] = runs.get(run, {})
     if moves is draft.of.moves.get(run) or not moves:
         moves = runs[run] = dict(moves)
-    if isinstance(change, Put):
-        moves[int(number)] = change.record
-    else:
+    if record is None:
         moves.pop(int(number), None)
+    else:
+        moves[int(number)] = record
     if not moves:
         del runs[run]
 

@@ -1,49 +1,11 @@
 """How are records encoded? As readable JSON, by one codec, for the metastore and for messages."""
 
-from typing import TypeAlias
-
 import msgspec
 
 from limosa.core.model import legacy
-from limosa.core.model.intent import Intent
-from limosa.core.model.reports import Pipeline, Report
-from limosa.core.model.requests import Request
-from limosa.core.model.runs import Controls, Rebalance, Run, RunMove
-from limosa.core.model.topology import (
-    Cluster,
-    CoordinatorLease,
-    Features,
-    Layout,
-    Mark,
-    NamedTable,
-    Node,
-    NodeLease,
-    Partition,
-    Record,
-    Zone,
-)
+from limosa.core.model.changes import AnyRecord
+from limosa.core.model.topology import Record
 from limosa.errors import BadInput
-
-AnyRecord: TypeAlias = (
-    Cluster
-    | Features
-    | Node
-    | Zone
-    | NamedTable
-    | Layout
-    | Partition
-    | Intent
-    | Request
-    | NodeLease
-    | CoordinatorLease
-    | Report
-    | Pipeline
-    | Rebalance
-    | Run
-    | RunMove
-    | Controls
-    | Mark
-)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(AnyRecord)

@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections import deque
 from itertools import islice, takewhile
 
+from msgspec import Struct, field
+
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
 from limosa.core.messages import Chunk, Trouble
@@ -15,97 +17,59 @@ from limosa.core.producers import Producers
 RECENT_BYTES = 4 << 20
 
 
-class Held:
+class Held(Struct, eq=False):
     """One replica on this node. All but the log, epoch and watermark is gone with the process.
 
     Of the log, positions and sizes are here, and the last entries with their rows; the others are
     read from the volume when somebody needs them.
     """
 
-    __slots__ = (
-        "appending",
-        "base",
-        "beginnings",
-        "begun",
-        "bytes",
-        "check",
-        "checked",
-        "chunks",
-        "copied",
-        "digest",
-        "durable",
-        "epoch",
-        "epoch_durable",
-        "first",
-        "landed",
-        "last",
-        "made",
-        "matched",
-        "partition",
-        "permits",
-        "positions",
-        "producers",
-        "recent",
-        "recent_bytes",
-        "recent_bytes_max",
-        "replica",
-        "revision",
-        "session",
-        "sizes",
-        "taken",
-        "trouble",
-        "watermark",
-    )
-
-    def __init__(
-        self, partition: PartitionId, replica: Replica, recent_bytes_max: int = RECENT_BYTES
-    ) -> None:
-        self.partition = partition
-        self.replica = replica
-        self.revision: Revision = 0
-        """Of the record that this replica acts on."""
-        self.made = False
-        """Durably: until then it may be gone after a crash."""
-        self.epoch = 0
-        self.epoch_durable = 0
-        self.begun = 0
-        self.beginnings = 0
-        """How often it was emptied in this run."""
-        self.matched = 0
-        """The epoch whose owner this log is known to be a prefix of."""
-        self.positions: list[Position] = []
-        """Of every entry of the log."""
-        self.sizes: list[int] = []
-        self.bytes = 0
-        """All of them together."""
-        self.recent: deque[Entry] = deque()
-        """The end of the log, with rows."""
-        self.recent_bytes = 0
-        self.recent_bytes_max = recent_bytes_max
-        self.first: Position = ORIGIN
-        self.base: Position = ORIGIN
-        """What was committed behind this, it has been sent in this run; the rest may be copied."""
-        self.last: Position = ORIGIN
-        self.durable: Position = ORIGIN
-        self.watermark: Position = ORIGIN
-        self.producers = Producers()
-        self.appending: dict[int, tuple[Revision, Position]] = {}
-        """What is on its way to the volume: by which revision it was asked for, and where the log
-        ends then."""
-        self.permits: dict[int, SessionId] = {}
-        self.chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
-        self.landed: dict[tuple[SessionId, int], set[int]] = {}
-        """Which slices of how many, for each number into which a session's copy was cut."""
-        self.session: SessionId | None = None
-        self.copied: SessionId | None = None
-        self.check: tuple[SessionId, Position] | None = None
-        """Where a digest is wanted."""
-        self.taken: tuple[SessionId, Position] | None = None
-        """Of where one was last begun: reading all rows once is enough, however often one asks."""
-        self.checked = (ORIGIN, 0)
-        """The producers' digest where one was last wanted."""
-        self.digest: tuple[SessionId, Position, int] | None = None
-        self.trouble: Trouble = ""
+    partition: PartitionId
+    replica: Replica
+    recent_bytes_max: int = RECENT_BYTES
+    revision: Revision = 0
+    """The revision of the record that this replica acts on."""
+    made: bool = False
+    """The replica is durable; until then a crash may lose it."""
+    epoch: int = 0
+    epoch_durable: int = 0
+    begun: int = 0
+    beginnings: int = 0
+    """How often it was emptied in this run."""
+    matched: int = 0
+    """The epoch whose owner this log is known to be a prefix of."""
+    positions: list[Position] = []
+    """The position of every entry of the log."""
+    sizes: list[int] = []
+    bytes: int = 0
+    """The sum of the sizes."""
+    recent: deque[Entry] = field(default_factory=deque)
+    """The last entries of the log, with their rows."""
+    recent_bytes: int = 0
+    first: Position = ORIGIN
+    base: Position = ORIGIN
+    """Entries behind this position were sent in this run; earlier rows may have been copied."""
+    last: Position = ORIGIN
+    durable: Position = ORIGIN
+    watermark: Position = ORIGIN
+    producers: Producers = field(default_factory=Producers)
+    appending: dict[int, tuple[Revision, Position]] = {}
+    """Appends that are not durable yet, by ticket: the revision that they were made under, and the
+    end of the log after them."""
+    permits: dict[int, SessionId] = {}
+    chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
+    landed: dict[tuple[SessionId, int], set[int]] = {}
+    """The slices that have landed, by session and by the number of slices of its copy."""
+    session: SessionId | None = None
+    copied: SessionId | None = None
+    check: tuple[SessionId, Position] | None = None
+    """The position at which a digest is wanted."""
+    taken: tuple[SessionId, Position] | None = None
+    """The position of the last digest that was started: repeated requests start no other."""
+    checked: tuple[Position, int] = (ORIGIN, 0)
+    """The position of that digest, and the digest of the producers there."""
+    digest: tuple[SessionId, Position, int] | None = None
+    trouble: Trouble = ""
 
     @classmethod
     def restored(cls, stored: HeldReplica, recent_bytes_max: int = RECENT_BYTES) -> "Held":

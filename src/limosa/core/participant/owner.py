@@ -87,7 +87,7 @@ class Owner(Replication):
         self.sealed = self.unsealed()
         self.proposed.clear()
         wanted = [r for r in routing.written(record) if r != self.held.replica]
-        self.peers = {r: self.peers.get(r) or Peer(r, now) for r in wanted}
+        self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
         for peer in self.peers.values():
             peer.since = now
             peer.reading = 0  # it would go under an old revision

@@ -6,6 +6,8 @@ follows. A replica that is still being filled begins with an empty log in every 
 
 from abc import ABC, abstractmethod
 
+from msgspec import Struct
+
 from limosa.core import routing
 from limosa.core.effects import Effect, ReadTail, Send, Surprise
 from limosa.core.machines.machine import Work
@@ -19,39 +21,25 @@ from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tail, Tickets
 
 
-class Peer:
+class Peer(Struct, eq=False):
     """What the owner knows of another replica, in this epoch."""
 
-    __slots__ = (
-        "acked",
-        "base",
-        "heard",
-        "matched",
-        "reachable",
-        "reading",
-        "replica",
-        "sent",
-        "since",
-        "told",
-    )
-
-    def __init__(self, replica: Replica, now: float) -> None:
-        self.replica = replica
-        self.matched = False
-        self.reachable = True
-        """False: it needs entries that this log no longer has."""
-        self.reading = 0
-        """The ticket of what is read from the volume for it; one thing at a time."""
-        self.sent: Position = 0
-        """Up to where; what comes behind goes when this is acknowledged."""
-        self.acked: Position = 0
-        self.base: Position | None = None
-        """Where its log begins at the latest, if it was begun by this owner."""
-        self.told: Position = 0
-        """The watermark that it knows."""
-        self.heard = now
-        self.since = now
-        """When it last owed nothing, or made progress."""
+    replica: Replica
+    heard: float
+    since: float
+    """When the replica was last caught up, or made progress."""
+    matched: bool = False
+    reachable: bool = True
+    """False: the replica needs entries that this log no longer has."""
+    reading: int = 0
+    """The ticket of the read from the volume for this replica; there is one at a time."""
+    sent: Position = 0
+    """The last position that was sent; later entries are sent when it is acknowledged."""
+    acked: Position = 0
+    base: Position | None = None
+    """Where the replica's log begins at the latest, if this owner began it."""
+    told: Position = 0
+    """The watermark that the replica knows."""
 
 
 class Replication(ABC):

@@ -135,7 +135,7 @@ class Serving:
                 owner.acked(now, message)
             case Probed():
                 owner.probed(now, message)
-            case Unheld():
+            case _:
                 owner.unheld(now, message)
         self.collect_from(owner)
 

@@ -1,4 +1,4 @@
-"""How are machines printed? As tables and diagrams for the docs, from the tables themselves."""
+"""How do the docs show state machines? As tables and diagrams, printed from the machines."""
 
 from limosa.core.machines.machine import END, REVERT, Life, Machine
 
