@@ -26,7 +26,7 @@ def test_after_a_record_that_cannot_be_read_everything_is_read_again(
     add(writer, "n2")
     store.commit({}, {STRANGE: b"\xc1 of a newer kind"})
     for _ in range(3):
-        with pytest.raises(BadInput, match="no record of Limosa"):
+        with pytest.raises(BadInput, match="not a record of Limosa"):
             reader.read()
     store.commit({}, {}, [STRANGE])
     add(writer, "n3")
