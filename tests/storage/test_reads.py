@@ -17,13 +17,13 @@ from limosa.errors import BadInput, InvalidKey
 from limosa.simulation.files import MemoryFiles
 from limosa.storage import view as views
 from limosa.storage.memtable import Memtable
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import TableView, View
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import SMALL_ROWS, Batch
 from limosa.tabular.schema import Kind, Table
 from tests.storage.samples import BIRDS, SONGS, Host, batch_of, colliding_tokens, songs, table
+from tests.storage.sole import SoleOwner
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONED = pa.timestamp("us", "Europe/Berlin")
