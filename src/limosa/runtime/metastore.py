@@ -74,7 +74,8 @@ class Heartbeat:
         def work(store: Metastore) -> None:
             sent_at = self._clock.now()
             lease = store.grant(ttl_seconds)
-            then(lease, register(store, lease), sent_at)
+            with suppress(StaleGuard):  # another process holds the key: it is asked for again later
+                then(lease, register(store, lease), sent_at)
 
         self._thread.do(work)
 
@@ -118,7 +119,7 @@ class Watcher:
         self._agreed_store: AgreedStore | None = None
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._writer = StoreThread(
-            open_store, log, "commits", "a commit was not made", "a commit failed"
+            self._open_for_commits, log, "commits", "a commit was not made", "a commit failed"
         )
 
     def start(self) -> None:
@@ -166,6 +167,17 @@ class Watcher:
                 threading.Event().wait(TROUBLE_SECONDS)
         if self._store is not None:
             self._store.close()
+
+    def _open_for_commits(self) -> Metastore:
+        """Retry, so that no commit is lost while the metastore can't be opened."""
+        while True:
+            try:
+                return self._open()
+            except LimosaError as error:
+                if self._stopping:
+                    raise
+                self._log("the metastore does not answer", error=str(error))
+                threading.Event().wait(TROUBLE_SECONDS)
 
     def close(self) -> None:
         self._stopping = True

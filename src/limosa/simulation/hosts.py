@@ -211,6 +211,14 @@ class SimulatedNode(Process):
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
         self.on_event(Started(held))
 
+    def stop(self) -> None:
+        """As a real node does: serve nothing any more, then give the lease back. Reads go on."""
+        lease = self.brain.lease
+        if lease is not None:
+            self.on_event(LeaseEnded(lease.id))
+            self.call(lambda: self.world.metastore.revoke(lease.id), lambda answer: None)
+        self.brain.is_over = True
+
     def crash(self) -> None:
         if self.run:
             super().crash()
@@ -219,6 +227,8 @@ class SimulatedNode(Process):
     def on_event(self, event: Any) -> None:
         if isinstance(event, _Later):
             event.then(event.answer)
+            return
+        if self.brain.is_over:
             return
         if isinstance(event, Received):
             if type(event.message) is Read:

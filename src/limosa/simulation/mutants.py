@@ -61,7 +61,7 @@ def reads_admitted_anywhere(change: Any) -> None:
     def admit(self: Reading, now: float, read: Any) -> Any:
         for (partition, _), held in self._node.held.items():
             if partition == read.partition:
-                return Admitted(read, held)
+                return Admitted(read, held, self._node.owners.get(partition))
         return self._node.redirect(read.partition, read.id)
 
     change(Reading, "admit", admit)
@@ -91,7 +91,15 @@ def reads_after_the_lease(change: Any) -> None:
 
 @mutant("an eventual read is not answered from a replica that was dropped meanwhile")
 def dropped_replica_still_read(change: Any) -> None:
-    change(Reading, "is_still_readable", lambda self, read, held: True)
+    change(Reading, "is_still_readable", lambda self, now, admitted, through: True)
+
+
+@mutant("an eventual read is not answered from a replica that is no longer complete")
+def stale_side_still_read(change: Any) -> None:
+    def is_here(self: Reading, now: float, admitted: Admitted, through: int) -> bool:
+        return self._node.held.get(admitted.replica) is admitted.held
+
+    change(Reading, "is_still_readable", is_here)
 
 
 @mutant("an owner serves only while its lease holds")
@@ -646,9 +654,8 @@ def unknown_called_failed(change: Any) -> None:
     "past from answering at all.",
 )
 def read_lease_checked_once(change: Any) -> None:
-    def still(self: Reading, now: float, held: Held, through: int) -> bool:
-        owner = self._node.owners.get(held.partition)
-        return owner is None or owner.held is not held or self.is_complete(owner, through)
+    def still(self: Reading, now: float, admitted: Admitted, through: int) -> bool:
+        return admitted.owner is not None and self.is_complete(admitted.owner, through)
 
     change(Reading, "is_still_owner", still)
 
