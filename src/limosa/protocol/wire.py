@@ -29,6 +29,7 @@ from limosa.core.model.keys import Position, Revision
 from limosa.errors import BadInput, InvalidSchema, LimosaError
 from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
 from limosa.tabular.bodies import (
+    ALIGNMENT,
     Bodies,
     BodyPart,
     LoggedEntry,
@@ -471,8 +472,8 @@ def _plain(kind: Callable[..., Said], message: Message, **changed: object) -> Sa
 def _slice(bodies: pa.Buffer, part: BodyPart) -> pa.Buffer:
     if part.at < 0 or part.size <= 0 or part.at + part.size > bodies.size:
         raise BadInput("rows outside of their frame", "send the whole frame")
-    if part.at % frames.ALIGNMENT:
-        raise BadInput("rows that are not aligned", f"align bodies to {frames.ALIGNMENT} bytes")
+    if part.at % ALIGNMENT:
+        raise BadInput("rows that are not aligned", f"align bodies to {ALIGNMENT} bytes")
     return bodies.slice(part.at, part.size)
 
 

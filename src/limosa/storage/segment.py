@@ -213,12 +213,9 @@ class Segment:
     def block(self, number: int) -> Batch:
         known = self._blocks[number]
         if known is None:
-            known = self._blocks[number] = self._check(number)
+            stored = pa.ipc.read_record_batch(self._content_of(number), stored_schema(self.table))
+            known = self._blocks[number] = unpack(self.table, ALL_EXTRAS, stored)
         return known
-
-    def _check(self, number: int) -> Batch:
-        stored = pa.ipc.read_record_batch(self._content_of(number), stored_schema(self.table))
-        return unpack(self.table, ALL_EXTRAS, stored)
 
     def _content_of(self, number: int) -> pa.Buffer:
         block = self.index.blocks[number]
@@ -304,9 +301,3 @@ class Segment:
             block = self.block(at)
             skip = max(0, row - self._first_rows[at])
             yield block.slice(skip, len(block)) if skip else block
-
-    def verify(self) -> None:
-        """Read every byte again and verify all checksums."""
-        self._read_index()
-        for number in range(len(self._blocks)):
-            self._check(number)

@@ -169,15 +169,9 @@ class Store:
         """The replicas that the volumes had at the start, except damaged ones."""
         return tuple(h for disk in self._disks.values() for h in disk.volume.restored(node))
 
-    def view(
-        self, partition: PartitionId, incarnation: Incarnation, committed: bool = True
-    ) -> View:
-        """A snapshot of the committed rows, or of all rows."""
-        disk, replica = self._replica((partition, incarnation))
-        if committed:
-            return replica.view
-        with disk.volume.lock:
-            return replica.everything()
+    def view(self, partition: PartitionId, incarnation: Incarnation) -> View:
+        """A snapshot of the committed rows."""
+        return self._replica((partition, incarnation))[1].view
 
     def newest(
         self, partition: PartitionId, incarnation: Incarnation, table: Table, key: tuple[Any, ...]
@@ -248,12 +242,6 @@ class Store:
         """Write all rows that are committed now to segments."""
         disk, replica = self._replica((partition, incarnation))
         disk.flush(replica)
-
-    def verify(self, partition: PartitionId, incarnation: Incarnation) -> None:
-        """Read every byte of the replica's segments again; damage raises `UnusableFile`."""
-        for table in self.view(partition, incarnation).tables.values():
-            for ranged in table.segments:
-                ranged.segment.verify()
 
     def compact(self, partition: PartitionId, incarnation: Incarnation) -> None:
         """Merge all segments of a replica."""

@@ -101,7 +101,7 @@ class StoredRow(Struct, frozen=True):
 
     @property
     def is_deleted(self) -> bool:
-        return self.batch.deleted is not None and bool(self.batch.deleted[self.row])
+        return self.batch.is_deleted(self.row)
 
     def values(self, table: Table) -> dict[str, Any]:
         """The values as Python objects; an error if Python can't represent one of them."""
