@@ -18,13 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from limosa.cli.shared.options import ClusterOptions, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice
+from limosa.cli.shared.pipelines import PipelineChoice, check_installed
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core import routing
 from limosa.core.model.topology import Partition
-from limosa.errors import BadInput, LimosaError, Refused
-from limosa.pipeline import java
+from limosa.errors import LimosaError, Refused
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, SparkCarrier, ThreadCarrier
 from limosa.pipeline.pipe import Access
@@ -84,12 +83,7 @@ def verify(
       limosa verify items --spark-master spark://10.0.0.7:7077
       limosa verify items --pipeline threads
     """
-    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
-    if missing:
-        raise BadInput(
-            f"this command needs Spark, and {missing}",
-            f"run {java.INSTALL} from the checkout, or use --pipeline threads",
-        )
+    check_installed(pipeline)
     began = time.monotonic()
     with target.operate() as connection:
         definition = connection.table(table).definition.encode()
