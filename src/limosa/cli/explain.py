@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from limosa.admin.moves import look_at
-from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words
 from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.quantities import lasted, moment
 from limosa.cli.shared.run_progress import COLUMNS
 from limosa.cli.shared.run_progress import lines_of as run_lines
 from limosa.cli.shared.run_progress import row_of as move_row

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
 from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.quantities import lasted, moment
 from limosa.cli.shared.terminal import NOTHING, print_answer, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import aborting

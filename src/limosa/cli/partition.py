@@ -5,10 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on
-from limosa.cli.shared.durations import lasted, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
 from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.plans import MaxPause, pause_of
+from limosa.cli.shared.quantities import lasted, seconds_of
 from limosa.cli.shared.runs import is_watched
 from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.core.model.intent import Placement

@@ -6,9 +6,9 @@ import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from limosa.cli.shared.durations import lasted, moment, seconds_of
 from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.plans import Concurrency, RunOptions, facts, move_of, print_plan
+from limosa.cli.shared.quantities import lasted, moment, seconds_of
 from limosa.cli.shared.run_progress import COLUMNS, lines_of, row_of
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
 from limosa.cli.shared.terminal import print_answer, print_json, print_table, size

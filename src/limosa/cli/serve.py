@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from limosa.cli.shared.pipelines import PipelineChoice
-from limosa.cli.shared.sizes import bytes_of
+from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
 from limosa.transport.security import Security

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from limosa.cli.shared.jobs import JobsOption, cores
+from limosa.cli.shared.options import JobsOption, cores
+from limosa.cli.shared.terminal import count
 from limosa.simulation.story import story_of, told
 from limosa.simulation.swarm import SwarmSummary, Tally, run_seeds
 
@@ -135,7 +136,7 @@ def as_object(summary: SwarmSummary) -> dict[str, Any]:
 
 def in_words(summary: SwarmSummary) -> str:
     lines = [
-        f"{summary.seeds:,} {'seed' if summary.seeds == 1 else 'seeds'}: "
+        f"{count(summary.seeds, 'seed')}: "
         f"{summary.operations:,} operations, {summary.moves:,} moves, {summary.faults:,} faults; "
         f"{summary.cells_hit} of {summary.cells_total} cells (stage × fault) hit; "
         f"{_count(summary.violations)}."
@@ -150,6 +151,4 @@ def in_words(summary: SwarmSummary) -> str:
 
 
 def _count(violations: int) -> str:
-    if not violations:
-        return "no violations"
-    return "1 violation" if violations == 1 else f"{violations:,} violations"
+    return count(violations, "violation") if violations else "no violations"

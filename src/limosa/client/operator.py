@@ -57,7 +57,7 @@ class Operator(Connection):
     # --- what the nodes know
 
     def agreed(self) -> dict[str, Any]:
-        """The live nodes, the active coordinator, and the requests."""
+        """The live nodes, the active coordinator, the lock, and the requests."""
         known: dict[str, Any] = msgspec.json.decode(self._session.call("agreed"))
         return known
 

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console, Group
@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from limosa.admin.moves import EndedChange, Wanted, ending, look_at, record_of
-from limosa.cli.shared.durations import lasted
+from limosa.cli.shared.quantities import lasted
 from limosa.cli.shared.terminal import count, print_json, size, tell
 from limosa.client.operator import Operator
 from limosa.core.insight.explaining import CopyProgress, Explanation
+from limosa.core.insight.watching import Moving
 from limosa.core.machines.catalogue import MACHINES
 from limosa.errors import OutcomeUnknown, Refused
 
@@ -108,17 +109,7 @@ def copy_words(copy: CopyProgress, bytes_per_second: float = 0.0) -> str:
     return ", ".join(words)
 
 
-class Staged(Protocol):
-    """Anything with a transition's kind and stage; `kind` is empty if there is no transition."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def stage(self) -> str: ...
-
-
-def stage_words(what: Staged) -> str:
+def stage_words(what: Explanation | Moving) -> str:
     """`streaming (3 of 6)`, or `dropping (rolling back)`."""
     if not what.kind:
         return what.stage

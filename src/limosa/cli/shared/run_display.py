@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from limosa.cli.shared.durations import lasted
 from limosa.cli.shared.move_progress import LiveDisplay, Rate, stage_words
 from limosa.cli.shared.plans import words
+from limosa.cli.shared.quantities import lasted
 from limosa.cli.shared.run_progress import moves_words
 from limosa.cli.shared.terminal import NOTHING, count, size, tell
 from limosa.core.insight.progress import Progress

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from limosa.cli.shared.durations import lasted
 from limosa.cli.shared.move_progress import poll
 from limosa.cli.shared.plans import words
+from limosa.cli.shared.quantities import lasted
 from limosa.cli.shared.terminal import count, labelled, size
 from limosa.client.cluster_view import watch
 from limosa.client.operator import Operator
