@@ -5,10 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on
-from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
+from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors, took_words
 from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.plans import MaxPause, pause_of
-from limosa.cli.shared.quantities import lasted, seconds_of
+from limosa.cli.shared.quantities import seconds_of
 from limosa.cli.shared.runs import is_watched
 from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.core.model.intent import Placement
@@ -206,13 +206,4 @@ def _tell_end(
         more = f"; {'; '.join(differing)}" if differing else ""
         tell(f"Error: {what}: {ended.state}: {ended.why}{more} (see `{answer['next']}`)")
     elif not target.as_json:
-        typer.echo(f"{what}: done{_measured(ended)}.")
-
-
-def _measured(ended: EndedChange) -> str:
-    report = ended.report
-    if report is None:
-        return ""
-    took = f" in {lasted(report.ended - report.began)}" if report.began else ""
-    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
-    return took + pause
+        typer.echo(f"{what}: done{'' if report is None else took_words(report)}.")

@@ -2,8 +2,7 @@
 
 import json
 from contextlib import closing
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -20,13 +19,6 @@ NUMBERS = (
     *("seeds", "operations", "moves", "faults", "violations"),
     *("cells_hit", "cells_total", "seeds_per_minute"),
 )
-
-
-class StorageChoice(StrEnum):
-    """The storage of the simulated nodes."""
-
-    fake = "fake"
-    real = "real"
 
 
 def simulate(
@@ -56,9 +48,9 @@ def simulate(
         ),
     ] = False,
     storage: Annotated[
-        StorageChoice,
+        Literal["fake", "real"],
         typer.Option(help="fake: rows in memory; real: the real log and segments (slower)."),
-    ] = StorageChoice.fake,
+    ] = "fake",
 ) -> None:
     """Simulate clusters with faults, and check all guarantees.
 
@@ -75,7 +67,7 @@ def simulate(
       limosa simulate --seed 4711 --story
     """
     wanted = _wanted(seeds, first, seed, story)
-    is_real = storage is StorageChoice.real
+    is_real = storage == "real"
     summary = _run(wanted, jobs or cores(), is_real)
     stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
     for number in [seed] if story and seed is not None else stories:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -60,7 +60,7 @@ def verify(
             "--pipeline",
             help="What compares the rows: auto is Spark; threads run within this command.",
         ),
-    ] = PipelineChoice.AUTO,
+    ] = "auto",
     spark_master: Annotated[
         str,
         typer.Option(
@@ -150,7 +150,7 @@ class Verification:
 
     def run(self) -> None:
         planned = self._plan()
-        self._bar.expect(sum(rows for _, rows in planned))
+        self._bar.update(total=sum(rows for _, rows in planned))
         self._carry_out(planned)
         for _ in range(ATTEMPTS - 1):
             if self._failed:
@@ -250,7 +250,7 @@ class Verification:
                 self._failed.append((portion, finding))
             else:
                 self._findings.append(finding)
-        self._bar.advance(rows)
+        self._bar.update(advance=rows)
 
     # --- the result
 
@@ -309,11 +309,8 @@ class Bar:
         self.since = time.monotonic()
         self._bar.update(self._shown, description=what)
 
-    def expect(self, rows: int) -> None:
-        self._bar.update(self._shown, total=rows)
-
-    def advance(self, rows: int) -> None:
-        self._bar.update(self._shown, advance=rows)
+    def update(self, **what: Any) -> None:
+        self._bar.update(self._shown, **what)
 
     def __enter__(self) -> "Bar":
         self._bar.start()
@@ -325,7 +322,7 @@ class Bar:
 
 @contextmanager
 def _carrier(pipeline: PipelineChoice, master: str, bar: Bar) -> Iterator[Carrier]:
-    if pipeline is PipelineChoice.THREADS:
+    if pipeline == "threads":
         yield ThreadCarrier()
         return
     words = {"starting": "starting Spark", "ready": "comparing"}

@@ -74,7 +74,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
     pipeline: Annotated[
         PipelineChoice, typer.Option("--pipeline", help="What copies the rows; auto is Spark.")
-    ] = PipelineChoice.AUTO,
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Change and break a cluster under load, and check its rows.
@@ -98,14 +98,14 @@ def demo(
         nodes,
         "demo",
         arguments=["--lease-seconds", f"{lease_seconds:.1f}"],
-        of_coordinators=["--pipeline", pipeline.value],
+        of_coordinators=["--pipeline", pipeline],
     )
     try:
         with _terminated_as_interrupted(), _cleaned_up(local, keep):
             tell(f"Starting {nodes} nodes in {directory} …")
             local.start()
             verdict = _run(local, seconds)
-            verdict.pipeline = "threads" if pipeline is PipelineChoice.THREADS else "Spark"
+            verdict.pipeline = "threads" if pipeline == "threads" else "Spark"
     finally:
         if keep:
             tell(f"The cluster is kept; start it with: limosa up --data {directory}")

@@ -20,6 +20,7 @@ from limosa.client.operator import Operator
 from limosa.core.insight.explaining import CopyProgress, Explanation
 from limosa.core.insight.watching import Moving
 from limosa.core.machines.catalogue import MACHINES
+from limosa.core.model.reports import Report
 from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.25
@@ -122,6 +123,13 @@ def stage_words(what: Explanation | Moving) -> str:
     if what.stage not in forward:
         return f"{what.stage} (rolling back)"
     return f"{what.stage} ({forward.index(what.stage) + 1} of {len(forward)})"
+
+
+def took_words(report: Report) -> str:
+    """` in 3.1 s, with a pause of 12 ms`."""
+    took = f" in {lasted(max(0.0, report.ended - report.began))}" if report.began else ""
+    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
+    return took + pause
 
 
 def on_errors() -> Console:
