@@ -107,10 +107,45 @@ def planted(name: str) -> Iterator[None]:
 
 
 def mutant(breaks: str, argument: str = "") -> Callable[[Plant], Plant]:
+    """A mutant that makes several changes, each by a call of `change`."""
+
     def register(plant: Plant) -> Plant:
-        name = plant.__name__
-        listed = REDUNDANT if argument else MUTANTS
-        listed[name] = Mutant(name, breaks, plant, SEEDS.get(name, -1), argument)
+        enlist(plant.__name__, breaks, plant, argument)
         return plant
 
     return register
+
+
+def wrapping(
+    where: Any, what: str, breaks: str, argument: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A mutant that replaces `where.what`, and gets the original function as its first argument."""
+
+    def register(by: Callable[..., Any]) -> Callable[..., Any]:
+        def plant(change: Any) -> None:
+            original = getattr(where, what)
+            change(where, what, lambda *those, **named: by(original, *those, **named))
+
+        enlist(by.__name__, breaks, plant, argument)
+        return by
+
+    return register
+
+
+def replacing(table: dict[str, tuple[str, Any, str, Any]]) -> None:
+    """Mutants that replace one function: the rule that they break, where, what, and by what."""
+    for name, (breaks, where, what, by) in table.items():
+        enlist(name, breaks, _changing(where, what, by))
+
+
+def _changing(where: Any, what: str, by: Any) -> Plant:
+    return lambda change: change(where, what, by)
+
+
+def always(answer: object) -> Callable[..., Any]:
+    return lambda *those, **named: answer
+
+
+def enlist(name: str, breaks: str, plant: Plant, argument: str = "") -> None:
+    listed = REDUNDANT if argument else MUTANTS
+    listed[name] = Mutant(name, breaks, plant, SEEDS.get(name, -1), argument)
