@@ -50,20 +50,6 @@ class SimulatedView:
 class SimulatedReplica:
     """One replica's rows (committed or copied), and its log above the watermark."""
 
-    __slots__ = (
-        "begun",
-        "collected",
-        "entries",
-        "epoch",
-        "first",
-        "on_commit",
-        "partition",
-        "producers",
-        "replica",
-        "rows",
-        "watermark",
-    )
-
     def __init__(
         self, partition: PartitionId, replica: Replica, on_commit: Callable[[str, Entry], None]
     ) -> None:

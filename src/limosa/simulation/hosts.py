@@ -8,8 +8,9 @@ one.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Finished
@@ -148,7 +149,10 @@ class Process(ABC):
             if not isinstance(event, Ticked):
                 self._inbox.append((run, event))
             return
-        self.on_event(event)
+        if isinstance(event, _Later):
+            event.then(event.answer)
+        else:
+            self.on_event(event)
 
     def later(self, seconds: float, what: Callable[[Any], None], about: object) -> None:
         """In this run, and not while the process is paused."""
@@ -168,25 +172,23 @@ class Process(ABC):
         run, network = self.run, self.world.network
 
         def ask() -> None:
-            answer = what()
-            network.send(METASTORE, self.name, None, reply, answer)
-
-        def reply(answer: Any) -> None:
-            if run == self.run and run:
-                if self.paused:
-                    self._inbox.append((run, _Later(then, answer)))
-                else:
-                    then(answer)
+            answer = _Later(then, what())
+            network.send(METASTORE, self.name, None, self.deliver, run, answer)
 
         network.send(self.name, METASTORE, None, ask)
 
+    def read_topology(self, asked: bool) -> None:
+        def read(agreed: Agreed) -> None:
+            self.on_event(TopologyRead(agreed.topology, agreed.revision, asked))
 
-class _Later:
-    """An answer that arrived while the process was paused."""
+        self.call(lambda: self.world.agreed, read)
 
-    def __init__(self, then: Callable[[Any], None], answer: Any) -> None:
-        self.then = then
-        self.answer = answer
+
+class _Later(NamedTuple):
+    """A step that is delivered like an event: not while the process is paused."""
+
+    then: Callable[[Any], None]
+    answer: Any
 
 
 class SimulatedNode(Process):
@@ -217,9 +219,6 @@ class SimulatedNode(Process):
             self.disk.crash(self.world.dice, self.name)
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, _Later):
-            event.then(event.answer)
-            return
         if isinstance(event, Received):
             if type(event.message) is Read:
                 self.reads.begin(event.sender, event.message)
@@ -261,12 +260,7 @@ class SimulatedNode(Process):
                     ),
                 )
             case ReadTopology():
-                self.call(
-                    lambda: self.world.agreed,
-                    lambda agreed: self.on_event(
-                        TopologyRead(agreed.topology, agreed.revision, asked=True)
-                    ),
-                )
+                self.read_topology(asked=True)
             case AcquireLease():
                 sent_at = self.now
                 self.call(
@@ -279,7 +273,7 @@ class SimulatedNode(Process):
             case ReadSlice():
                 self._read_slice(effect)
             case LinkRows():
-                self._link_rows(effect)
+                self.later(0.005, self._link_rows, effect)
             case ShelveSlice():
                 self._shelve(effect)
             case MakeCommit(commit=commit):
@@ -339,10 +333,7 @@ class SimulatedNode(Process):
         self.world.schedule(0.001, self.deliver, self.run, read)
 
     def _link_rows(self, effect: LinkRows) -> None:
-        """Some time later, unless one of them is gone by then."""
-        self.later(0.005, self._linked_rows, effect)
-
-    def _linked_rows(self, effect: LinkRows) -> None:
+        """One of the two replicas may be gone by now."""
         source = self.disk.live.get((effect.partition, effect.source))
         target = self.disk.live.get((effect.partition, effect.incarnation))
         through: int | None = None
@@ -401,9 +392,6 @@ class SimulatedCoordinator(Process):
         self._calls = 0
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, _Later):
-            event.then(event.answer)
-            return
         if isinstance(event, Ticked):
             self._keep_office()
         self._handle(event)
@@ -502,9 +490,8 @@ class SimulatedCoordinator(Process):
 class ClientProcess(Process):
     """An application's client; the workload asks, and hears how it ended."""
 
-    def __init__(self, world: "World", name: str, on_finish: Callable[[Finished], None]) -> None:
+    def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
-        self.on_finish = on_finish
         self.brain = world.make_client(name)
 
     def boot(self) -> None:
@@ -520,31 +507,23 @@ class ClientProcess(Process):
                 case Send(to=to, message=message):
                     self.send(to, message)
                 case ReadTopology():
-                    self.call(
-                        lambda: self.world.agreed,
-                        lambda agreed: self.on_event(
-                            TopologyRead(agreed.topology, agreed.revision)
-                        ),
-                    )
+                    self.read_topology(asked=False)
                 case Finished():
-                    self.on_finish(effect)
+                    self.world.finished(effect)
 
 
 TaskKey = tuple[str, str, Replica, int]
 """Partition, session, target, and which slice."""
 
 
-class _Task:
-    """One slice of a copy to one target: fetch, send, end; again until it is landed or denied."""
+class _Task(Struct, eq=False):
+    """One slice of a copy to one target: fetch, send, end; repeated until landed or denied."""
 
-    __slots__ = ("attempt", "job", "slice", "slices", "target")
-
-    def __init__(self, job: StartCopy, target: Replica, slice: int, slices: int) -> None:
-        self.job = job
-        self.target = target
-        self.slice = slice
-        self.slices = slices
-        self.attempt = 0
+    job: StartCopy
+    target: Replica
+    slice: int
+    slices: int
+    attempt: int = 0
 
     def is_about(self, message: Fetched | Landed | Denied) -> bool:
         """Sessions of several partitions may have one name: that of what began them all."""
@@ -596,17 +575,8 @@ class SimulatedMover(Process):
             del self.tasks[key]
             return
         job = task.job
-        self.send(
-            job.source.node,
-            Fetch(
-                job.partition,
-                job.source.incarnation,
-                job.session,
-                job.epoch,
-                task.slice,
-                task.slices,
-            ),
-        )
+        what = (job.partition, job.source.incarnation, job.session, job.epoch)
+        self.send(job.source.node, Fetch(*what, task.slice, task.slices))
         self.world.schedule(0.5, self._attempt, key, run, task)
 
     def on_event(self, event: Any) -> None:

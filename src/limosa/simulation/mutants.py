@@ -272,8 +272,8 @@ def copy_kept_over_failover(change: Any) -> None:
 
 
 @wrapping(Held, "advance", "a follower commits only what its owner has committed")
-def follower_commits_by_itself(advance: Any, self: Held, to: int) -> None:
-    advance(self, self.last)
+def follower_commits_by_itself(advance: Any, self: Held, to: int) -> Any:
+    return advance(self, self.last)
 
 
 @mutant(

@@ -24,8 +24,6 @@ SLOW_SECONDS = 0.6
 class ReadUnderWay:
     """One read, and how far it is."""
 
-    __slots__ = ("admitted", "batches", "client", "found", "message", "view")
-
     def __init__(self, client: str, message: Read) -> None:
         self.client = client
         self.message = message

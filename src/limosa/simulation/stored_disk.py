@@ -145,8 +145,6 @@ class CheckedView(SimulatedView):
 class CheckedReplica(SimulatedReplica):
     """What must be there, and answers of what is there."""
 
-    __slots__ = ("_disk", "_key")
-
     def __init__(self, model: SimulatedReplica, disk: "StoredDisk") -> None:
         super().__init__(model.partition, model.replica, disk.on_commit)
         self.take(model)
@@ -299,10 +297,10 @@ class StoredDisk(SimulatedDisk):
         elif chance < 0.6:
             self._interrupted(self._go_on)
         self._end_errand()
-        self._files.crash()
+        self._files.die()
         while self._dice.random() < 0.2:
             self._interrupted(self._open)
-            self._files.crash()
+            self._files.die()
         self.store = self._open()
         for refusal in self.store.refused:
             self._violate(f"{self._node} refuses {refusal.what}: {refusal.why}", "")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.client import Asked, Client, ClientSettings, Finished
+from limosa.core.client import Client, ClientSettings, Finished
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import ApplySlice
@@ -121,9 +121,7 @@ class World:
             f"n{i + 1}": SimulatedNode(self, f"n{i + 1}", settings) for i in range(shape.nodes)
         }
         self.coordinators = [SimulatedCoordinator(self, f"k{i + 1}") for i in range(2)]
-        self.clients = [
-            ClientProcess(self, f"c{i + 1}", self._finished) for i in range(shape.clients)
-        ]
+        self.clients = [ClientProcess(self, f"c{i + 1}") for i in range(shape.clients)]
         self.mover = SimulatedMover(self, "mover")
         self.finished: Callable[[Finished], None] = lambda effect: None
         for process in (*self.nodes.values(), *self.coordinators, *self.clients, self.mover):
@@ -286,16 +284,14 @@ class World:
     def _push(self, agreed: Agreed, topology: bool) -> None:
         """Notify watchers: late, out of order, or not at all."""
         network = self.network
+        read = AgreedRead(agreed)
         for coordinator in self.coordinators:
-            network.send(
-                METASTORE, coordinator.name, None, self._pushed, coordinator, AgreedRead(agreed)
-            )
+            network.send(METASTORE, coordinator.name, None, self._pushed, coordinator, read)
         if topology:
             event = TopologyRead(agreed.topology, agreed.revision)
             for node in self.nodes.values():
-                if node.name in self.deaf:
-                    continue
-                network.send(METASTORE, node.name, None, self._pushed, node, event)
+                if node.name not in self.deaf:
+                    network.send(METASTORE, node.name, None, self._pushed, node, event)
 
     def _pushed(self, process: Process, event: Any) -> None:
         process.deliver(process.run, event)
@@ -321,17 +317,11 @@ class World:
                 partition,
             )
 
-    def _finished(self, effect: Finished) -> None:
-        self.finished(effect)
-
     def stage_name(self, partition: PartitionId) -> str:
         record = self.agreed.topology.partitions[partition]
         stage = routing.stage_of(record)
         return "stable" if stage is None else stage.name
 
-    def partition_of(self, asked: Asked) -> PartitionId:
-        token = asked.token
-        if isinstance(asked.rows, SimulatedRows):
-            token = asked.rows.rows[0].token
+    def partition_of(self, token: int) -> PartitionId:
         layout = self.agreed.topology.layouts[ZONE]
         return layout.partitions[bisect_right(layout.starts, token) - 1]
