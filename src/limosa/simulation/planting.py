@@ -1,6 +1,6 @@
 """How is a bug planted? By replacing small functions of the core for the duration of a run.
 
-The core itself has no switches. Each mutant is listed with the seed that finds it.
+The core itself has no switches for it. Each mutant is listed with the seed that finds it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ class Mutant(Struct, frozen=True):
     plant: Plant
     seed: int = -1
     argument: str = ""
-    """Why nothing can find it, if other rules make it redundant."""
+    """Why no seed can find it, if other rules make its rule redundant."""
 
 
-# A seed that finds each, as `limosa mutants --search` prints it.
+# The seed that finds each mutant, as printed by `limosa mutants --search`.
 SEEDS: dict[str, int] = {
     "ack_without_a_silent_replica": 76,
     "ack_without_the_new_side": 29,

@@ -23,7 +23,6 @@ from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
-from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
@@ -146,10 +145,7 @@ class World:
             records.append(Intent(name, tuple(Placement(node) for node in nodes)))
         return Commit({}, tuple(Put(record) for record in records), "a world")
 
-    # --- brains, made here so that a mutant can be planted
-
-    def make_participant(self, name: str, settings: ParticipantSettings) -> Participant:
-        return Participant(name, settings)
+    # --- brains and disks
 
     def make_coordinator(self, name: str) -> Coordinator:
         return Coordinator(
