@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
-from limosa.client.cluster_view import look, progress_of
+from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
-from limosa.core.insight.progress import Progress
+from limosa.core.insight.progress import Progress, progress
 from limosa.core.insight.proposing import filling
 from limosa.core.model.intent import Placement
 from limosa.core.model.requests import MovePartition, StartRun
@@ -96,8 +96,7 @@ def run_to(connection: Operator, node: str) -> Progress:
     name = connection.submit(StartRun(run)).run
     deadline = perf_counter() + SECONDS_MAX
     while perf_counter() < deadline:
-        found = progress_of(connection, name)
-        assert found is not None
+        found = progress(look(connection, name), name)
         if found.run.outcome:
             assert found.run.outcome == "done", found.run
             return found

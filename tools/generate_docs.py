@@ -143,7 +143,7 @@ def openapi() -> str:
         if error.name not in ("fastapi", "uvicorn"):
             raise
         raise NotYet(f"{error.name} is not installed") from error
-    return json.dumps(app.document(with_runs=True), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(app.document(), indent=1, ensure_ascii=False) + "\n"
 
 
 FILES: Mapping[str, Generator] = {"docs/openapi.json": openapi}

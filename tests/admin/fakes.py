@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from limosa.admin import app, tokens
 from limosa.admin.audit import AuditLog
-from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, Runs, RunStatus, RunWanted
+from limosa.admin.runs import MoveFacts, RunBody, RunFacts, RunPreview, Runs, RunStatus, TurnWish
 from limosa.admin.service import AdminService, AdminSettings
 from limosa.admin.tokens import Tokens
 from limosa.client.connection import Description
@@ -22,7 +22,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight.explaining import about as state_about
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Put, Topology, apply, request_key
-from limosa.core.model.requests import FollowNodes, Request
+from limosa.core.model.requests import CancelRun, FollowNodes, PauseRun, Request, ResumeRun
 from limosa.core.model.topology import (
     Cluster,
     CoordinatorLease,
@@ -175,28 +175,29 @@ class FakeRuns:
 
     def __init__(self) -> None:
         self.state = "IDLE"
-        self.wanted: list[RunWanted] = []
+        self.wanted: list[RunBody] = []
 
-    def plan(self, wanted: RunWanted) -> RunPreview:
+    def plan(self, wanted: RunBody) -> RunPreview:
         moves = (
-            MoveFacts(each.partition, each.source, each.target, "PENDING") for each in wanted.moves
+            MoveFacts(each.partition, each.source, each.to, "PENDING")
+            for each in wanted.moves or ()
         )
         return RunPreview(tuple(moves))
 
-    def start(self, id: str, wanted: RunWanted) -> Request:
+    def start(self, id: str, wanted: RunBody) -> Request:
         if self.state != "IDLE":
             raise IllegalRequest("a run is under way already", "wait for its end, or cancel it")
         self.wanted.append(wanted)
         return self._become("RUNNING", id)
 
-    def pause(self, id: str) -> Request:
-        return self._become("PAUSED", id, "RUNNING")
-
-    def resume(self, id: str) -> Request:
-        return self._become("RUNNING", id, "PAUSED")
-
-    def cancel(self, id: str) -> Request:
-        return self._become("IDLE", id, "RUNNING", "PAUSED")
+    def turn(self, id: str, wish: TurnWish) -> Request:
+        match wish:
+            case PauseRun():
+                return self._become("PAUSED", id, "RUNNING")
+            case ResumeRun():
+                return self._become("RUNNING", id, "PAUSED")
+            case CancelRun():
+                return self._become("IDLE", id, "RUNNING", "PAUSED")
 
     def _become(self, state: str, id: str, *needed: str) -> Request:
         if needed and self.state not in needed:
@@ -228,7 +229,12 @@ class Stand:
         }
         self.audit = AuditLog(directory / "audit.ndjson")
         self.service = AdminService(
-            self.cluster, Tokens(path), self.audit, self.log, runs, settings or AdminSettings()
+            self.cluster,
+            Tokens(path),
+            self.audit,
+            self.log,
+            runs or FakeRuns(),
+            settings or AdminSettings(),
         )
         self.app = app.build(self.service)
 

@@ -14,7 +14,7 @@ from tests.admin.fakes import FIRST, FakeRuns, Stand
 
 NOBODY, STRANGER = "nobody", "stranger"
 VALUES = {"node": "n5", "table": "items", "partition": FIRST, "operation": "make"}
-DESCRIBED = document(with_runs=True)
+DESCRIBED = document()
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -63,7 +63,7 @@ def test_the_matrix_has_no_hole() -> None:
     described = {(method, path) for method, path, _ in operations()}
     served = {
         (method, route.path)
-        for route in bare_app(with_runs=True).routes
+        for route in bare_app().routes
         if isinstance(route, RoleRoute)
         for method in route.methods or ()
     }
@@ -88,10 +88,6 @@ def test_whoever_looks_is_a_viewer_and_whoever_changes_is_not() -> None:
             assert (operation[ROLE] == "viewer") == (method == "GET"), path
 
 
-def test_without_runs_there_are_no_routes_about_them() -> None:
-    assert not any("rebalance" in path or "runs" in path for path in document(False)["paths"])
-
-
 def test_a_route_without_a_role_can_not_be_added() -> None:
     app = FastAPI()
     with pytest.raises(BadInput, match="declares no role"):
@@ -103,7 +99,7 @@ def test_a_route_without_a_role_can_not_be_added() -> None:
 
 
 def test_an_application_with_a_route_of_another_kind_does_not_start() -> None:
-    app = bare_app(with_runs=False)
+    app = bare_app()
     check_roles(app.routes)
     app.router.add_route("/backdoor", lambda request: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(BadInput, match="/backdoor declares no role"):

@@ -33,7 +33,7 @@ class Served:
 
 served = Served()
 schema = schemathesis.openapi.from_dict(
-    document(with_runs=True),
+    document(),
     config=SchemathesisConfig.from_dict(
         {
             "checks": {"positive_data_acceptance": {"expected-statuses": ACCEPTED}},

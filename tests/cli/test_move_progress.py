@@ -13,7 +13,7 @@ from limosa.cli.explain import lines_of, report_line
 from limosa.cli.shared.durations import lasted, moment, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, Rate, copy_words, follow, stage_words
 from limosa.client.operator import Operator
-from limosa.core.insight.explaining import Copying, Explanation, explain
+from limosa.core.insight.explaining import CopyProgress, Explanation, explain
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW, STREAMING
 from limosa.core.model.changes import Put, Topology, apply
 from limosa.core.model.intent import Assignment, Intent
@@ -104,17 +104,17 @@ def test_a_rate_is_of_the_last_seconds_and_begins_anew_with_a_new_copy() -> None
 @pytest.mark.parametrize(
     ("copy", "rate", "words"),
     [
-        (Copying(0, 0, 0, 0, 0, 0), 0.0, "no slice has been copied yet"),
-        (Copying(1, 4, 0, 0, 0, 0), 0.0, "1 of 4 slices"),
+        (CopyProgress(0, 0, 0, 0, 0, 0), 0.0, "no slice has been copied yet"),
+        (CopyProgress(1, 4, 0, 0, 0, 0), 0.0, "1 of 4 slices"),
         (
-            Copying(16, 64, 0, 4_000, 0, 40_000_000),
+            CopyProgress(16, 64, 0, 4_000, 0, 40_000_000),
             10e6,
             "16 of 64 slices, about 1,000 of 4,000 rows, 10.0 MB/s, 3.0 s left",
         ),
-        (Copying(4, 4, 0, 0, 0, 4_000), 10e3, "4 of 4 slices, 10.0 kB/s"),
+        (CopyProgress(4, 4, 0, 0, 0, 4_000), 10e3, "4 of 4 slices, 10.0 kB/s"),
     ],
 )
-def test_how_far_a_copy_is(copy: Copying, rate: float, words: str) -> None:
+def test_how_far_a_copy_is(copy: CopyProgress, rate: float, words: str) -> None:
     assert copy_words(copy, rate) == words
 
 
@@ -241,7 +241,7 @@ def test_an_explanation_reads_well() -> None:
     explanation = replace(
         told(replace(record, transition=timed)),
         pipeline=starting,
-        copy=Copying(16, 64, 0, 4_000, 0, 40_000_000),
+        copy=CopyProgress(16, 64, 0, 4_000, 0, 40_000_000),
     )
     lines = {line[:13].strip(): line[14:] for line in lines_of(explanation, NOW)}
     assert lines["stage"].startswith("move: streaming (3 of 6), since ")

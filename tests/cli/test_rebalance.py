@@ -309,8 +309,7 @@ def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
         found = typed.well("operations", "list", "--json").json["operations"]
         return [each for each in found if each["state"] == "waiting"]
 
-    eventually(lambda: len(waiting()) == 1, seconds=SECONDS)
-    (operation,) = waiting()
+    (operation,) = eventually(waiting, seconds=SECONDS)
     assert operation["kind"] == "start_run"
     assert abs(operation["asked"] - time.time()) < SECONDS
     assert operation["answered"] is None

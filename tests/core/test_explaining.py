@@ -12,7 +12,7 @@ from limosa.core.insight import explaining
 from limosa.core.insight.explaining import (
     NOTHING,
     STABLE,
-    Copying,
+    CopyProgress,
     Explanation,
     about,
     explain,
@@ -321,11 +321,11 @@ def test_the_copy_is_counted_over_all_targets() -> None:
     record = moving(STREAMING, targets=(C, D, Replica("b", "t9")))
     source = says("a", replace(of(A, open_epoch=3), rows=64, bytes=640))
     none = explained(record)
-    assert none.copy == Copying(0, 0, 0, 0, 0, 0)
+    assert none.copy == CopyProgress(0, 0, 0, 0, 0, 0)
     begun = explained(record, source, with_copy(D, 16), with_copy(Replica("b", "t9"), 32))
-    assert begun.copy == Copying(48, 128, 48, 128, 480, 1280)
+    assert begun.copy == CopyProgress(48, 128, 48, 128, 480, 1280)
     made = explained(record, source, says("d", of(D)))
-    assert made.copy == Copying(0, 0, 0, 128, 0, 1280)
+    assert made.copy == CopyProgress(0, 0, 0, 128, 0, 1280)
 
 
 @pytest.mark.parametrize(

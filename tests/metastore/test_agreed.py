@@ -1,8 +1,14 @@
 """Does whoever follows the agreed state miss nothing, also when a record is beyond it?"""
 
-import pytest
+import json
+from pathlib import Path
 
-from limosa.core.model.changes import Commit, Put
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.model.changes import Commit, Put, key_of
+from limosa.core.model.codec import decode
+from limosa.core.model.requests import StartRun
 from limosa.core.model.topology import Node
 from limosa.errors import BadInput
 from limosa.metastore.agreed import AgreedStore
@@ -26,7 +32,7 @@ def test_after_a_record_that_cannot_be_read_everything_is_read_again(
     add(writer, "n2")
     store.commit({}, {STRANGE: b"\xc1 of a newer kind"})
     for _ in range(3):
-        with pytest.raises(BadInput, match="no record of Limosa"):
+        with pytest.raises(BadInput, match="not a record of Limosa"):
             reader.read()
     store.commit({}, {}, [STRANGE])
     add(writer, "n3")
@@ -35,3 +41,19 @@ def test_after_a_record_that_cannot_be_read_everything_is_read_again(
     assert agreed == AgreedStore(store).read()
     add(writer, "n4")
     assert set(reader.read().topology.nodes) == {"n1", "n2", "n3", "n4"}, "it follows as before"
+
+
+OLD_ROWS = Path(__file__).parents[1] / "core" / "data" / "rows_of_0_1_0.json"
+
+
+def test_a_cluster_of_the_version_before_still_opens(store: Metastore) -> None:
+    """Rows as version 0.1.0 wrote them are read, and what is written again is in today's form."""
+    rows = [text.encode() for text in json.loads(OLD_ROWS.read_text()).values()]
+    store.commit({}, {key_of(decode(row)): row for row in rows})
+    agreed = AgreedStore(store).read()
+    assert set(agreed.requests) == {f"r{number}" for number in range(1, 27)}
+    assert agreed.requests["r16"].what == StartRun(None)
+    assert agreed.topology.nodes["d"].state == "decommissioning"
+    again = replace(agreed.requests["r1"], asked=9.0)
+    AgreedStore(store).commit(Commit({}, (Put(again),), "written again"))
+    assert AgreedStore(store).read().requests["r1"] == again

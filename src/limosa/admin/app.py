@@ -23,8 +23,8 @@ from limosa.errors import BadInput
 
 
 def build(service: AdminService) -> ASGIApp:
-    """The application; it has routes about runs if the service has runs."""
-    app = bare_app(service.runs is not None)
+    """The application, behind the gate."""
+    app = bare_app()
     check_roles(app.routes)
     open_paths = {
         route.path for route in app.routes if isinstance(route, RoleRoute) and route.role == "open"
@@ -32,16 +32,14 @@ def build(service: AdminService) -> ASGIApp:
     return Gate(app, service, open_paths)
 
 
-def bare_app(with_runs: bool) -> FastAPI:
+def bare_app() -> FastAPI:
     """All routes, without the gate."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = RoleRoute
     app.add_exception_handler(HTTPException, partial(_not_routed, app))
-    groups = [health.routes, views.routes, operations.routes, changes.routes, controls.routes]
-    if with_runs:
-        groups.append(rebalance.routes)
-    for group in (*groups, _description_of(app)):
-        add(app, group)
+    for room in (health, views, operations, changes, controls, rebalance):
+        add(app, room.routes)
+    add(app, _description_of(app))
     return app
 
 
@@ -51,9 +49,9 @@ def add(app: FastAPI, group: Routes) -> None:
             each.path,
             each.handler,
             methods=[each.method],
-            name=each.handler.__name__,
-            operation_id=each.handler.__name__,
-            summary=each.handler.__name__.replace("_", " ").capitalize(),
+            name=each.name,
+            operation_id=each.name,
+            summary=each.name.replace("_", " ").capitalize(),
             tags=[group.tag],
             response_model=None,
             openapi_extra={ROLE: each.role, ANSWERS: each.answers},
@@ -69,9 +67,9 @@ def check_roles(routes: Iterable[BaseRoute]) -> None:
             raise BadInput(f"the route {path} declares no role", "declare it with `Routes`")
 
 
-def document(with_runs: bool) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     """The OpenAPI description, as stored in docs/openapi.json."""
-    return describe(bare_app(with_runs).routes)
+    return describe(bare_app().routes)
 
 
 def _description_of(app: FastAPI) -> Routes:

@@ -6,11 +6,12 @@ refuse is refused before it is requested.
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from limosa.admin.moves import leaving_replica, record_of, volume_on
 from limosa.admin.names import (
     LONG_NAME,
+    ChangeBody,
     Name,
     NodeInPath,
     PartitionInPath,
@@ -57,12 +58,6 @@ ColumnType: TypeAlias = Literal[
     "timestamp[us]",
 ]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=HOLD_SECONDS_MAX, allow_inf_nan=False)]
-
-
-class ChangeBody(BaseModel):
-    """A request's body: unknown fields and text instead of numbers are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TableBody(ChangeBody):

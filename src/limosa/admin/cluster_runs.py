@@ -1,22 +1,15 @@
 """How does the service plan, start and describe runs? Like the commands, with the same rules."""
 
-from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import volume_on
-from limosa.admin.runs import MoveFacts, RunFacts, RunPreview, RunStatus, RunWanted
+from limosa.admin.runs import MoveFacts, RunBody, RunFacts, RunPreview, RunStatus, TurnWish
 from limosa.client import cluster_view
+from limosa.client.access import ClusterAccess
 from limosa.core.coordinator import run_requests
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight import proposing
 from limosa.core.insight.progress import progress
 from limosa.core.model.intent import Placement
-from limosa.core.model.requests import (
-    CancelRun,
-    DrainNodes,
-    PauseRun,
-    Request,
-    ResumeRun,
-    StartRun,
-)
+from limosa.core.model.requests import DrainNodes, Request, StartRun
 from limosa.core.model.runs import IN_FLIGHT, PlannedMove, Run, RunMove, RunPlan
 
 ENDED = {"done": "DONE", "cancelled": "CANCELLED", "failed-in-part": "FAILED"}
@@ -30,7 +23,7 @@ class ClusterRuns:
 
     # --- requests
 
-    def plan(self, wanted: RunWanted) -> RunPreview:
+    def plan(self, wanted: RunBody) -> RunPreview:
         view = cluster_view.look(self._cluster)
         run = self._planned(view, wanted)
         moves = tuple(
@@ -41,7 +34,7 @@ class ClusterRuns:
 
     # What the coordinator would refuse now is refused here at once, by the same rules.
 
-    def start(self, id: str, wanted: RunWanted) -> Request:
+    def start(self, id: str, wanted: RunBody) -> Request:
         view = cluster_view.look(self._cluster)
         run_requests.check_idle(view)
         run = self._planned(view, wanted)
@@ -49,20 +42,11 @@ class ClusterRuns:
         run_requests.start(view, wish, 0)
         return Request(id, wish)
 
-    def pause(self, id: str) -> Request:
-        return self._turn(id, PauseRun())
-
-    def resume(self, id: str) -> Request:
-        return self._turn(id, ResumeRun())
-
-    def cancel(self, id: str) -> Request:
-        return self._turn(id, CancelRun())
-
-    def _turn(self, id: str, wish: PauseRun | ResumeRun | CancelRun) -> Request:
+    def turn(self, id: str, wish: TurnWish) -> Request:
         run_requests.turn(ClusterView(self._cluster.runs(), {}, 0, 0.0), wish)
         return Request(id, wish)
 
-    def _planned(self, view: ClusterView, wanted: RunWanted) -> RunPlan:
+    def _planned(self, view: ClusterView, wanted: RunBody) -> RunPlan:
         if wanted.add_node:
             like = RunPlan(f"fill {wanted.add_node}")
             return proposing.filling(view, [wanted.add_node], like)[1]
@@ -75,9 +59,9 @@ class ClusterRuns:
             PlannedMove(
                 move.partition,
                 move.source,
-                Placement(move.target, volume_on(topology, move.target, None)),
+                Placement(move.to, volume_on(topology, move.to, None)),
             )
-            for move in wanted.moves
+            for move in wanted.moves or ()
         )
         return RunPlan(f"{len(moves)} moves", moves)
 

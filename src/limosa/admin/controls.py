@@ -5,8 +5,7 @@ from typing import Annotated
 from msgspec import Struct
 from pydantic import Field
 
-from limosa.admin.changes import ChangeBody
-from limosa.admin.names import OperationInPath
+from limosa.admin.names import ChangeBody, OperationInPath
 from limosa.admin.operations import operation_of
 from limosa.admin.problems import not_found
 from limosa.admin.requests import Changing, checked

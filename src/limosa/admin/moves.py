@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from limosa.admin.cluster import ClusterAccess
+from limosa.client.access import ClusterAccess
 from limosa.client.cluster_view import ask_all
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.insight.explaining import Explanation, explain

@@ -1,9 +1,9 @@
-"""Which names are valid in a path, a query or a body?"""
+"""What is valid in a path, a query or a body? Names, pages, and no unknown fields."""
 
 from typing import Annotated, TypeAlias
 
 from fastapi import Path, Query
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 LONG_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
@@ -26,3 +26,9 @@ After: TypeAlias = Annotated[
     Query(max_length=200, pattern=r"^[A-Za-z0-9_.-]*$", description="`next` of the previous page."),
 ]
 LIMIT = 1_000
+
+
+class ChangeBody(BaseModel):
+    """A request's body: unknown fields and text instead of numbers are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)

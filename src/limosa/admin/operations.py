@@ -9,12 +9,12 @@ from fastapi import Query
 from msgspec import Struct
 from msgspec.structs import replace
 
-from limosa.admin.cluster import ClusterAccess
 from limosa.admin.moves import Wanted, ending
 from limosa.admin.names import LIMIT, Limit, OperationInPath
 from limosa.admin.problems import not_found
 from limosa.admin.routing import Calling, Routes
 from limosa.admin.service import Caller
+from limosa.client.access import ClusterAccess
 from limosa.core.model.requests import (
     CreateTable,
     DrainNodes,

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from limosa.admin.cluster import ClusterAccess
+from limosa.client.access import ClusterAccess
 from limosa.core.model.changes import Topology
 from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError, UnknownTable

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from limosa.admin.cluster import ClusterAccess
+from limosa.client.access import ClusterAccess
 from limosa.errors import LimosaError
 
 KEPT_SECONDS = 1.0

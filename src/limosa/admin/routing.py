@@ -51,6 +51,7 @@ class Declared(Struct, frozen=True):
     role: Access
     answers: Any
     handler: Callable[..., Any]
+    name: str
 
 
 class Routes:
@@ -60,22 +61,27 @@ class Routes:
         self.tag = tag
         self.all: list[Declared] = []
 
-    def get(self, path: str, *, role: Access, answers: Any) -> Callable[[Handler], Handler]:
-        return self._declare("GET", path, role, answers)
+    def get(
+        self, path: str, *, role: Access, answers: Any, name: str = ""
+    ) -> Callable[[Handler], Handler]:
+        return self._declare("GET", path, role, answers, name)
 
     def post(
-        self, path: str, *, role: Role, answers: Any = Accepted
+        self, path: str, *, role: Role, answers: Any = Accepted, name: str = ""
     ) -> Callable[[Handler], Handler]:
-        return self._declare("POST", path, role, answers)
+        return self._declare("POST", path, role, answers, name)
 
     def delete(self, path: str, *, role: Role) -> Callable[[Handler], Handler]:
         return self._declare("DELETE", path, role, Accepted)
 
     def _declare(
-        self, method: str, path: str, role: Access, answers: Any
+        self, method: str, path: str, role: Access, answers: Any, name: str = ""
     ) -> Callable[[Handler], Handler]:
+        """The operation's name is by default that of its handler."""
+
         def declare(handler: Handler) -> Handler:
-            self.all.append(Declared(method, path, role, answers, handler))
+            known_as = name or handler.__name__
+            self.all.append(Declared(method, path, role, answers, handler, known_as))
             return handler
 
         return declare

@@ -1,32 +1,58 @@
 """How are rebalance runs planned, started and controlled? What the routes about runs need.
 
-`start`, `pause`, `resume` and `cancel` build a request with the given id, or raise
-`IllegalRequest`; the request is stored, audited and followed like every other change.
+`start` and `turn` build a request with the given id, or raise `IllegalRequest`; the request is
+stored, audited and followed like every other change.
 """
 
-from typing import Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from msgspec import Struct
+from pydantic import ConfigDict, Field, model_validator
 
-from limosa.core.model.requests import Request
+from limosa.admin.names import ChangeBody, Name, PartitionName
+from limosa.core.model.requests import CancelRun, PauseRun, Request, ResumeRun
+
+TurnWish: TypeAlias = PauseRun | ResumeRun | CancelRun
 
 
-class MoveWanted(Struct, frozen=True):
+MOVES_MAX = 10_000
+KINDS = ("add_node", "remove_node", "moves")
+
+
+def _one_of(schema: dict[str, Any]) -> None:
+    """Describe what the validator checks: exactly one of the fields, and no nulls."""
+    for name, field in schema["properties"].items():
+        kept = next(each for each in field.pop("anyOf") if each.get("type") != "null")
+        field.pop("default", None)
+        schema["properties"][name] = {**field, **kept}
+    schema["oneOf"] = [{"required": [name]} for name in KINDS]
+
+
+class MoveOfRun(ChangeBody):
     """The move of one replica to another node."""
 
-    partition: str
-    source: str
-    target: str
+    partition: PartitionName
+    source: Annotated[Name, Field(alias="from")]
+    to: Name
 
 
-class RunWanted(Struct, frozen=True):
-    """The purpose of a run: exactly one of these."""
+class RunBody(ChangeBody):
+    """The purpose of a run: exactly one of the three."""
 
-    add_node: str = ""
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_one_of)
+
+    add_node: Name | None = None
     """Fill this node with its share of the load."""
-    remove_node: str = ""
-    """Move everything off this node, then remove it."""
-    moves: tuple[MoveWanted, ...] = ()
+    remove_node: Name | None = None
+    """Move everything off this node, then remove it. Needs the role admin."""
+    moves: Annotated[list[MoveOfRun], Field(min_length=1, max_length=MOVES_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "RunBody":
+        given = [getattr(self, name) for name in self.model_fields_set]
+        if len(given) != 1 or given[0] is None:
+            raise ValueError("give exactly one of add_node, remove_node and moves")
+        return self
 
 
 class MoveFacts(Struct, frozen=True):
@@ -81,15 +107,11 @@ class RunStatus(Struct, frozen=True):
 class Runs(Protocol):
     """Plans, starts and controls runs; several threads may use it."""
 
-    def plan(self, wanted: RunWanted) -> RunPreview: ...
+    def plan(self, wanted: RunBody) -> RunPreview: ...
 
-    def start(self, id: str, wanted: RunWanted) -> Request: ...
+    def start(self, id: str, wanted: RunBody) -> Request: ...
 
-    def pause(self, id: str) -> Request: ...
-
-    def resume(self, id: str) -> Request: ...
-
-    def cancel(self, id: str) -> Request: ...
+    def turn(self, id: str, wish: TurnWish) -> Request: ...
 
     def status(self) -> RunStatus: ...
 

@@ -15,12 +15,12 @@ from starlette.exceptions import HTTPException
 
 from limosa.admin import problems
 from limosa.admin.audit import AuditLog
-from limosa.admin.cluster import ClusterAccess
 from limosa.admin.problems import Problem
 from limosa.admin.readiness import Readiness
 from limosa.admin.roles import Role, allows
 from limosa.admin.runs import Runs
 from limosa.admin.tokens import AdminIdentity, Tokens
+from limosa.client.access import ClusterAccess
 from limosa.errors import LimosaError
 
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ class AdminService:
         tokens: Tokens,
         audit: AuditLog,
         log: Logger,
-        runs: Runs | None = None,
+        runs: Runs,
         settings: AdminSettings | None = None,
     ) -> None:
         self.cluster = cluster

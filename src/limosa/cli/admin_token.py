@@ -9,7 +9,7 @@ import typer
 from limosa.admin import tokens
 from limosa.cli.shared.admin_service import directory_of
 from limosa.cli.shared.options import AsJson
-from limosa.cli.shared.terminal import print_json, print_table
+from limosa.cli.shared.terminal import print_answer, print_json, print_table
 
 admin_token = typer.Typer(help="Manage the tokens of the admin service.", no_args_is_help=True)
 
@@ -42,10 +42,7 @@ def add(
       limosa admin-token add pager --role viewer --directory /srv/limosa
     """
     token = tokens.add(file_in(directory), name, role)
-    if as_json:
-        print_json({"token": token, "name": name, "role": role})
-    else:
-        typer.echo(token)
+    print_answer(as_json, {"token": token, "name": name, "role": role}, token)
 
 
 @admin_token.command("list")
@@ -76,10 +73,7 @@ def remove(name: Name, directory: Directory = None, as_json: AsJson = False) -> 
       limosa admin-token remove ann
     """
     tokens.remove(file_in(directory), name)
-    if as_json:
-        print_json({"removed": name})
-    else:
-        typer.echo(f"Revoked the token of {name}.")
+    print_answer(as_json, {"removed": name}, f"Revoked the token of {name}.")
 
 
 def _day(at: float) -> str:

@@ -1,26 +1,24 @@
 """What does a partition, a node or a run wait for, and what can I do? `limosa explain`."""
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from msgspec import to_builtins
 
 from limosa.admin.moves import look_at
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.run_progress import COLUMNS
-from limosa.cli.shared.run_progress import facts as run_facts
 from limosa.cli.shared.run_progress import lines_of as run_lines
 from limosa.cli.shared.run_progress import row_of as move_row
-from limosa.cli.shared.terminal import count, print_json, print_table, size
-from limosa.client.cluster_view import look, progress_of
-from limosa.client.operator import Operator
+from limosa.cli.shared.terminal import count, labelled, print_json, print_table, size
+from limosa.client.cluster_view import look
 from limosa.core.insight.explaining import Explanation, Standing
 from limosa.core.insight.explaining_nodes import NodeExplanation, explain_node
-from limosa.core.insight.progress import Progress
+from limosa.core.insight.progress import Progress, progress
 from limosa.core.model.keys import COUNTER_BITS, Position, epoch_of
 from limosa.core.model.reports import Report
 from limosa.core.model.topology import Replica
@@ -29,7 +27,7 @@ from limosa.errors import IllegalRequest
 DIFFERENCES_SHOWN = 5
 
 
-@of_cluster
+@with_groups
 def explain(
     target: ClusterOptions,
     name: Annotated[
@@ -51,7 +49,7 @@ def explain(
     with target.operate() as connection:
         view = look(connection, name)
         if name in view.agreed.runs:
-            shown_run(target, connection, name)
+            shown_run(target, progress(view, name))
             return
         if name in view.agreed.topology.nodes:
             shown_node(target, explain_node(view, name))
@@ -63,22 +61,20 @@ def explain(
             )
         explanation = look_at(connection, name)
     if target.as_json:
-        print_json(as_facts(explanation))
+        print_json(explanation)
         return
-    for line in lines_of(explanation, time.time()):
-        typer.echo(line)
-    typer.echo("")
+    typer.echo("\n".join([*lines_of(explanation, time.time()), ""]))
     print_table(
         ("replica", "side", "live", "in sync", "owner", "log", "committed", "rows", "bytes"),
         [replica_row(each) for each in explanation.replicas],
     )
-    print_may(explanation)
+    print_may(explanation.may)
     print_reports(explanation)
 
 
 def shown_node(target: ClusterOptions, found: NodeExplanation) -> None:
     if target.as_json:
-        print_json(to_builtins(found))
+        print_json(found)
         return
     told = {
         "node": found.node,
@@ -90,19 +86,9 @@ def shown_node(target: ClusterOptions, found: NodeExplanation) -> None:
         "moving out": ", ".join(found.going),
         "next": found.next,
     }
-    for name, value in told.items():
-        if value:
-            typer.echo(f"{name:<13} {value}")
-    for why in found.waits:
-        typer.echo(f"{'waits for':<13} {why}")
-    typer.echo("\nYou can")
-    for sentence in found.may:
-        typer.echo(f"  {sentence}")
-
-
-def as_facts(explanation: Explanation) -> dict[str, Any]:
-    facts: dict[str, Any] = to_builtins(explanation)
-    return facts
+    waits = [f"{'waits for':<13} {why}" for why in found.waits]
+    typer.echo("\n".join(labelled(told, 13) + waits))
+    print_may(found.may)
 
 
 def lines_of(explanation: Explanation, now: float) -> list[str]:
@@ -121,7 +107,7 @@ def lines_of(explanation: Explanation, now: float) -> list[str]:
         "coordinator": explanation.coordinator or "none",
         "no answer": ", ".join(explanation.unheard),
     }
-    return [f"{name:<13} {value}" for name, value in told.items() if value]
+    return labelled(told, 13)
 
 
 def since_words(since: float | None, now: float) -> str:
@@ -185,9 +171,9 @@ def _position(at: Position | None) -> str | None:
     return None if at is None else f"{epoch_of(at)}/{at & (1 << COUNTER_BITS) - 1}"
 
 
-def print_may(explanation: Explanation) -> None:
+def print_may(sentences: Sequence[str]) -> None:
     typer.echo("\nYou can")
-    for sentence in explanation.may:
+    for sentence in sentences:
         typer.echo(f"  {sentence}")
 
 
@@ -220,20 +206,15 @@ def report_line(report: Report) -> str:
 # --- runs
 
 
-def shown_run(target: ClusterOptions, connection: Operator, run: str) -> None:
-    found = progress_of(connection, run)
-    assert found is not None
+def shown_run(target: ClusterOptions, found: Progress) -> None:
     if target.as_json:
-        print_json(run_facts(found))
+        print_json(found)
         return
-    for line in run_lines(found):
-        typer.echo(line)
+    typer.echo("\n".join(run_lines(found)))
     if found.current:
         typer.echo("")
         print_table(COLUMNS, [move_row(each) for each in found.current])
-    typer.echo("\nYou can")
-    for sentence in may(found):
-        typer.echo(f"  {sentence}")
+    print_may(may(found))
 
 
 def may(found: Progress) -> list[str]:

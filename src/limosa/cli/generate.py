@@ -11,7 +11,7 @@ import typer
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.row_files import errors_of, format_of
 from limosa.cli.shared.row_writers import writer_of
-from limosa.cli.shared.terminal import count, print_json
+from limosa.cli.shared.terminal import count, print_answer
 
 ROWS_AT_ONCE = 100_000
 START_MICROSECONDS = 1_735_689_600_000_000
@@ -51,10 +51,7 @@ def generate(
         "bytes": Path(file).stat().st_size,
         "seconds": round(time.monotonic() - began, 3),
     }
-    if as_json:
-        print_json(answer)
-    else:
-        typer.echo(f"{count(rows, 'row')} written to {file}.")
+    print_answer(as_json, answer, f"{count(rows, 'row')} written to {file}.")
 
 
 def sample(start: int, end: int) -> pa.Table:

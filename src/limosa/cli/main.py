@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.terminal import print_json, tell_error
-from limosa.errors import LimosaError, OutcomeUnknown
+from limosa.cli.shared.terminal import print_error, tell_error
+from limosa.errors import BadInput, LimosaError, OutcomeUnknown
 
 TRACEBACK = "LIMOSA_TRACEBACK"
 ADVICE = f"set {TRACEBACK}=1 to see the traceback, and report it"
+SEE_MESSAGE = "see the message on standard error, or add --help"
 
 # fmt: off
 COMMANDS = {
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == 2 and as_json:
-            _tell_usage()
+            print_error(BadInput("the command line is not valid", SEE_MESSAGE))
         return code
     except KeyboardInterrupt:
         return 130  # while a command was being loaded
@@ -104,17 +105,3 @@ def limosa(
     ] = False,
 ) -> None:
     pass
-
-
-def _tell_usage() -> None:
-    """The details are on standard error."""
-    print_json(
-        {
-            "error": {
-                "code": "BadInput",
-                "message": "the command line is not valid",
-                "advice": "see the message on standard error, or add --help",
-                "definite": True,
-            }
-        }
-    )

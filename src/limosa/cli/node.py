@@ -5,19 +5,10 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.plans import (
-    Bandwidth,
-    Hold,
-    How,
-    MaxPause,
-    MovesIn,
-    MovesOut,
-    facts,
-    print_plan,
-)
+from limosa.cli.shared.options import ClusterOptions, Yes, with_groups
+from limosa.cli.shared.plans import RunOptions, facts, print_plan
 from limosa.cli.shared.runs import Wait, begin
-from limosa.cli.shared.terminal import print_json, tell
+from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
 from limosa.core.insight.proposing import filling, planned
@@ -30,7 +21,7 @@ node = typer.Typer(help="Fill, empty or remove nodes.", no_args_is_help=True)
 
 
 @node.command()
-@of_cluster
+@with_groups
 def remove(
     target: ClusterOptions, name: Annotated[str, typer.Argument(help="The node's name.")]
 ) -> None:
@@ -44,31 +35,24 @@ def remove(
     """
     with target.operate() as connection:
         connection.submit(RemoveNode(name))
-    if target.as_json:
-        print_json({"removed": name})
-    else:
-        typer.echo(f"Removed {name} from the cluster. Its name can't be used again.")
+    told = f"Removed {name} from the cluster. Its name can't be used again."
+    print_answer(target.as_json, {"removed": name}, told)
 
 
 Names = Annotated[list[str], typer.Argument(metavar="NODE…", help="The nodes' names.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
+
+
+class ConfirmedRun(RunOptions, frozen=True, kw_only=True):
+    """The options of a run that is started only when somebody has confirmed its plan."""
+
+    yes: Yes = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")] = False
+    wait: Wait = None
 
 
 @node.command()
-@of_cluster
-def add(
-    target: ClusterOptions,
-    names: Names,
-    moves_in: MovesIn = 2,
-    moves_out: MovesOut = 2,
-    bandwidth: Bandwidth = "0",
-    hold: Hold = "0s",
-    max_pause: MaxPause = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-) -> None:
+@with_groups
+def add(target: ClusterOptions, names: Names, how: ConfirmedRun) -> None:
     """Move a share of the load to new nodes.
 
     A node joins the cluster when it is started (`limosa serve node`), and holds nothing at first.
@@ -80,7 +64,6 @@ def add(
       limosa node add n4 n5 --dry-run
       limosa node add n4 --yes --wait --max-pause 50ms
     """
-    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     with target.operate() as connection:
         like = how.plan(f"fill {', '.join(names)}")
         found, run = filling(look(connection), names, like)
@@ -88,23 +71,12 @@ def add(
             raise IllegalRequest(
                 f"there is nothing to move to {', '.join(names)}", "see `limosa rebalance plan`"
             )
-        _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
+        _ask_and_begin(target, connection, found, run, how)
 
 
 @node.command()
-@of_cluster
-def drain(
-    target: ClusterOptions,
-    names: Names,
-    moves_in: MovesIn = 2,
-    moves_out: MovesOut = 2,
-    bandwidth: Bandwidth = "0",
-    hold: Hold = "0s",
-    max_pause: MaxPause = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-) -> None:
+@with_groups
+def drain(target: ClusterOptions, names: Names, how: ConfirmedRun) -> None:
     """Move all replicas away from nodes.
 
     The nodes stay members of the cluster, but get no new replicas until `limosa node undrain`.
@@ -115,25 +87,13 @@ def drain(
       limosa node drain n2
       limosa node drain n2 n3 --yes --wait
     """
-    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     like = how.plan(f"drain {', '.join(names)}", drains=tuple(names))
-    _drain(target, like, yes, dry_run, wait)
+    _drain(target, like, how)
 
 
 @node.command()
-@of_cluster
-def decommission(
-    target: ClusterOptions,
-    names: Names,
-    moves_in: MovesIn = 2,
-    moves_out: MovesOut = 2,
-    bandwidth: Bandwidth = "0",
-    hold: Hold = "0s",
-    max_pause: MaxPause = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-) -> None:
+@with_groups
+def decommission(target: ClusterOptions, names: Names, how: ConfirmedRun) -> None:
     """Move all replicas away from nodes, then remove the nodes.
 
     A removed node can be stopped; its name can't be used again.
@@ -143,14 +103,13 @@ def decommission(
       limosa node decommission n2 --dry-run
       limosa node decommission n2 --yes --wait
     """
-    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     action = f"decommission {', '.join(names)}"
     like = how.plan(action, drains=tuple(names), decommission=True)
-    _drain(target, like, yes, dry_run, wait)
+    _drain(target, like, how)
 
 
 @node.command()
-@of_cluster
+@with_groups
 def undrain(target: ClusterOptions, names: Names) -> None:
     """Let drained nodes hold replicas again.
 
@@ -160,38 +119,28 @@ def undrain(target: ClusterOptions, names: Names) -> None:
     """
     with target.operate() as connection:
         request = connection.submit(UndrainNodes(tuple(names)))
-    if target.as_json:
-        print_json({"operation": request.id, "answer": request.answer})
-    else:
-        typer.echo(f"{request.answer}. To fill them again: limosa node add {' '.join(names)}")
+    told = f"{request.answer}. To fill them again: limosa node add {' '.join(names)}"
+    print_answer(target.as_json, {"operation": request.id, "answer": request.answer}, told)
 
 
-def _drain(
-    target: ClusterOptions, like: RunPlan, yes: bool, dry_run: bool, wait: bool | None
-) -> None:
+def _drain(target: ClusterOptions, like: RunPlan, how: ConfirmedRun) -> None:
     with target.operate() as connection:
         found, run = planned(look(connection), like)
-        _ask_and_begin(target, connection, found, run, yes, dry_run, wait)
+        _ask_and_begin(target, connection, found, run, how)
 
 
 def _ask_and_begin(
-    target: ClusterOptions,
-    connection: Operator,
-    found: Plan,
-    run: RunPlan,
-    yes: bool,
-    dry_run: bool,
-    wait: bool | None,
+    target: ClusterOptions, connection: Operator, found: Plan, run: RunPlan, how: ConfirmedRun
 ) -> None:
     """Print the plan, and ask for confirmation before anything changes."""
-    if dry_run and target.as_json:
+    if how.dry_run and target.as_json:
         print_json(facts(found, run))
         return
     if not target.as_json:
         print_plan(found, run)
-    if dry_run:
+    if how.dry_run:
         return
-    if not yes:
+    if not how.yes:
         if target.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise Refused(
                 f"{run.action} needs confirmation", "see the plan with --dry-run, then add --yes"
@@ -199,4 +148,4 @@ def _ask_and_begin(
         if not typer.confirm(f"{run.action.capitalize()}?"):
             tell("Nothing was changed.")
             raise typer.Exit(1)
-    begin(target, connection, run, wait)
+    begin(target, connection, run, how.wait)

@@ -1,11 +1,11 @@
 """Which nodes are there, and what does each hold? `limosa nodes`."""
 
 from limosa.admin.overview import look, node_facts
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import place_of, print_json, print_table, size
 
 
-@of_cluster
+@with_groups
 def nodes(target: ClusterOptions) -> None:
     """List the nodes and what each of them holds.
 

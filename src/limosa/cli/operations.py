@@ -7,8 +7,8 @@ import typer
 
 from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.terminal import NOTHING, print_json, print_table
+from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.terminal import NOTHING, print_answer, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import aborting
 from limosa.core.model.changes import Agreed
@@ -26,7 +26,7 @@ Id = Annotated[
 
 
 @operations.command("list")
-@of_cluster
+@with_groups
 def list_(
     target: ClusterOptions,
     every: Annotated[
@@ -58,7 +58,7 @@ def list_(
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def show(target: ClusterOptions, id: Id) -> None:
     """Show one operation: its request, its answer, and what to do next.
 
@@ -67,8 +67,7 @@ def show(target: ClusterOptions, id: Id) -> None:
       limosa operations show run-0123456789abcdef
     """
     with target.operate() as connection:
-        agreed = connection.runs()
-        request = find(agreed, id)
+        request = find(connection.runs(), id)
     if target.as_json:
         print_json({**facts(request), "next": next_of(request)})
         return
@@ -79,7 +78,7 @@ def show(target: ClusterOptions, id: Id) -> None:
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def wait(target: ClusterOptions, id: Id) -> None:
     """Wait until an operation is answered.
 
@@ -93,15 +92,13 @@ def wait(target: ClusterOptions, id: Id) -> None:
     with target.operate() as connection:
         while (request := find(connection.runs(), id)).state == "waiting":
             time.sleep(LOOK_SECONDS)
-    if target.as_json:
-        print_json(facts(request))
-    else:
-        typer.echo(f"{request.id}: {request.state}: {request.answer}")
+    told = f"{request.id}: {request.state}: {request.answer}"
+    print_answer(target.as_json, facts(request), told)
     raise typer.Exit(0 if request.state == "done" else 1)
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def abort(target: ClusterOptions, id: Id) -> None:
     """Withdraw a waiting operation, or cancel its move or run.
 
@@ -115,14 +112,11 @@ def abort(target: ClusterOptions, id: Id) -> None:
         agreed = connection.runs()
         request = connection.request(aborting(agreed, find(agreed, id), request_id("abort")))
     answer = {"operation": request.id, "aborts": id, "answer": request.answer}
-    if target.as_json:
-        print_json(answer)
-    else:
-        typer.echo(f"{request.answer}.")
+    print_answer(target.as_json, answer, f"{request.answer}.")
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def lock(
     target: ClusterOptions,
     why: Annotated[str, typer.Argument(help="The reason, for other operators.")],
@@ -140,7 +134,7 @@ def lock(
 
 
 @operations.command()
-@of_cluster
+@with_groups
 def unlock(target: ClusterOptions) -> None:
     """Let changes of the topology start again.
 
@@ -153,10 +147,8 @@ def unlock(target: ClusterOptions) -> None:
 
 
 def _told(target: ClusterOptions, request: Request) -> None:
-    if target.as_json:
-        print_json({"operation": request.id, "answer": request.answer})
-    else:
-        typer.echo(f"{request.answer}.")
+    answer = {"operation": request.id, "answer": request.answer}
+    print_answer(target.as_json, answer, f"{request.answer}.")
 
 
 def facts(request: Request) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import typer
 from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on
 from limosa.cli.shared.durations import lasted, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.terminal import print_json, tell
+from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.plans import MaxPause, pause_of
+from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import transition_id
@@ -20,7 +21,7 @@ from limosa.core.model.requests import (
     Request,
     ReverseMove,
 )
-from limosa.errors import BadInput, IllegalRequest
+from limosa.errors import IllegalRequest
 
 INTERRUPTED = 130
 
@@ -33,7 +34,7 @@ Name = Annotated[
 
 
 @partition.command()
-@of_cluster
+@with_groups
 def move(
     target: ClusterOptions,
     name: Name,
@@ -56,14 +57,7 @@ def move(
         str,
         typer.Option(metavar="DURATION", help="How long to keep the old replica after the switch."),
     ] = "0s",
-    max_pause: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Hand over only when the expected pause of writes is at most this long.",
-            show_default="no limit",
-        ),
-    ] = None,
+    max_pause: MaxPause = None,
     wait: Annotated[
         bool | None,
         typer.Option(
@@ -84,11 +78,7 @@ def move(
       limosa partition move items-0003 --from n2 --to n2 --volume ssd2
     """
     hold_seconds = seconds_of(hold, "--hold")
-    pause_seconds = 0.0 if max_pause is None else seconds_of(max_pause, "--max-pause")
-    if max_pause is not None and not pause_seconds:
-        raise BadInput(
-            "--max-pause must be more than 0", "every hand-over takes some time; try 50ms"
-        )
+    pause_seconds = pause_of(max_pause)
     waits = _is_watched(target) if wait is None else wait
     with target.operate() as connection:
         agreed = connection.state(name)
@@ -125,7 +115,7 @@ def move(
 
 
 @partition.command()
-@of_cluster
+@with_groups
 def cancel(target: ClusterOptions, name: Name) -> None:
     """Cancel a move before reads have switched.
 
@@ -148,7 +138,7 @@ def cancel(target: ClusterOptions, name: Name) -> None:
 
 
 @partition.command()
-@of_cluster
+@with_groups
 def complete(target: ClusterOptions, name: Name) -> None:
     """End the hold of a move: remove its old replica.
 
@@ -160,7 +150,7 @@ def complete(target: ClusterOptions, name: Name) -> None:
 
 
 @partition.command()
-@of_cluster
+@with_groups
 def reverse(target: ClusterOptions, name: Name) -> None:
     """Reverse a move during its hold.
 
@@ -203,11 +193,7 @@ def _is_watched(target: ClusterOptions) -> bool:
 
 
 def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> None:
-    if target.as_json:
-        print_json(answer)
-        return
-    typer.echo(words)
-    typer.echo(f"See its progress: {answer['next']}")
+    print_answer(target.as_json, answer, words, f"See its progress: {answer['next']}")
 
 
 def _follow(

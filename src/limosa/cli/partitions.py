@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from limosa.admin.overview import look, partition_facts, partitions_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import NOTHING, count, print_json, print_table
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN
 
 
-@of_cluster
+@with_groups
 def partitions(
     target: ClusterOptions,
     table: Annotated[str | None, typer.Argument(help="List only this table's partitions.")] = None,

@@ -1,28 +1,17 @@
 """How are many partitions moved in one run? `limosa rebalance …`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from limosa.cli.shared.durations import lasted, moment, seconds_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.plans import (
-    Bandwidth,
-    Hold,
-    How,
-    MaxPause,
-    MovesIn,
-    MovesOut,
-    facts,
-    move_of,
-    print_plan,
-)
+from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.plans import Concurrency, RunOptions, facts, move_of, print_plan
 from limosa.cli.shared.run_progress import COLUMNS, lines_of, row_of
-from limosa.cli.shared.run_progress import facts as progress_facts
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
-from limosa.cli.shared.terminal import print_json, print_table, size
+from limosa.cli.shared.terminal import print_answer, print_json, print_table, size
 from limosa.client.cluster_view import look
 from limosa.core import routing
 from limosa.core.insight.progress import progress
@@ -51,8 +40,8 @@ RunName = Annotated[
 
 
 @rebalance.command()
-@of_cluster
-def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2) -> None:
+@with_groups
+def plan(target: ClusterOptions, how: Concurrency) -> None:
     """Show which moves would balance the load, and their cost.
 
     This changes nothing. Load is stored bytes, rows written and rows read. The plan keeps replicas
@@ -64,7 +53,7 @@ def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2)
       limosa rebalance plan --json
     """
     with target.operate() as connection:
-        found, run = planned(look(connection), How(moves_in, moves_out).plan(BALANCE))
+        found, run = planned(look(connection), how.plan(BALANCE))
     if target.as_json:
         print_json(facts(found, run))
         return
@@ -74,7 +63,7 @@ def plan(target: ClusterOptions, moves_in: MovesIn = 2, moves_out: MovesOut = 2)
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def start(
     target: ClusterOptions,
     move: Annotated[
@@ -86,11 +75,8 @@ def start(
             show_default=False,
         ),
     ] = None,
-    moves_in: MovesIn = 2,
-    moves_out: MovesOut = 2,
-    bandwidth: Bandwidth = "0",
-    hold: Hold = "0s",
-    max_pause: MaxPause = None,
+    *,
+    how: RunOptions,
     wait: Wait = None,
 ) -> None:
     """Start a run that balances the load, or that moves what you name.
@@ -105,7 +91,6 @@ def start(
       limosa rebalance start --moves-in 4 --bandwidth 100MiB --max-pause 50ms
       limosa rebalance start --move items-0003:n1:n4 --move items-0007:n2:n4
     """
-    how = How(moves_in, moves_out, bandwidth, hold, max_pause)
     with target.operate() as connection:
         if move:
             run = replace(how.plan(NAMED), moves=tuple(map(move_of, move)))
@@ -117,7 +102,7 @@ def start(
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def status(
     target: ClusterOptions,
     run: RunName = None,
@@ -138,10 +123,8 @@ def status(
         view = look(connection, run or "")
         name = run or view.agreed.rebalance.run or last_of(view.agreed.runs)
         if not name:
-            if target.as_json:
-                print_json({"state": "idle", "run": None})
-            else:
-                typer.echo("There has been no run yet.")
+            answer = {"state": "idle", "run": None}
+            print_answer(target.as_json, answer, "There has been no run yet.")
             return
         if name not in view.agreed.moves:
             view = look(connection, name)
@@ -150,10 +133,9 @@ def status(
             tell_end(target, followed(target, connection, name))
     every = sorted(view.agreed.moves.get(name, {}).values(), key=lambda each: each.number)
     if target.as_json:
-        print_json({**progress_facts(found), "moves": to_builtins(every)})
+        print_json({**to_builtins(found), "moves": every})
         return
-    for line in lines_of(found):
-        typer.echo(line)
+    typer.echo("\n".join(lines_of(found)))
     shown = every if moves else list(found.current)
     if shown:
         typer.echo("")
@@ -165,7 +147,7 @@ def last_of(runs: dict[str, Run]) -> str:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def pause(target: ClusterOptions, run: RunName = None) -> None:
     """Pause a run: moves in flight finish, no others start.
 
@@ -177,7 +159,7 @@ def pause(target: ClusterOptions, run: RunName = None) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def resume(target: ClusterOptions, run: RunName = None) -> None:
     """Resume a paused run.
 
@@ -189,7 +171,7 @@ def resume(target: ClusterOptions, run: RunName = None) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> None:
     """Cancel a run.
 
@@ -207,11 +189,7 @@ def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> No
             _tell(target, request, name)
             return
         ended = followed(target, connection, name)
-    if target.as_json:
-        print_json(progress_facts(ended))
-        return
-    for line in lines_of(ended):
-        typer.echo(line)
+    print_answer(target.as_json, ended, *lines_of(ended))
 
 
 def _turn(target: ClusterOptions, wish: PauseRun | ResumeRun) -> None:
@@ -221,16 +199,13 @@ def _turn(target: ClusterOptions, wish: PauseRun | ResumeRun) -> None:
 
 
 def _tell(target: ClusterOptions, request: Request, name: str) -> None:
-    answer: dict[str, Any] = {"run": name, "operation": request.id, "answer": request.answer}
-    if target.as_json:
-        print_json({**answer, **next_of(name)})
-        return
-    typer.echo(f"{request.answer}.")
-    typer.echo(f"See its progress: limosa rebalance status {name}")
+    answer = {"run": name, "operation": request.id, "answer": request.answer, **next_of(name)}
+    told = f"See its progress: {answer['next']}"
+    print_answer(target.as_json, answer, f"{request.answer}.", told)
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def auto(
     target: ClusterOptions,
     on: Annotated[
@@ -285,23 +260,20 @@ def auto(
         if halt is not None and halt != halted:
             connection.submit(SetBalancing(not halt))
             halted = halt
-    if target.as_json:
-        print_json({**to_builtins(changed), "halted": halted})
-        return
-    if halted:
-        typer.echo("halted: automatic runs start no moves until --go-on")
-    typer.echo(
+    told = ["halted: automatic runs start no moves until --go-on"] if halted else []
+    told.append(
         f"{'on' if changed.enabled else 'off'}: checks every {lasted(changed.interval_seconds)}, "
         f"starts a run if a node has more than {changed.ratio:g} times the load of another, "
         f"waits {lasted(changed.cooldown_seconds)} after a run"
     )
+    print_answer(target.as_json, {**to_builtins(changed), "halted": halted}, *told)
 
 
 # --- held moves
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def complete(target: ClusterOptions) -> None:
     """End the holds of the run's moves: remove the old replicas.
 
@@ -313,7 +285,7 @@ def complete(target: ClusterOptions) -> None:
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def reverse(target: ClusterOptions) -> None:
     """Reverse the moves of the run that are held.
 
@@ -340,18 +312,15 @@ def _end_holds(target: ClusterOptions, wish: type[CompleteMove] | type[ReverseMo
                 done[move.partition] = connection.submit(wish(move.partition)).answer
     if not done:
         raise IllegalRequest(f"no move of {run} is held", "see `limosa rebalance status`")
-    if target.as_json:
-        print_json({"run": run, "answers": done})
-        return
-    for partition, answer in done.items():
-        typer.echo(f"{partition}: {answer}.")
+    lines = [f"{partition}: {answer}." for partition, answer in done.items()]
+    print_answer(target.as_json, {"run": run, "answers": done}, *lines)
 
 
 # --- earlier runs
 
 
 @rebalance.command()
-@of_cluster
+@with_groups
 def history(target: ClusterOptions) -> None:
     """List all runs, the latest first.
 
@@ -364,26 +333,13 @@ def history(target: ClusterOptions) -> None:
         agreed = connection.runs()
     runs = sorted(agreed.runs.values(), key=lambda each: each.started, reverse=True)
     if target.as_json:
-        print_json({"runs": to_builtins(runs)})
+        print_json({"runs": runs})
         return
     if not runs:
         typer.echo("There has been no run yet.")
         return
-    print_table(
-        (
-            "run",
-            "started",
-            "took",
-            "moves",
-            "committed",
-            "failed",
-            "copied",
-            "pause",
-            "outcome",
-            "action",
-        ),
-        [_row(each, agreed.rebalance.state) for each in runs],
-    )
+    names = "run started took moves committed failed copied pause outcome action"
+    print_table(names.split(), [_row(each, agreed.rebalance.state) for each in runs])
 
 
 def _row(run: Run, state: str) -> tuple[object, ...]:

@@ -1,15 +1,13 @@
 """Is the cluster well, in a few lines? `limosa status`."""
 
-import typer
-
 from limosa.admin.overview import look, status_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.terminal import print_json
+from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.terminal import labelled, print_answer
 
 NAMED_AT_MOST = 5
 
 
-@of_cluster
+@with_groups
 def status(target: ClusterOptions) -> None:
     """Show the state of the cluster in a few lines.
 
@@ -21,9 +19,6 @@ def status(target: ClusterOptions) -> None:
     with target.operate() as connection:
         overview = look(connection, ask_nodes=False)
     answer = status_of(overview)
-    if target.as_json:
-        print_json(answer)
-        return
     partitions = answer.partitions
     silent = [node for node in answer.nodes.members if node not in answer.nodes.live]
     lines = {
@@ -38,8 +33,7 @@ def status(target: ClusterOptions) -> None:
         "changing": _some(partitions.changing),
         "generation": str(answer.generation),
     }
-    for name, value in lines.items():
-        typer.echo(f"{name:<18} {value}")
+    print_answer(target.as_json, answer, *labelled(lines, 18))
 
 
 def _some(names: list[str]) -> str:

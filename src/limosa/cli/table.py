@@ -6,8 +6,8 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
-from limosa.cli.shared.terminal import count, print_json, print_table, tell
+from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, Yes, with_groups
+from limosa.cli.shared.terminal import count, labelled, print_answer, print_json, print_table, tell
 from limosa.client.connection import Description
 from limosa.client.requests import PARTITIONS
 from limosa.client.schema import schema_of
@@ -17,7 +17,7 @@ table = typer.Typer(help="Create, describe or drop a table.", no_args_is_help=Tr
 
 
 @table.command()
-@of_cluster
+@with_groups
 def create(
     target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
@@ -64,12 +64,9 @@ def create(
             zone=zone,
         )
         description = connection.describe(name)
-    if target.as_json:
-        print_json(description)
-    else:
-        copies = count(description.replicas, "replica")
-        of = count(description.partitions, "partition")
-        typer.echo(f"Created the table {name}: {of} of {copies} each.")
+    copies, of = count(description.replicas, "replica"), count(description.partitions, "partition")
+    told = f"Created the table {name}: {of} of {copies} each."
+    print_answer(target.as_json, description, told)
 
 
 def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
@@ -95,7 +92,7 @@ def _columns(given: list[str], like: str | None, key: list[str]) -> pa.Schema:
 
 
 @table.command()
-@of_cluster
+@with_groups
 def describe(
     target: ClusterOptions, name: Annotated[str, typer.Argument(help="The table's name.")]
 ) -> None:
@@ -121,9 +118,7 @@ def _print(description: Description) -> None:
         "partitions": f"{description.partitions:,}",
         "replicas": f"{description.replicas} ({description.min_in_sync} must be in sync)",
     }
-    for name, value in lines.items():
-        typer.echo(f"{name:<12} {value}")
-    typer.echo("")
+    typer.echo("\n".join([*labelled(lines, 12), ""]))
     places = {name: str(place + 1) for place, name in enumerate(description.key)}
     print_table(
         ("column", "type", "key"),
@@ -132,11 +127,11 @@ def _print(description: Description) -> None:
 
 
 @table.command()
-@of_cluster
+@with_groups
 def drop(
     target: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The table's name.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Drop a table and all of its rows.
 
@@ -151,10 +146,8 @@ def drop(
             tell("Nothing was changed.")
             raise typer.Exit(1)
         connection.drop_table(name)
-    if target.as_json:
-        print_json({"dropped": name})
-    else:
-        typer.echo(f"Dropped the table {name} and all of its rows.")
+    told = f"Dropped the table {name} and all of its rows."
+    print_answer(target.as_json, {"dropped": name}, told)
 
 
 def _confirmed(name: str) -> bool:

@@ -1,10 +1,10 @@
 """Which tables are there? `limosa tables`."""
 
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import print_json, print_table
 
 
-@of_cluster
+@with_groups
 def tables(target: ClusterOptions) -> None:
     """List the tables.
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from limosa.cli.shared.options import ClusterOptions, of_cluster
-from limosa.cli.shared.terminal import print_json
+from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.terminal import print_answer
 from limosa.client.discovery import LOCAL, find_local
 from limosa.errors import BadInput, Refused
 from limosa.transport.tokens import issue, read_secret
@@ -16,7 +16,7 @@ from limosa.transport.tokens import issue, read_secret
 DAY_SECONDS = 86_400.0
 
 
-@of_cluster
+@with_groups
 def token(
     target: ClusterOptions,
     subject: Annotated[str, typer.Option(help="The user or program that will use the token.")],
@@ -36,12 +36,8 @@ def token(
     cluster, path = _secret(target)
     expires_at = time.time() + days * DAY_SECONDS
     made = issue(read_secret(path), cluster, subject, role, days * DAY_SECONDS, time.time())
-    if target.as_json:
-        print_json(
-            {"token": made, "subject": subject, "role": role, "expires_at": round(expires_at)}
-        )
-    else:
-        typer.echo(made)
+    answer = {"token": made, "subject": subject, "role": role, "expires_at": round(expires_at)}
+    print_answer(target.as_json, answer, made)
 
 
 def _secret(target: ClusterOptions) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.pipelines import PipelineChoice
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
@@ -52,7 +52,7 @@ TOLD_MAX = 100
 REMARKS_MAX = 20
 
 
-@of_cluster
+@with_groups
 def verify(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from limosa.core.insight.progress import Progress, progress
+from limosa.client.access import ClusterAccess
 from limosa.core.insight.watching import WatchedRun, seen_from_outside, watched
 from limosa.core.messages import Status
-from limosa.core.model.changes import Agreed, Topology
 from limosa.errors import LimosaError
 
 if TYPE_CHECKING:
@@ -17,27 +16,16 @@ if TYPE_CHECKING:
 NODES_AT_ONCE = 8
 
 
-class Seen(Protocol):
-    """The methods of an operator's client that are needed here."""
-
-    @property
-    def topology(self) -> Topology: ...
-
-    def refresh(self) -> Topology: ...
-
-    def runs(self, run: str = "") -> Agreed: ...
-
-    def node_facts(self, node: str, partition: str = "") -> Status | None: ...
-
-
-def look(connection: Seen, run: str = "") -> "ClusterView":
+def look(connection: ClusterAccess, run: str = "") -> "ClusterView":
     """The whole cluster, and the moves of one run."""
     agreed = connection.runs(run)
     statuses = ask_all(connection, sorted(agreed.leases))
     return seen_from_outside(agreed, statuses, time.time())
 
 
-def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict[str, Status]:
+def ask_all(
+    connection: ClusterAccess, nodes: Sequence[str], partition: str = ""
+) -> dict[str, Status]:
     """The statuses of the nodes that answered."""
     statuses: dict[str, Status] = {}
     if any(node not in connection.topology.nodes for node in nodes):
@@ -57,13 +45,6 @@ def ask_all(connection: Seen, nodes: Sequence[str], partition: str = "") -> dict
     return statuses
 
 
-def progress_of(connection: Seen, run: str = "") -> Progress | None:
-    """The progress of the named run, or of the current one; None if there is none."""
-    view = look(connection, run)
-    name = run or view.agreed.rebalance.run
-    return progress(view, name) if name else None
-
-
-def watch(connection: Seen, run: str) -> WatchedRun:
+def watch(connection: ClusterAccess, run: str) -> WatchedRun:
     """A run with its moves in flight, each with its stage."""
     return watched(look(connection, run), run)

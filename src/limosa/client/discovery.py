@@ -31,14 +31,11 @@ class Local(Struct, frozen=True):
 
 def find_local(directory: str | None = None) -> Local:
     """The cluster of a directory; by default of ./limosa-data, else the last that was started."""
-    places = [Path(directory)] if directory else [Path(DEFAULT_DIRECTORY)]
-    for place in places:
-        found = read_local(place)
-        if found is not None:
-            return found
-    last = None if directory else _last()
-    if last is not None:
-        return last
+    found = read_local(Path(directory or DEFAULT_DIRECTORY))
+    if found is None and not directory:
+        found = _last()
+    if found is not None:
+        return found
     where = directory or f"./{DEFAULT_DIRECTORY}"
     raise Refused(
         f"no cluster is running in {where}",
@@ -101,12 +98,11 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _runs(pid: int) -> bool:
-    if pid <= 0:
-        return True
     try:
-        os.kill(pid, 0)
+        if pid > 0:
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # it runs, as another user
     return True

@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from datetime import date, datetime
 from decimal import Decimal
 from operator import itemgetter
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -165,9 +165,7 @@ class Producer:
 
     def flush(self) -> None:
         """Wait until all rows sent before are durable; raises the first failure."""
-        failure = self._cover()
-        if failure is not None:
-            raise failure.error.with_traceback(None)
+        _raise(self._cover())
 
     def close(self) -> None:
         """Accept no more rows, flush, and stop. A second call does nothing."""
@@ -179,8 +177,7 @@ class Producer:
             self._work.notify()
         failure = self._cover()
         self._thread.join()
-        if failure is not None:
-            raise failure.error.with_traceback(None)
+        _raise(failure)
 
     @property
     def failures(self) -> tuple[WriteFailure, ...]:
@@ -194,18 +191,12 @@ class Producer:
     def __enter__(self) -> "Producer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except Exception as failure:  # a Ctrl-C must stay one
+            if error is None:
+                raise
             error.add_note(f"Besides, the producer failed: {failure}")
 
     # --- sending
@@ -351,6 +342,11 @@ class Producer:
                 return False
         with self._sending, self._lock:  # who holds it may have begun before the close
             return not self._rows and not self._pending
+
+
+def _raise(failure: WriteFailure | None) -> None:
+    if failure is not None:
+        raise failure.error.with_traceback(None)
 
 
 def _failed(error: Exception) -> "Future[Finished]":

@@ -2,8 +2,10 @@
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -80,13 +82,8 @@ class TableHandle:
         for batch in in_pieces(to_arrow(self.definition, rows)):
             under_way.append((batch.num_rows, self.submit(Batch.of(self.definition, batch))))
             while under_way and under_way[0][1].done():
-                count, future = under_way.pop(0)
-                settle(future)
-                written += count
-        for count, future in under_way:
-            settle(future)
-            written += count
-        return written
+                written += _settled(*under_way.pop(0))
+        return written + sum(_settled(*each) for each in under_way)
 
     def submit(self, batch: Batch, expected: int | None = None) -> "Future[Finished]":
         """Send rows that are already checked; the future has the outcome."""
@@ -146,10 +143,7 @@ class TableHandle:
             keys = Keys(table, values)
         else:
             keys = Keys(table, None, keys_to_arrow(table, [values]))
-        future = self._session.ask(
-            self._zone, keys=keys, table=table.id, token=token, eventual=eventual, choice=_choice()
-        )
-        found = settle_read(future)
+        found = settle_read(self._ask(keys, token, eventual))
         if isinstance(found, FoundRow):
             return Row(dict(zip(table.names, found.values, strict=True)), found.version)
         if not isinstance(found, FoundRows):
@@ -164,25 +158,31 @@ class TableHandle:
         if not batch.num_rows:
             return table.columns.empty_table()
         hashed = tokens(list(batch.columns))
-        pending = []
-        for share in self._layout().split(batch, hashed):
-            token = int(hashed[share.rows[0]])
-            pending.append(
-                self._session.ask(
-                    self._zone,
-                    size=share.batch.nbytes,
-                    keys=Keys(table, None, share.batch),
-                    table=table.id,
-                    token=token,
-                    eventual=eventual,
-                    choice=_choice(),
-                )
+        pending = [
+            self._ask(
+                Keys(table, None, share.batch),
+                int(hashed[share.rows[0]]),
+                eventual,
+                share.batch.nbytes,
             )
+            for share in self._layout().split(batch, hashed)
+        ]
         parts = [settle_read(future) for future in pending]
         found = [part.rows for part in parts if isinstance(part, FoundRows)]
         if not found:
             return table.columns.empty_table()
         return pa.Table.from_batches(found).cast(table.columns)
+
+    def _ask(self, keys: Keys, token: int, eventual: bool, size: int = 0) -> "Future[Finished]":
+        return self._session.ask(
+            self._zone,
+            size,
+            keys=keys,
+            table=self.definition.id,
+            token=token,
+            eventual=eventual,
+            choice=_choice(),
+        )
 
     def scan(
         self,
@@ -197,7 +197,7 @@ class TableHandle:
         parts = list(self.scan_partitions(columns, where, eventual))
         if parts:
             return pa.concat_tables(parts)
-        names = list(columns) if columns is not None else list(self.definition.names)
+        names = self.definition.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
     def scan_partitions(
@@ -214,45 +214,36 @@ class TableHandle:
         try:
             waiting = list(layout.partitions)
             running: set[Future[pa.Table]] = set()
+            names = None if columns is None else list(columns)
             while waiting or running:
                 while waiting and len(running) < SCANS_AT_ONCE:
-                    partition = waiting.pop(0)
-                    running.add(
-                        pool.submit(self._scan_one, partition, columns, list(where), eventual)
-                    )
+                    again = partial(self._scan_once, waiting.pop(0), names, list(where), eventual)
+                    running.add(pool.submit(self._scan_one, again))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _scan_one(
-        self,
-        partition: str,
-        columns: Sequence[str] | None,
-        where: list[tuple[str, str, Any]],
-        eventual: bool,
-    ) -> pa.Table:
+    def _scan_one(self, scan_once: Callable[[], pa.Table]) -> pa.Table:
         """Scan the current owner, and retry for a while."""
         deadline = time.monotonic() + SCAN_SECONDS
         pause = 0.01
         while True:
             try:
-                return self._scan_once(partition, columns, where, eventual)
+                return scan_once()
             except (Refused, OutcomeUnknown):
                 if time.monotonic() > deadline:
                     raise
             time.sleep(pause)
             pause = min(0.2, pause * 2)
-            try:
+            with suppress(Refused, OutcomeUnknown):
                 self._session.refresh()
-            except (Refused, OutcomeUnknown):
-                continue
 
     def _scan_once(
         self,
         partition: str,
-        columns: Sequence[str] | None,
+        columns: list[str] | None,
         where: list[tuple[str, str, Any]],
         eventual: bool,
     ) -> pa.Table:
@@ -272,7 +263,7 @@ class TableHandle:
             topology.layouts[self._zone].version,
             record.epoch,
             topology.revision_of(partition),
-            None if columns is None else list(columns),
+            columns,
             where,
             eventual,
         )
@@ -308,6 +299,11 @@ class TableHandle:
         if self._lookup is None or self._lookup[0] != layout.version:
             self._lookup = (layout.version, Lookup(layout.starts))
         return self._lookup[1]
+
+
+def _settled(rows: int, future: "Future[Finished]") -> int:
+    settle(future)
+    return rows
 
 
 def _choice() -> int:

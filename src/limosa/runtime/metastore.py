@@ -69,6 +69,8 @@ class Heartbeat:
             try:
                 store = store or self._open()
                 work(store)
+            except StaleGuard:
+                pass  # another process holds the key: it is asked for again later
             except LimosaError as error:
                 self._log("the metastore does not answer", error=str(error))
             except Exception as error:
@@ -150,6 +152,14 @@ class Watcher:
         if self._store is not None:
             self._store.close()
 
+    def _opened(self) -> AgreedStore | None:
+        try:
+            return AgreedStore(self._open())
+        except LimosaError as error:
+            self._log("the metastore does not answer", error=str(error))
+            threading.Event().wait(TROUBLE_SECONDS)
+            return None
+
     def _write(self) -> None:
         store: AgreedStore | None = None
         while True:
@@ -157,9 +167,10 @@ class Watcher:
             if work is None:
                 break
             try:
-                if store is None:
-                    store = AgreedStore(self._open())
-                work(store)
+                while store is None and not self._stopping:
+                    store = self._opened()
+                if store is not None:
+                    work(store)
             except LimosaError as error:
                 self._log("a commit was not made", error=str(error))
             except Exception as error:

@@ -212,12 +212,22 @@ class SimulatedNode(Process):
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
         self.on_event(Started(held))
 
+    def stop(self) -> None:
+        """Stop as a real node does: serve nothing more, then revoke the lease. Reads go on."""
+        lease = self.brain.lease
+        if lease is not None:
+            self.on_event(LeaseEnded(lease.id))
+            self.call(lambda: self.world.metastore.revoke(lease.id), lambda answer: None)
+        self.brain.is_over = True
+
     def crash(self) -> None:
         if self.run:
             super().crash()
             self.disk.crash(self.world.dice, self.name)
 
     def on_event(self, event: Any) -> None:
+        if self.brain.is_over:
+            return
         if isinstance(event, Received):
             if type(event.message) is Read:
                 self.reads.begin(event.sender, event.message)

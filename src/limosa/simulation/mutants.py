@@ -122,7 +122,7 @@ def reads_admitted_anywhere(change: Any) -> None:
     def admit(self: Reading, now: float, read: Any) -> Any:
         for (partition, _), held in self._node.held.items():
             if partition == read.partition:
-                return Admitted(read, held)
+                return Admitted(read, held, self._node.owners.get(partition))
         return self._node.redirect(read.partition, read.id)
 
     change(Reading, "admit", admit)
@@ -138,6 +138,14 @@ def reads_after_the_lease(change: Any) -> None:
 
     change(Reading, "owner_for", owner_for)
     change(Reading, "lease_holds", always(True))
+
+
+@mutant("an eventual read is not answered from a replica that is no longer complete")
+def stale_side_still_read(change: Any) -> None:
+    def is_here(self: Reading, now: float, admitted: Admitted, through: int) -> bool:
+        return self._node.held.get(admitted.replica) is admitted.held
+
+    change(Reading, "is_still_readable", is_here)
 
 
 @mutant("lease time runs from the sending of the renewal, not from its answer")
@@ -565,9 +573,8 @@ def producers_kept_as_a_maximum(
     "from answering at all.",
 )
 def read_lease_checked_once(change: Any) -> None:
-    def still(self: Reading, now: float, held: Held, through: int) -> bool:
-        owner = self._node.owners.get(held.partition)
-        return owner is None or owner.held is not held or self.is_complete(owner, through)
+    def still(self: Reading, now: float, admitted: Admitted, through: int) -> bool:
+        return admitted.owner is not None and self.is_complete(admitted.owner, through)
 
     change(Reading, "is_still_owner", still)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from limosa.core.events import Ticked
 from limosa.core.messages import Found, Read, Wait
-from limosa.core.participant.reading import Admitted
+from limosa.core.participant.reading import Admitted, complete_replicas
 from limosa.simulation.rows import ScanOf, SimulatedRow
 
 if TYPE_CHECKING:
@@ -127,9 +127,15 @@ class NodeReads:
         refusal = node.brain.reading.check(node.now, admitted, through)
         if refusal is not None:
             node.send(read.client, refusal)
-        elif admitted.replica not in node.disk.live:
+            return False
+        record = node.brain.topology.partitions.get(read.partition)
+        if admitted.replica not in node.disk.live:
             node.world.violate(f"{node.name} answers from a dropped replica", read.partition)
-        return refusal is None
+        elif record is None or admitted.held.replica not in complete_replicas(record):
+            node.world.violate(
+                f"{node.name} answers from a replica that lacks rows", read.partition
+            )
+        return True
 
     def _reply(self, read: ReadUnderWay) -> None:
         keys = read.message.keys

@@ -26,7 +26,7 @@ from limosa.cli.demo.screen import open_screen
 from limosa.cli.demo.script import Script
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.pipelines import PipelineChoice
-from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.cli.shared.terminal import count, print_answer, tell
 from limosa.client.operator import Operator, operate
 from limosa.errors import BadInput, Refused
 from limosa.pipeline import java
@@ -117,10 +117,7 @@ def demo(
             tell(f"The cluster is kept; start it with: limosa up --data {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-    if as_json:
-        print_json(verdict)
-    else:
-        typer.echo(in_words(verdict))
+    print_answer(as_json, verdict, in_words(verdict))
     if not verdict.ok:
         raise typer.Exit(1)
 

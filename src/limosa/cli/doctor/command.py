@@ -4,11 +4,11 @@ import typer
 
 from limosa.admin.overview import look
 from limosa.cli.doctor.checks import CheckResult, examine
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import print_json, print_table
 
 
-@of_cluster
+@with_groups
 def doctor(target: ClusterOptions) -> None:
     """Check the cluster, and advise how to solve its problems.
 

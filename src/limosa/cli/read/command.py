@@ -8,10 +8,10 @@ import pyarrow as pa
 import typer
 
 from limosa.cli.read.conditions import condition_of, key_of
-from limosa.cli.shared.options import ClusterOptions, of_cluster
+from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.row_files import Format, errors_of, format_of
 from limosa.cli.shared.row_writers import writer_of
-from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.cli.shared.terminal import count, print_answer, tell
 from limosa.client.table import TableHandle
 from limosa.errors import BadInput
 
@@ -28,7 +28,7 @@ class OutputShape(StrEnum):
     arrow = "arrow"
 
 
-@of_cluster
+@with_groups
 def read(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
@@ -91,10 +91,7 @@ def read(
             parts = handle.scan_partitions(scanned, conditions, eventual)
         if count_only:
             rows = sum(part.num_rows for part in parts)
-            if target.as_json:
-                print_json({"table": table, "rows": rows})
-            else:
-                typer.echo(str(rows))
+            print_answer(target.as_json, {"table": table, "rows": rows}, str(rows))
             return
         schema = pa.schema([handle.schema.field(name) for name in wanted])
         shown = limit if limit is not None or shape is not None else SHOWN_AT_MOST

@@ -16,7 +16,7 @@ from limosa.admin.moves import EndedChange, Wanted, ending, look_at, record_of
 from limosa.cli.shared.durations import lasted
 from limosa.cli.shared.terminal import count, size, tell
 from limosa.client.operator import Operator
-from limosa.core.insight.explaining import Copying, Explanation
+from limosa.core.insight.explaining import CopyProgress, Explanation
 from limosa.core.machines.catalogue import MACHINES
 from limosa.errors import OutcomeUnknown, Refused
 
@@ -76,12 +76,12 @@ class Rate:
         return (last - first) / (now - began) if now > began else 0.0
 
 
-def landed_bytes(copy: Copying) -> float:
+def landed_bytes(copy: CopyProgress) -> float:
     """An estimate: all slices are about the same size."""
     return copy.bytes_all * copy.landed / copy.slices if copy.slices else 0.0
 
 
-def copy_words(copy: Copying, bytes_per_second: float = 0.0) -> str:
+def copy_words(copy: CopyProgress, bytes_per_second: float = 0.0) -> str:
     """`12 of 64 slices, about 1,200 of 6,400 rows, 12.0 MB/s, 3.1 s left`."""
     if not copy.slices:
         return "no slice has been copied yet"

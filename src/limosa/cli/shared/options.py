@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from msgspec import Struct
+from msgspec.structs import fields
 
 from limosa.client.connection import Connection
 from limosa.client.discovery import VARIABLE
@@ -17,10 +18,12 @@ from limosa.errors import OutcomeUnknown
 ATTEMPTS = 3
 PAUSE_SECONDS = 0.5
 OPERATION_SECONDS = 60.0
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Client = TypeVar("Client", bound=Connection)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 # --- tables
 
@@ -32,63 +35,78 @@ Replicas = Annotated[
     typer.Option(min=1, help="Copies of every row.", show_default="3, or the number of nodes"),
 ]
 
-# --- the cluster
-
-_Cluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        envvar=VARIABLE,
-        metavar="ADDRESS|DIRECTORY",
-        help="HOST:PORT of a node (or several, separated by commas), or the directory of "
-        "`limosa up`.",
-        show_default="./limosa-data, or the last local cluster",
-    ),
-]
-_ClusterName = Annotated[
-    str | None,
-    typer.Option("--cluster-name", help="The cluster's name, if ADDRESS and --secret are given."),
-]
-_Token = Annotated[
-    str | None,
-    typer.Option("--token", envvar="LIMOSA_TOKEN", help="The token to authenticate with."),
-]
-_Secret = Annotated[
-    str | None, typer.Option("--secret", help="File with the cluster's secret, instead of a token.")
-]
-_Authority = Annotated[
-    str | None, typer.Option("--authority", help="CA certificate of the nodes (PEM); turns TLS on.")
-]
-_Certificate = Annotated[
-    str | None, typer.Option("--certificate", help="This client's certificate (PEM), for mTLS.")
-]
-_PrivateKey = Annotated[
-    str | None, typer.Option("--private-key", help="The certificate's private key (PEM).")
-]
-
-_OPTIONS: dict[str, Any] = {
-    "cluster": _Cluster,
-    "cluster_name": _ClusterName,
-    "token": _Token,
-    "secret": _Secret,
-    "authority": _Authority,
-    "certificate": _Certificate,
-    "private_key": _PrivateKey,
-    "as_json": AsJson,
-}
+# --- groups of options
 
 
-class ClusterOptions(Struct, frozen=True, kw_only=True):
+class OptionGroup(Struct, frozen=True, kw_only=True):
+    """Options that several commands take; see `with_groups`."""
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of each `OptionGroup` among its parameters; those that name the
+    cluster are listed last."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    own.sort(key=lambda each: each.annotation is ClusterOptions)
+    groups: dict[str, type[OptionGroup]] = {}
+    options: list[inspect.Parameter] = []
+    for each in own:
+        if isinstance(each.annotation, type) and issubclass(each.annotation, OptionGroup):
+            groups[each.name] = each.annotation
+            options += [
+                inspect.Parameter(field.name, KEYWORD, default=field.default, annotation=field.type)
+                for field in fields(each.annotation)
+            ]
+        else:
+            options.append(each.replace(kind=KEYWORD))
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            values = {field: given.pop(field) for field in group.__struct_fields__}
+            given[name] = group(**values)
+        command(**given)
+
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    run.__module__ = command.__module__
+    run.__annotations__ = {each.name: each.annotation for each in options}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
+
+
+class ClusterOptions(OptionGroup, frozen=True, kw_only=True):
     """The options that name the cluster, the credentials, and the output format."""
 
-    cluster: str | None = None
-    cluster_name: str | None = None
-    token: str | None = None
-    secret: str | None = None
-    authority: str | None = None
-    certificate: str | None = None
-    private_key: str | None = None
-    as_json: bool = False
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            envvar=VARIABLE,
+            metavar="ADDRESS|DIRECTORY",
+            help="HOST:PORT of a node (or several, separated by commas), or the directory of "
+            "`limosa up`.",
+            show_default="./limosa-data, or the last local cluster",
+        ),
+    ] = None
+    cluster_name: Annotated[
+        str | None,
+        typer.Option(help="The cluster's name, if ADDRESS and --secret are given."),
+    ] = None
+    token: Annotated[
+        str | None, typer.Option(envvar="LIMOSA_TOKEN", help="The token to authenticate with.")
+    ] = None
+    secret: Annotated[
+        str | None, typer.Option(help="File with the cluster's secret, instead of a token.")
+    ] = None
+    authority: Annotated[
+        str | None, typer.Option(help="CA certificate of the nodes (PEM); turns TLS on.")
+    ] = None
+    certificate: Annotated[
+        str | None, typer.Option(help="This client's certificate (PEM), for mTLS.")
+    ] = None
+    private_key: Annotated[
+        str | None, typer.Option(help="The certificate's private key (PEM).")
+    ] = None
+    as_json: AsJson = False
 
     def connect(self) -> Connection:
         """As an application."""
@@ -102,48 +120,19 @@ class ClusterOptions(Struct, frozen=True, kw_only=True):
         """A busy machine may miss the first deadline, so there are several attempts."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._open_once(client)
+                return client.open(
+                    self.cluster,
+                    cluster_name=self.cluster_name,
+                    token=self.token,
+                    secret=self.secret,
+                    authority=self.authority,
+                    certificate=self.certificate,
+                    key=self.private_key,
+                    timeout_seconds=OPERATION_SECONDS,
+                    name="limosa-cli",
+                )
             except OutcomeUnknown:
                 if attempt == ATTEMPTS:
                     raise
             time.sleep(PAUSE_SECONDS)
         raise AssertionError
-
-    def _open_once(self, client: type[Client]) -> Client:
-        return client.open(
-            self.cluster,
-            cluster_name=self.cluster_name,
-            token=self.token,
-            secret=self.secret,
-            authority=self.authority,
-            certificate=self.certificate,
-            key=self.private_key,
-            timeout_seconds=OPERATION_SECONDS,
-            name="limosa-cli",
-        )
-
-
-def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the shared options to a command, which receives them as its first argument."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    shared = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if name == "as_json" else None,
-            annotation=option,
-        )
-        for name, option in _OPTIONS.items()
-    ]
-
-    def run(**given: Any) -> None:
-        target = ClusterOptions(**{name: given.pop(name) for name in _OPTIONS})
-        command(target, **given)
-
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + shared
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__module__ = command.__module__
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run

@@ -3,9 +3,10 @@
 from typing import Annotated, Any
 
 import typer
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 
 from limosa.cli.shared.durations import lasted, seconds_of
+from limosa.cli.shared.options import OptionGroup
 from limosa.cli.shared.sizes import bytes_of
 from limosa.cli.shared.terminal import count, print_table, size
 from limosa.core.model.intent import Placement
@@ -14,22 +15,7 @@ from limosa.core.planning.plan import Balance, Move, Plan
 from limosa.errors import BadInput
 
 SHOWN = 20
-_NONE = Limits()
 
-MovesIn = Annotated[int, typer.Option(min=1, help="Concurrent moves to one node.")]
-MovesOut = Annotated[int, typer.Option(min=1, help="Concurrent moves away from one node.")]
-Bandwidth = Annotated[
-    str,
-    typer.Option(
-        metavar="BYTES", help="Limit for all copies of the run, in bytes a second; 0: no limit."
-    ),
-]
-Hold = Annotated[
-    str,
-    typer.Option(
-        metavar="DURATION", help="How long a move keeps its old replica after the switch."
-    ),
-]
 MaxPause = Annotated[
     str | None,
     typer.Option(
@@ -40,26 +26,49 @@ MaxPause = Annotated[
 ]
 
 
-class How(Struct, frozen=True):
+def pause_of(max_pause: str | None) -> float:
+    """In seconds; 0: there is no limit."""
+    seconds = 0.0 if max_pause is None else seconds_of(max_pause, "--max-pause")
+    if max_pause is not None and not seconds:
+        raise BadInput(
+            "--max-pause must be more than 0", "every hand-over takes some time; try 50ms"
+        )
+    return seconds
+
+
+class Concurrency(OptionGroup, frozen=True, kw_only=True):
+    """How many moves of a run are in flight."""
+
+    moves_in: Annotated[int, typer.Option(min=1, help="Concurrent moves to one node.")] = 2
+    moves_out: Annotated[int, typer.Option(min=1, help="Concurrent moves away from one node.")] = 2
+
+    def plan(self, action: str) -> RunPlan:
+        return RunPlan(action, limits=Limits(self.moves_in, self.moves_out))
+
+
+class RunOptions(Concurrency, frozen=True, kw_only=True):
     """The options of a run, besides its moves."""
 
-    moves_in: int = _NONE.moves_in
-    moves_out: int = _NONE.moves_out
-    bandwidth: str = "0"
-    hold: str = "0s"
-    max_pause: str | None = None
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            metavar="BYTES", help="Limit for all copies of the run, in bytes a second; 0: no limit."
+        ),
+    ] = "0"
+    hold: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="How long a move keeps its old replica after the switch."
+        ),
+    ] = "0s"
+    max_pause: MaxPause = None
 
     def plan(self, action: str, **more: Any) -> RunPlan:
-        pause = 0.0 if self.max_pause is None else seconds_of(self.max_pause, "--max-pause")
-        if self.max_pause is not None and not pause:
-            raise BadInput(
-                "--max-pause must be more than 0", "every hand-over takes some time; try 50ms"
-            )
         return RunPlan(
             action,
             limits=Limits(self.moves_in, self.moves_out, int(bytes_of(self.bandwidth))),
             hold_seconds=seconds_of(self.hold, "--hold"),
-            max_pause_seconds=pause,
+            max_pause_seconds=pause_of(self.max_pause),
             **more,
         )
 

@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
-
-from msgspec import to_builtins
 
 from limosa.cli.shared.durations import lasted
 from limosa.cli.shared.move_progress import PATIENCE_SECONDS
 from limosa.cli.shared.plans import words
-from limosa.cli.shared.terminal import count, size
+from limosa.cli.shared.terminal import count, labelled, size
 from limosa.client.cluster_view import watch
 from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
@@ -37,11 +34,6 @@ def follow(connection: Operator, run: str, show: Callable[[WatchedRun], None]) -
         time.sleep(LOOK_SECONDS)
 
 
-def facts(progress: Progress) -> dict[str, Any]:
-    described: dict[str, Any] = to_builtins(progress)
-    return described
-
-
 def lines_of(progress: Progress) -> list[str]:
     """The run's description, without its moves."""
     run = progress.run
@@ -56,8 +48,7 @@ def lines_of(progress: Progress) -> list[str]:
         "estimate": estimate_words(progress),
         "limits": limits_words(progress),
     }
-    lines = [f"{name:<14} {value}" for name, value in told.items() if value]
-    return lines + [f"{'waits for':<14} {why}" for why in progress.waits]
+    return labelled(told, 14) + [f"{'waits for':<14} {why}" for why in progress.waits]
 
 
 def state_words(progress: Progress) -> str:

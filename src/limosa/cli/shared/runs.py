@@ -7,8 +7,8 @@ import typer
 from limosa.cli.shared.move_progress import on_errors
 from limosa.cli.shared.options import ClusterOptions
 from limosa.cli.shared.run_display import Watching
-from limosa.cli.shared.run_progress import facts, follow, lines_of
-from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.cli.shared.run_progress import follow, lines_of
+from limosa.cli.shared.terminal import count, print_answer, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
 from limosa.core.model.requests import DrainNodes, StartRun
@@ -30,11 +30,9 @@ def begin(target: ClusterOptions, connection: Operator, plan: RunPlan, wait: boo
     name = request.run
     answer = {"run": name, "operation": request.id, "moves": len(plan.moves), **next_of(name)}
     if not (is_watched(target) if wait is None else wait):
-        if target.as_json:
-            print_json({**answer, "state": "running"})
-            return
-        typer.echo(f"{name}: {plan.action}, {count(len(plan.moves), 'move')}.")
-        typer.echo(f"See its progress: {answer['next']}")
+        told = f"{name}: {plan.action}, {count(len(plan.moves), 'move')}."
+        follow_up = f"See its progress: {answer['next']}"
+        print_answer(target.as_json, {**answer, "state": "running"}, told, follow_up)
         return
     tell_end(target, followed(target, connection, name))
 
@@ -64,9 +62,5 @@ def followed(target: ClusterOptions, connection: Operator, run: str) -> Progress
 
 
 def tell_end(target: ClusterOptions, ended: Progress) -> None:
-    if target.as_json:
-        print_json(facts(ended))
-    else:
-        for line in lines_of(ended):
-            typer.echo(line)
+    print_answer(target.as_json, ended, *lines_of(ended))
     raise typer.Exit(0 if ended.run.outcome == "done" else 1)

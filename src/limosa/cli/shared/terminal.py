@@ -1,7 +1,7 @@
 """How is an answer printed? As a table for people, as one line of JSON for programs."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,19 @@ NUMBER = frozenset("0123456789.,%– kMGTB")
 def print_json(answer: Any) -> None:
     """One line on standard output."""
     typer.echo(msgspec.json.encode(answer).decode())
+
+
+def print_answer(as_json: bool, answer: Any, *lines: str) -> None:
+    """The answer for programs, or the lines for people."""
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo("\n".join(lines))
+
+
+def labelled(facts: Mapping[str, str], width: int) -> list[str]:
+    """A line for each fact that is known, with its name in a column of this width."""
+    return [f"{name:<{width}} {value}" for name, value in facts.items() if value]
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -86,11 +99,15 @@ def tell_error(error: LimosaError, as_json: bool) -> int:
     sys.stdout.flush()
     tell(f"Error: {error}")
     if as_json:
-        described = {
-            "code": type(error).__name__,
-            "message": error.message,
-            "advice": error.advice,
-            "definite": error.definite,
-        }
-        print_json({"error": described})
+        print_error(error)
     return exit_code(error)
+
+
+def print_error(error: LimosaError) -> None:
+    described = {
+        "code": type(error).__name__,
+        "message": error.message,
+        "advice": error.advice,
+        "definite": error.definite,
+    }
+    print_json({"error": described})

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, of_cluster
+from limosa.cli.shared.options import ClusterOptions, Partitions, Replicas, with_groups
 from limosa.cli.shared.row_files import Format, RowFile, errors_of, open_source, plain_schema
-from limosa.cli.shared.terminal import count, print_json, tell
+from limosa.cli.shared.terminal import count, print_answer, tell
 from limosa.cli.write.columns import check_columns, fitted
 from limosa.client.requests import PARTITIONS
 from limosa.client.rows import in_pieces
@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 60.0
 """How long to retry while the cluster accepts no writes."""
 
 
-@of_cluster
+@with_groups
 def write(
     target: ClusterOptions,
     table: Annotated[str, typer.Argument(help="The table's name.")],
@@ -103,13 +103,11 @@ def write(
                     replicas=replicas,
                 )
             summary = _send(known, source, first, batches)
-    if target.as_json:
-        print_json({"table": table, "created": create, **summary})
-    else:
-        typer.echo(
-            f"{count(summary['rows'], 'row')} written to {table} in {summary['seconds']:.1f} s "
-            f"({summary['rows_per_second']:,.0f} rows/s)."
-        )
+    told = (
+        f"{count(summary['rows'], 'row')} written to {table} in {summary['seconds']:.1f} s "
+        f"({summary['rows_per_second']:,.0f} rows/s)."
+    )
+    print_answer(target.as_json, {"table": table, "created": create, **summary}, told)
 
 
 def _types(table: Table) -> dict[str, pa.DataType]:

@@ -13,6 +13,7 @@ from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.transitions import CANCELLED
 from limosa.core.coordinator.turns import HELD_BY_THE_LOCK
 from limosa.core.coordinator.view import ClusterView
+from limosa.core.model import requests as wishes
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
@@ -35,36 +36,7 @@ from limosa.core.model.intent import (
     with_cancel,
 )
 from limosa.core.model.keys import NodeId, Revision, transition_id
-from limosa.core.model.requests import (
-    CancelChange,
-    CancelRun,
-    CompleteMove,
-    CreateTable,
-    DrainNodes,
-    DropTable,
-    JoinCluster,
-    LedToTransition,
-    LockCluster,
-    MovePartition,
-    MoveToVolume,
-    PartitionWish,
-    PauseRun,
-    RebuildReplicas,
-    RemoveNode,
-    RepairPartition,
-    Request,
-    ResumeRun,
-    ReverseMove,
-    SetBalancing,
-    SetPolicy,
-    SetReplicas,
-    StartRun,
-    TransitionWish,
-    UndrainNodes,
-    UnlockCluster,
-    WithdrawRequest,
-    ZoneWish,
-)
+from limosa.core.model.requests import Request
 from limosa.core.model.topology import Partition, Transition, TransitionKind
 from limosa.core.planning.placement import data_nodes, place
 from limosa.core.planning.spread import on_volumes
@@ -105,7 +77,7 @@ def answer(view: ClusterView, request: Request) -> Commit:
 
 def without_plan(request: Request) -> Request:
     """Once a request is answered, its run has the plan."""
-    if isinstance(request.what, StartRun | DrainNodes):
+    if isinstance(request.what, wishes.StartRun | wishes.DrainNodes):
         return replace(request, what=replace(request.what, plan=None))
     return request
 
@@ -114,25 +86,30 @@ def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer
     """What the request leads to; raises `IllegalRequest` or `IllegalTransition` to refuse it."""
     what = request.what
     match what:
-        case PartitionWish() as wish:
+        case wishes.PartitionWish() as wish:
             return serve(view, wish, trigger)
-        case ZoneWish() as wish:
+        case wishes.ZoneWish() as wish:
             return serve_zone(view, wish, trigger)
-        case CreateTable() as wish:
+        case wishes.CreateTable() as wish:
             return tables.create(view, wish, trigger)
-        case DropTable() as wish:
+        case wishes.DropTable() as wish:
             return tables.drop(view, wish)
-        case JoinCluster() as wish:
+        case wishes.JoinCluster() as wish:
             return members.join(view, wish, request)
-        case RemoveNode() as wish:
+        case wishes.RemoveNode() as wish:
             return members.remove(view, wish)
-        case UndrainNodes() as wish:
+        case wishes.UndrainNodes() as wish:
             return drains.undrain(view, wish)
-        case StartRun() | DrainNodes() as wish:
+        case wishes.StartRun() | wishes.DrainNodes() as wish:
             return run_requests.start(view, wish, trigger)
-        case PauseRun() | ResumeRun() | CancelRun() as wish:
+        case wishes.RunWish() as wish:
             return run_requests.turn(view, wish)
-        case SetBalancing() | SetPolicy() | LockCluster() | UnlockCluster() as wish:
+        case (
+            wishes.SetBalancing()
+            | wishes.SetPolicy()
+            | wishes.LockCluster()
+            | wishes.UnlockCluster() as wish
+        ):
             return controls.switch(view, wish)
     return withdraw(view, what)
 
@@ -141,25 +118,30 @@ def reads(view: ClusterView, request: Request) -> list[str]:
     """The keys that the answer depends on, accepted or refused."""
     what = request.what
     match what:
-        case PartitionWish() as wish:
+        case wishes.PartitionWish() as wish:
             return partition_reads(view, wish)
-        case ZoneWish() as wish:
+        case wishes.ZoneWish() as wish:
             return zone_reads(view, wish)
-        case CreateTable() as wish:
+        case wishes.CreateTable() as wish:
             return tables.create_reads(view, wish)
-        case DropTable() as wish:
+        case wishes.DropTable() as wish:
             return tables.drop_reads(view, wish)
-        case JoinCluster() as wish:
+        case wishes.JoinCluster() as wish:
             return members.join_reads(view, wish)
-        case RemoveNode() as wish:
+        case wishes.RemoveNode() as wish:
             return members.remove_reads(view, wish)
-        case UndrainNodes() as wish:
+        case wishes.UndrainNodes() as wish:
             return drains.undrain_reads(wish)
-        case StartRun() | DrainNodes() as wish:
+        case wishes.StartRun() | wishes.DrainNodes() as wish:
             return run_requests.start_reads(view, wish)
-        case PauseRun() | ResumeRun() | CancelRun():
+        case wishes.RunWish():
             return [REBALANCE_KEY]
-        case SetBalancing() | SetPolicy() | LockCluster() | UnlockCluster():
+        case (
+            wishes.SetBalancing()
+            | wishes.SetPolicy()
+            | wishes.LockCluster()
+            | wishes.UnlockCluster()
+        ):
             return [CONTROLS_KEY]
     return [request_key(what.request)]
 
@@ -182,25 +164,25 @@ def forget_answered(view: ClusterView) -> Commit | None:
     return Commit(guards, removed, f"{len(removed)} answered requests are forgotten")
 
 
-def partition_reads(view: ClusterView, wish: PartitionWish) -> list[str]:
+def partition_reads(view: ClusterView, wish: wishes.PartitionWish) -> list[str]:
     places: tuple[Placement, ...] = ()
-    if isinstance(wish, MovePartition | MoveToVolume):
+    if isinstance(wish, wishes.MovePartition | wishes.MoveToVolume):
         places = (*wish.placements, *(() if wish.target is None else (wish.target,)))
     return place_reads(view, wish.partition, places)
 
 
-def zone_reads(view: ClusterView, wish: ZoneWish) -> list[str]:
+def zone_reads(view: ClusterView, wish: wishes.ZoneWish) -> list[str]:
     keys = [zone_key(wish.zone), *map(intent_key, view.agreed.intents)]
     return keys + [node_key(node) for node in view.agreed.topology.nodes]
 
 
-def serve_zone(view: ClusterView, wish: ZoneWish, trigger: Revision) -> RequestAnswer:
+def serve_zone(view: ClusterView, wish: wishes.ZoneWish, trigger: Revision) -> RequestAnswer:
     """Change the replica count or the data nodes: one commit with an intent for every partition."""
     topology = view.agreed.topology
     zone = topology.zones.get(wish.zone)
     if zone is None:
         raise IllegalRequest(f"there is no zone {wish.zone}", "list the zones")
-    if isinstance(wish, SetReplicas):
+    if isinstance(wish, wishes.SetReplicas):
         zone = replace(zone, replica_count=wish.count)
     nodes = data_nodes(zone, topology.nodes.values())
     if not 1 <= zone.replica_count <= len(nodes):
@@ -227,30 +209,34 @@ def serve_zone(view: ClusterView, wish: ZoneWish, trigger: Revision) -> RequestA
 
 def serve(
     view: ClusterView,
-    wish: TransitionWish | CancelChange | ReverseMove | CompleteMove,
+    wish: wishes.TransitionWish | wishes.CancelChange | wishes.ReverseMove | wishes.CompleteMove,
     trigger: Revision,
 ) -> RequestAnswer:
     record = view.agreed.topology.partitions.get(wish.partition)
     intent = view.agreed.intents.get(wish.partition)
     if record is None or intent is None:
         raise IllegalRequest(f"there is no partition {wish.partition}", "list the partitions")
-    if isinstance(wish, CancelChange):
+    if isinstance(wish, wishes.CancelChange):
         return cancel(view, record, intent, wish)
-    if isinstance(wish, ReverseMove | CompleteMove):
+    if isinstance(wish, wishes.ReverseMove | wishes.CompleteMove):
         return end_hold(record, wish)
     new = assignment(view, record, intent, wish, trigger)
     check(view, record, new, new.placements or intent.stable)
     pending = intent.pending
-    if isinstance(wish, MovePartition) and pending is not None and not wish.after_pending:
+    if isinstance(wish, wishes.MovePartition) and pending is not None and not wish.after_pending:
         check_same(record, intent, pending, new)
     after = assign(intent, new)
     return served(intent, after, new)
 
 
 def assignment(
-    view: ClusterView, record: Partition, intent: Intent, wish: TransitionWish, trigger: Revision
+    view: ClusterView,
+    record: Partition,
+    intent: Intent,
+    wish: wishes.TransitionWish,
+    trigger: Revision,
 ) -> Assignment:
-    if isinstance(wish, RepairPartition):
+    if isinstance(wish, wishes.RepairPartition):
         return Assignment("repair", trigger=trigger)
     if wish.hold_seconds < 0 or wish.max_pause_seconds < 0:
         raise IllegalRequest("durations must not be negative", "give seconds, 0 for none")
@@ -263,13 +249,13 @@ def placed(
     view: ClusterView,
     record: Partition,
     intent: Intent,
-    wish: MovePartition | MoveToVolume | RebuildReplicas,
+    wish: wishes.MovePartition | wishes.MoveToVolume | wishes.RebuildReplicas,
 ) -> tuple[TransitionKind, tuple[Placement, ...], tuple[NodeId, ...]]:
     """The kind of transition, all places of the replicas (empty: where they are), and the nodes
     whose replica is rebuilt."""
-    if isinstance(wish, RebuildReplicas):
+    if isinstance(wish, wishes.RebuildReplicas):
         return "rebuild", (), wish.renewed
-    if isinstance(wish, MoveToVolume):
+    if isinstance(wish, wishes.MoveToVolume):
         return "volume_move", placements(record, intent, wish), ()
     if view.settings.moves_refused:
         raise IllegalRequest(view.settings.moves_refused, view.settings.moves_advice)
@@ -287,12 +273,12 @@ def served(before: Intent, after: Intent, new: Assignment) -> RequestAnswer:
     return RequestAnswer((Put(after),), "under way already", led_to(after, before.pending))
 
 
-def led_to(intent: Intent, assigned: Assignment) -> LedToTransition:
-    return LedToTransition(intent.partition, transition_id(assigned.trigger))
+def led_to(intent: Intent, assigned: Assignment) -> wishes.LedToTransition:
+    return wishes.LedToTransition(intent.partition, transition_id(assigned.trigger))
 
 
 def placements(
-    record: Partition, intent: Intent, wish: MovePartition | MoveToVolume
+    record: Partition, intent: Intent, wish: wishes.MovePartition | wishes.MoveToVolume
 ) -> tuple[Placement, ...]:
     """All places of the replicas, also if the wish names only one replica and its target."""
     if wish.target is None:
@@ -313,12 +299,12 @@ def check_same(record: Partition, intent: Intent, pending: Assignment, new: Assi
 
 
 def cancel(
-    view: ClusterView, record: Partition, intent: Intent, wish: CancelChange
+    view: ClusterView, record: Partition, intent: Intent, wish: wishes.CancelChange
 ) -> RequestAnswer:
     """Only the change that the caller saw is cancelled; refused once the new side is read."""
     stage = routing.stage_of(record)
     after = with_cancel(intent, wish.cancels)
-    ended = LedToTransition(record.id, transition_id(wish.cancels))
+    ended = wishes.LedToTransition(record.id, transition_id(wish.cancels))
     if stage is None:
         return RequestAnswer(never_begun(view, record, intent), "cancelled before it began", ended)
     if not stage.switched and not stage.given_up:
@@ -350,7 +336,7 @@ def never_begun(view: ClusterView, record: Partition, intent: Intent) -> tuple[C
     return Put(cancelled(intent)), Put(report)
 
 
-def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnswer:
+def end_hold(record: Partition, wish: wishes.ReverseMove | wishes.CompleteMove) -> RequestAnswer:
     change = record.transition
     stage = routing.stage_of(record)
     if change is None or stage is None or not routing.may_end_hold(change):
@@ -363,8 +349,8 @@ def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnsw
         raise IllegalRequest(
             f"{record.id} is being reverted: {change.giving_up}", "wait for its end"
         )
-    ended = LedToTransition(record.id, change.id)
-    if isinstance(wish, CompleteMove):
+    ended = wishes.LedToTransition(record.id, change.id)
+    if isinstance(wish, wishes.CompleteMove):
         released = replace(record, transition=replace(change, released=True))
         return RequestAnswer((Put(released),), "completing", ended)
     if not stage.given_up:
@@ -375,7 +361,7 @@ def end_hold(record: Partition, wish: ReverseMove | CompleteMove) -> RequestAnsw
     return RequestAnswer((Put(replace(record, transition=reversing)),), "reversing", ended)
 
 
-def withdraw(view: ClusterView, wish: WithdrawRequest) -> RequestAnswer:
+def withdraw(view: ClusterView, wish: wishes.WithdrawRequest) -> RequestAnswer:
     """Refuse a waiting request, as its sender withdraws it."""
     other = view.agreed.requests.get(wish.request)
     if other is None:

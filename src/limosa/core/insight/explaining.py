@@ -60,7 +60,7 @@ class Standing(Struct, frozen=True):
     bytes: int = 0
 
 
-class Copying(Struct, frozen=True):
+class CopyProgress(Struct, frozen=True):
     """Progress of the copies to all targets together."""
 
     landed: int
@@ -95,7 +95,7 @@ class Explanation(Struct, frozen=True):
     replicas: tuple[Standing, ...]
     unheard: tuple[NodeId, ...]
     """Live nodes whose status is unknown."""
-    copy: Copying | None
+    copy: CopyProgress | None
     pipeline: Pipeline | None
     pause_seconds: float
     """0: no hand-over yet."""
@@ -280,7 +280,7 @@ def copies(stage: Stage | None) -> bool:
     return stage is not None and Work.COPY in stage.work
 
 
-def copying(view: ClusterView, record: Partition) -> Copying:
+def copying(view: ClusterView, record: Partition) -> CopyProgress:
     assert record.transition is not None
     owner = view.owner_status(record)
     landed = slices = rows = size = 0
@@ -292,7 +292,7 @@ def copying(view: ClusterView, record: Partition) -> Copying:
         here = known.copying or (0, 0)
         landed, slices = landed + here[0], slices + here[1]
         rows, size = rows + known.rows, size + known.bytes
-    return Copying(
+    return CopyProgress(
         landed,
         slices,
         rows,

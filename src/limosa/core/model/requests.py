@@ -12,34 +12,15 @@ from limosa.core.model.keys import NodeId, PartitionId, Revision, ZoneId
 from limosa.core.model.runs import Policy, RunPlan
 from limosa.core.model.topology import NamedTable, Node, Placement, Record
 
+# fmt: off
 RequestKind: TypeAlias = Literal[
-    "move",
-    "rebuild",
-    "volume_move",
-    "repair",
-    "cancel",
-    "reverse",
-    "complete",
-    "set_replicas",
-    "follow_nodes",
-    "create_table",
-    "drop_table",
-    "join",
-    "remove_node",
-    "start_run",
-    "drain_nodes",
-    "pause_run",
-    "resume_run",
-    "cancel_run",
-    "undrain_nodes",
-    "set_balancing",
-    "set_policy",
-    "lock",
-    "unlock",
-    "withdraw",
+    "move", "rebuild", "volume_move", "repair", "cancel", "reverse", "complete",
+    "set_replicas", "follow_nodes", "create_table", "drop_table",
+    "join", "remove_node", "undrain_nodes",
+    "start_run", "drain_nodes", "pause_run", "resume_run", "cancel_run",
+    "set_balancing", "set_policy", "lock", "unlock", "withdraw",
 ]
-
-
+# fmt: on
 RequestState: TypeAlias = Literal["waiting", "done", "refused"]
 
 
@@ -53,6 +34,15 @@ class Wish(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
     @property
     def about(self) -> str:
         """The partition, zone, table, node, run or request that the wish concerns."""
+        match self:
+            case PartitionWish(partition=name) | ZoneWish(zone=name) | RunWish(run=name):
+                return name or "cluster"
+            case DropTable(name=name) | RemoveNode(node=name) | WithdrawRequest(request=name):
+                return name
+            case CreateTable(table=table):
+                return table.name
+            case JoinCluster(node=node):
+                return node.id
         return "cluster"
 
 
@@ -61,10 +51,6 @@ class Wish(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
 
 class PartitionWish(Wish, frozen=True):
     partition: PartitionId
-
-    @property
-    def about(self) -> str:
-        return self.partition
 
 
 class MovePartition(PartitionWish, frozen=True, tag="move"):
@@ -123,10 +109,6 @@ class CompleteMove(PartitionWish, frozen=True, tag="complete"):
 class ZoneWish(Wish, frozen=True):
     zone: ZoneId
 
-    @property
-    def about(self) -> str:
-        return self.zone
-
 
 class SetReplicas(ZoneWish, frozen=True, tag="set_replicas"):
     """Change the number of replicas of every partition of a zone."""
@@ -152,19 +134,11 @@ class CreateTable(Wish, frozen=True, tag="create_table"):
     min_in_sync: int = 0
     """0: a majority of the replicas."""
 
-    @property
-    def about(self) -> str:
-        return self.table.name
-
 
 class DropTable(Wish, frozen=True, tag="drop_table"):
     name: str
     table_id: str
     """The table that the caller saw under this name."""
-
-    @property
-    def about(self) -> str:
-        return self.name
 
 
 # --- of nodes
@@ -175,17 +149,9 @@ class JoinCluster(Wish, frozen=True, tag="join"):
     cluster: str
     """The name of the cluster that the node means to join."""
 
-    @property
-    def about(self) -> str:
-        return self.node.id
-
 
 class RemoveNode(Wish, frozen=True, tag="remove_node"):
     node: NodeId
-
-    @property
-    def about(self) -> str:
-        return self.node
 
 
 class UndrainNodes(Wish, frozen=True, tag="undrain_nodes"):
@@ -212,10 +178,6 @@ class RunWish(Wish, frozen=True):
     run: str = ""
     """Its id; empty: the current run."""
 
-    @property
-    def about(self) -> str:
-        return self.run or super().about
-
 
 class PauseRun(RunWish, frozen=True, tag="pause_run"):
     """Pause the run: it begins no more moves."""
@@ -232,25 +194,29 @@ class CancelRun(RunWish, frozen=True, tag="cancel_run"):
 # --- of the cluster
 
 
-class SetBalancing(Wish, frozen=True, tag="set_balancing"):
+class ControlWish(Wish, frozen=True):
+    """A switch of the whole cluster."""
+
+
+class SetBalancing(ControlWish, frozen=True, tag="set_balancing"):
     """Allow or stop automatic runs."""
 
     on: bool
 
 
-class SetPolicy(Wish, frozen=True, tag="set_policy"):
+class SetPolicy(ControlWish, frozen=True, tag="set_policy"):
     """Set the policy of automatic runs."""
 
     policy: Policy
 
 
-class LockCluster(Wish, frozen=True, tag="lock"):
+class LockCluster(ControlWish, frozen=True, tag="lock"):
     """Let no change of the topology begin."""
 
     why: str = ""
 
 
-class UnlockCluster(Wish, frozen=True, tag="unlock"):
+class UnlockCluster(ControlWish, frozen=True, tag="unlock"):
     """Allow changes of the topology again."""
 
 
@@ -259,35 +225,16 @@ class WithdrawRequest(Wish, frozen=True, tag="withdraw"):
 
     request: str
 
-    @property
-    def about(self) -> str:
-        return self.request
-
 
 TransitionWish: TypeAlias = MovePartition | MoveToVolume | RebuildReplicas | RepairPartition
+# fmt: off
 AnyWish: TypeAlias = (
-    TransitionWish
-    | CancelChange
-    | ReverseMove
-    | CompleteMove
-    | SetReplicas
-    | FollowNodes
-    | CreateTable
-    | DropTable
-    | JoinCluster
-    | RemoveNode
-    | UndrainNodes
-    | StartRun
-    | DrainNodes
-    | PauseRun
-    | ResumeRun
-    | CancelRun
-    | SetBalancing
-    | SetPolicy
-    | LockCluster
-    | UnlockCluster
-    | WithdrawRequest
+    TransitionWish | CancelChange | ReverseMove | CompleteMove | SetReplicas | FollowNodes
+    | CreateTable | DropTable | JoinCluster | RemoveNode | UndrainNodes
+    | StartRun | DrainNodes | PauseRun | ResumeRun | CancelRun
+    | SetBalancing | SetPolicy | LockCluster | UnlockCluster | WithdrawRequest
 )
+# fmt: on
 
 # --- what a request leads to
 

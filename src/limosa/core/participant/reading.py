@@ -13,7 +13,8 @@ Why an owner's answer is linearizable:
 - An owner opens a moment before the volume knows its watermark. `check` refuses a view that lacks
   a row that was committed when the owner opened.
 - The rows in a view are committed, and stay committed under every later owner: the views of a
-  replica never go back. So a view shows the newest rows of a moment between `admit` and `check`.
+  replica that was once complete never go back. So a view shows the newest rows of some moment
+  between `admit` and `check`.
 
 Why a barrier need not wait for reads: no later step of a transition makes such an answer wrong. An
 eventual read of a replica that was dropped, or is no longer complete, fails `check`, which decides
@@ -37,6 +38,8 @@ class Admitted(Struct, frozen=True, gc=False):
 
     read: Read
     held: Held
+    owner: Owner | None = None
+    """The owner that admitted the read; an `eventual` read has none."""
 
     @property
     def replica(self) -> tuple[PartitionId, Incarnation]:
@@ -62,7 +65,7 @@ class Reading:
             held = self.readable(read)
             return node.redirect(read.partition, read.id) if held is None else Admitted(read, held)
         owner = self.owner_for(now, read)
-        return Admitted(read, owner.held) if isinstance(owner, Owner) else owner
+        return Admitted(read, owner.held, owner) if isinstance(owner, Owner) else owner
 
     def owner_for(self, now: float, read: Read) -> Owner | Answer:
         return self._serving.routed(now, read)
@@ -70,21 +73,21 @@ class Reading:
     def check(self, now: float, admitted: Admitted, through: Position | None) -> Answer | None:
         """After a view with the watermark `through` was taken (None: there is no view): None if the
         node may answer from the view, otherwise the answer that refuses the read."""
-        read, held = admitted.read, admitted.held
+        read = admitted.read
         if through is not None and not self._node.is_over:
-            if read.eventual and self.is_still_readable(read, held):
-                return None
-            if not read.eventual and self.is_still_owner(now, held, through):
+            still = self.is_still_readable if read.eventual else self.is_still_owner
+            if still(now, admitted, through):
                 return None
         return Wait(read.id, "the partition changed hands while it was read")
 
-    def is_still_readable(self, read: Read, held: Held) -> bool:
-        return self.readable(read) is held
+    def is_still_readable(self, now: float, admitted: Admitted, through: Position) -> bool:
+        return self.readable(admitted.read) is admitted.held
 
-    def is_still_owner(self, now: float, held: Held, through: Position) -> bool:
-        """This replica is the owner, has not reported a seal, and its lease holds."""
-        owner = self._node.owners.get(held.partition)
-        if owner is None or owner.held is not held or not self.is_complete(owner, through):
+    def is_still_owner(self, now: float, admitted: Admitted, through: Position) -> bool:
+        """The owner that admitted the read still owns, has not reported a seal, and its lease
+        holds. Another owner in its place may not be open yet, and knows no `opened` position."""
+        owner = self._node.owners.get(admitted.held.partition)
+        if owner is None or owner is not admitted.owner or not self.is_complete(owner, through):
             return False
         return owner.told[1] is None and self.lease_holds(now, owner)
 
