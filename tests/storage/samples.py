@@ -33,6 +33,7 @@ from limosa.storage.replica import StoredReplica
 from limosa.storage.view import View
 from limosa.storage.volume import StorageSettings, Volume
 from limosa.tabular import rows
+from limosa.tabular.digest import Digest, digest
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Kind, Table
 from tests.storage.faulty_files import Died, FaultyFiles, Plan, nothing_happens
@@ -286,3 +287,9 @@ def colliding_tokens(kept_bits: int = 2) -> Iterator[None]:
             patch.setattr(module, "tokens", squashed)
         patch.setattr(Table, "token_of", squashed_one)
         yield
+
+
+def table_digest(view: View, table: Table, token_range: TokenRange = WHOLE) -> Digest:
+    """The digest of the table's rows in a range, with tombstones."""
+    batches = view.batches(table, token_range, tombstones=True)
+    return sum((digest(batch.hashes()) for batch in batches), Digest.EMPTY)

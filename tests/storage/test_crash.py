@@ -23,7 +23,6 @@ from limosa.core.model.rows import Entry
 from limosa.errors import BadInput
 from limosa.storage import compaction
 from limosa.storage.files import Files
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
@@ -43,6 +42,7 @@ from tests.storage.crash.rounds import Chain, Kill, Oracle
 from tests.storage.crash.worker import Acked, Create, Line, Write, bundle_of
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, kind_of
 from tests.storage.medium import MediumFiles
+from tests.storage.sole import SoleOwner
 
 COLUMNS: dict[str, pa.DataType] = {"k": pa.int64(), "v": pa.string()}
 ROWS = Table("rows", pa.schema(COLUMNS), ("k",))

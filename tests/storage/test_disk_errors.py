@@ -31,6 +31,7 @@ from tests.storage.samples import (
     in_view,
     records,
     songs,
+    table_digest,
 )
 
 ROOMY = StorageSettings()
@@ -221,7 +222,7 @@ def test_a_flush_without_room_is_given_up_and_done_later(label: str, moment: Mom
     expected_records = [("wren", 1), *[("rook", 2)] * 3]
     for _ in range(2):
         assert in_view(host.view()) == expected
-        assert host.view().table_digest(BIRDS).count == len(expected) + 1
+        assert table_digest(host.view(), BIRDS).count == len(expected) + 1
         assert records(host.view()) == expected_records
         host.lose_power()
     assert digest

@@ -16,7 +16,6 @@ from limosa.storage import memtable
 from limosa.storage import store as store_module
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.memtable import Memtable, added
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Bundle
@@ -24,6 +23,7 @@ from limosa.tabular.schema import Table
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
 from tests.storage.medium import MediumFiles
 from tests.storage.samples import BIRDS, TINY, Hand, Host, batch_of, birds, in_view
+from tests.storage.sole import SoleOwner
 from tests.waiting import eventually
 
 # ---------------------------------------------------------------- syncs that do not end

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from limosa.errors import BadInput, InvalidKey
 from limosa.storage import view as views
 from limosa.storage.memtable import Memtable
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import TableView, View
 from limosa.storage.volume import StorageSettings
@@ -24,6 +23,7 @@ from limosa.tabular.rows import SMALL_ROWS, Batch
 from limosa.tabular.schema import Kind, Table
 from tests.storage.medium import MediumFiles
 from tests.storage.samples import BIRDS, SONGS, Host, batch_of, colliding_tokens, songs, table
+from tests.storage.sole import SoleOwner
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONED = pa.timestamp("us", "Europe/Berlin")

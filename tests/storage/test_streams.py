@@ -4,7 +4,6 @@ import pyarrow as pa
 import pytest
 
 from limosa.core.model.rows import Entry
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
@@ -22,6 +21,7 @@ from tests.storage.samples import (
     small_pieces,
     songs,
 )
+from tests.storage.sole import SoleOwner
 
 ROOMY = StorageSettings()
 

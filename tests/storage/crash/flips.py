@@ -27,13 +27,13 @@ from limosa.core.model.keys import TOKEN_MIN, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.errors import UnusableFile
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import View
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from tests.storage.medium import MediumFiles
+from tests.storage.sole import SoleOwner
 
 DIRECTORY = "/v"
 SHORT = StorageSettings(log_file_bytes=5_500, log_bytes_max=9_000)
