@@ -7,6 +7,7 @@ from limosa.core.effects import ReadTopology
 from limosa.core.events import LeaseEnded, LeaseGranted, Ticked
 from limosa.core.machines.catalogue import CLEANUP, READ_NEW, STREAMING
 from limosa.core.messages import DropReplica, Read, Redirect, Seal, Wait
+from limosa.core.model.topology import Grant
 from limosa.core.participant.reading import Admitted
 from tests.core.samples import LEASES, A, B, C, P, moving, stable
 from tests.core.stage import (
@@ -147,3 +148,34 @@ def test_an_eventual_read_from_before_the_fence_does_not_count_after_it() -> Non
     read = admitted(stage, EVENTUAL)
     stage.agree(stable(fence=51))
     assert not counts(stage, read)
+
+
+def about_to_open() -> tuple[Stage, Admitted]:
+    """An earlier owner acknowledged entry 2; the volume's watermark is still 1. A read is admitted
+    when the owner is open, and takes its view before the volume hears of that."""
+    stage = Stage("a")
+    stage.register(stable(), stored(A, entries=(entry(1, 0), entry(2, 1))))
+    stage.owner.held.watermark = 1
+    stage.acknowledge(B, C)
+    assert stage.owner.opened == 2
+    read = admitted(stage)
+    assert not counts(stage, read, through=1)
+    return stage, read
+
+
+@pytest.mark.parametrize("lost", ["ownership", "lease"])
+def test_a_view_from_before_the_opening_does_not_count_under_the_next_owner_either(
+    lost: str,
+) -> None:
+    """The same replica owns again, in another epoch, and is not open yet: it can't tell what an
+    earlier owner acknowledged."""
+    stage, read = about_to_open()
+    if lost == "ownership":
+        stage.agree(stable(owner=B, epoch=4))
+        stage.agree(stable(owner=A, epoch=5))
+    else:
+        stage.tell(LeaseEnded(LEASES["a"]))
+        stage.tell(LeaseGranted(99, 60, stage.now))
+        stage.agree(replace(stable(epoch=5), owner=Grant(A, 99)), revision=70)
+    assert not stage.owner.open
+    assert not counts(stage, read, through=1)

@@ -200,7 +200,7 @@ def test_leaving_can_be_repeated_for_a_node_that_is_gone() -> None:
     assert world.agreed.topology.nodes["n2"].state == "left"
     world.until(lambda: "n2" not in world.agreed.leases)
     state, words = world.answer(world.request(RemoveNode("n2")))
-    assert (state, words) == ("refused", "n2 has left already (nothing is to be done)")
+    assert (state, words) == ("refused", "n2 has left already (nothing to do)")
     assert world.agreed.topology.nodes["n2"].state == "left"
     world.move_owner()
     world.until_ended()

@@ -52,8 +52,8 @@ class Task(Struct, frozen=True, array_like=True):
     """0: no limit."""
 
 
-class LoadResult(Struct, frozen=True, array_like=True):
-    """The result of a load."""
+class LoadResult(Struct, array_like=True):
+    """The result of a load; its worker counts in it."""
 
     partition: PartitionId
     session: SessionId

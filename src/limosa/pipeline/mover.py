@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from limosa.core.effects import Compare, StartCopy
 from limosa.core.model.keys import NodeId, PartitionId, SessionId
@@ -27,20 +28,17 @@ AGAIN_SECONDS = 1.0
 PIPE = "limosa.pipeline.pipe:run"
 
 
-class _Copy:
+class _Copy(Struct, eq=False):
     """A copy that the coordinator wants."""
 
-    __slots__ = ("again", "asked_at", "job", "not_before", "size", "slices", "wave")
-
-    def __init__(self) -> None:
-        self.job: StartCopy
-        self.size = 0
-        self.slices = 0
-        """The number of slices of the first attempt: another number would discard what landed."""
-        self.asked_at = 0.0
-        self.wave: str | None = None
-        self.not_before = 0.0
-        self.again = False
+    job: StartCopy
+    size: int = 0
+    slices: int = 0
+    """The number of slices of the first attempt: another number would discard what landed."""
+    asked_at: float = 0.0
+    wave: str | None = None
+    not_before: float = 0.0
+    again: bool = False
 
 
 class PipelineMover:
@@ -76,7 +74,7 @@ class PipelineMover:
         """Request a copy; a repeated request changes nothing."""
         now = time.monotonic()
         with self._lock:
-            copy = self._copies.setdefault((job.partition, job.session), _Copy())
+            copy = self._copies.setdefault((job.partition, job.session), _Copy(job))
             copy.job, copy.size, copy.asked_at = job, size, now
 
     def compare(self, job: Compare, then: Callable[[tuple[str, ...], int], None]) -> None:

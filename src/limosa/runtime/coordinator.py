@@ -151,14 +151,16 @@ class CoordinatorDriver:
 
     def _commit_all(self, store: AgreedStore) -> None:
         """Make all requested commits, combined into as few as possible."""
+        with self._lock:
+            self._committing = False  # first: an error must not keep later commits waiting
+            asked, self._commits = self._commits, CommitQueue()
         generation = 0
-        while True:
-            with self._lock:
-                together = self._commits.take()
-                self._committing = bool(together)
-            if not together:
-                break
-            generation = max(generation, self._commit(store, together))
+        while together := asked.take():
+            made = self._commit(store, together)
+            if made is None:
+                asked.stale(together)
+            else:
+                generation = max(generation, made)
         if generation:
             self._tell_nodes(generation)
         self._watcher.look()
@@ -169,17 +171,16 @@ class CoordinatorDriver:
         for node in self.brain.agreed.leases:
             self.peers.send(node, look)
 
-    def _commit(self, store: AgreedStore, together: list[Commit]) -> Revision:
-        """Commit all together; the resulting generation, or 0 if the topology did not change."""
+    def _commit(self, store: AgreedStore, together: list[Commit]) -> Revision | None:
+        """Commit all together; the resulting generation, or 0 if the topology did not change.
+        None: a guard was stale."""
         union = united(together)
         try:
             revision = store.commit(union)
         except StaleGuard as error:
             if len(together) == 1:
                 self.log("stale", why=union.why, keys=error.keys)
-            with self._lock:
-                self._commits.stale(together)
-            return 0
+            return None
         for commit in together:
             self.log("committed", why=commit.why)
         return revision if union.touches_topology() else 0

@@ -41,7 +41,11 @@ def _start(process: Process) -> None:
 
 def _crash(world: World, process: Process) -> None:
     if process.run:
-        process.crash()
+        if isinstance(process, SimulatedNode) and process.starts % 3 == 2:
+            process.stop()
+            world.schedule(0.04, process.crash)
+        else:
+            process.crash()
         # Often within the lease, sometimes long after it.
         quick = world.dice.random() < 0.5
         _restart_later(world, process, 0.05, 0.8 if quick else 6.0)

@@ -74,6 +74,10 @@ class SimulatedMetastore:
         entry = self._store.get(key)
         return entry is not None and entry.lease == lease
 
+    def revoke(self, lease: int) -> None:
+        self._store.revoke(lease)
+        self.on_change()
+
     def _grant(self) -> int:
         lease = self._store.grant(self._lease_seconds)
         self._watch_end(lease)

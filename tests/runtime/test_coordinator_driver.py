@@ -1,0 +1,124 @@
+"""Does a coordinator's driver go on after an error, and does a standby keep quiet?"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.effects import MakeCommit
+from limosa.core.model.changes import Commit, Put
+from limosa.core.model.reports import Pipeline
+from limosa.errors import LimosaError, MetastoreUnavailable
+from limosa.metastore.memory import MemoryMetastore
+from limosa.runtime.clock import BootClock
+from limosa.runtime.coordinator import CoordinatorDriver
+from tests.waiting import eventually
+
+
+class Nothing:
+    """Peers and a mover that have nothing to do."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+class Flaky:
+    """A connection to a shared metastore that fails when it is told to."""
+
+    def __init__(self, shared: MemoryMetastore, failing: threading.Event) -> None:
+        self._shared = shared
+        self._failing = failing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    def commit(self, *arguments: Any) -> int:
+        if self._failing.is_set():
+            self._failing.clear()
+            raise MetastoreUnavailable("there is no quorum for a moment", "try again")
+        return self._shared.commit(*arguments)
+
+    def close(self) -> None:
+        pass
+
+
+class House:
+    """Coordinators of one metastore."""
+
+    def __init__(self, ending: ExitStack) -> None:
+        self._ending = ending
+        self.clock = BootClock()
+        self.shared = MemoryMetastore(self.clock)
+        self.failing = threading.Event()
+        self.opens_in_vain = 0
+        self.logged: list[tuple[str, dict[str, object]]] = []
+
+    def open(self) -> Any:
+        if self.opens_in_vain:
+            self.opens_in_vain -= 1
+            raise MetastoreUnavailable("the metastore is not there yet", "try again")
+        return Flaky(self.shared, self.failing)
+
+    def driver(self, name: str) -> CoordinatorDriver:
+        nothing: Any = Nothing()
+        driver = CoordinatorDriver(
+            name, self.open, self.clock, nothing, CoordinatorSettings(), lambda _: nothing, self.log
+        )
+        driver.start()
+        self._ending.callback(driver.stop)
+        return driver
+
+    def log(self, what: str, **details: object) -> None:
+        self.logged.append((what, details))
+
+    def made(self) -> list[object]:
+        return [details["why"] for what, details in self.logged if what == "committed"]
+
+
+@pytest.fixture
+def office() -> Iterator[House]:
+    with ExitStack() as ending:
+        yield House(ending)
+
+
+def wish(driver: CoordinatorDriver, number: int) -> None:
+    record = Pipeline(driver.name, "ready", str(number), 0.0)
+    with driver._lock:
+        driver._carry_out([MakeCommit(Commit({}, (Put(record),), f"commit {number}"))])
+
+
+def test_a_commit_that_failed_does_not_keep_later_ones_waiting(office: House) -> None:
+    """The metastore did not answer once; the coordinator kept its lease, and must go on."""
+    driver = office.driver("k1")
+    eventually(lambda: driver.in_office)
+    wish(driver, 1)
+    eventually(lambda: office.made() == ["commit 1"])
+    office.failing.set()
+    wish(driver, 2)
+    eventually(lambda: not office.failing.is_set())
+    wish(driver, 3)
+    eventually(lambda: office.made() == ["commit 1", "commit 3"])
+
+
+def test_a_commit_waits_until_the_metastore_can_be_opened(office: House) -> None:
+    office.opens_in_vain = 3
+    driver = office.driver("k1")
+    wish(driver, 1)
+    eventually(lambda: office.made() == ["commit 1"])
+
+
+def test_a_standby_that_tries_in_vain_says_nothing(office: House) -> None:
+    first = office.driver("k1")
+    eventually(lambda: first.in_office)
+    standby = office.driver("k2")
+    lease = office.shared.grant(3.0)
+    with pytest.raises(LimosaError):
+        standby._take_office(office.open(), lease)
+    standby._heartbeat.acquire(3.0, standby._take_office, standby._elect)
+    time.sleep(0.3)
+    assert not standby.in_office
+    assert [what for what, _ in office.logged if "metastore" in what] == []
