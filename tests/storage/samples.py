@@ -26,7 +26,6 @@ from limosa.core.effects import (
 from limosa.core.model.keys import WHOLE, Position, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import maintenance, segment, view
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
@@ -38,6 +37,7 @@ from limosa.tabular.digest import Digest, digest
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Kind, Table
 from tests.storage.faulty_files import Died, FaultyFiles, Plan, nothing_happens
+from tests.storage.medium import MediumFiles
 
 
 def table(
@@ -184,10 +184,10 @@ class Host:
     def __init__(
         self,
         settings: StorageSettings = TINY,
-        memory: MemoryFiles | None = None,
+        memory: MediumFiles | None = None,
         directory: str = "v1",
     ) -> None:
-        self.memory = memory or MemoryFiles()
+        self.memory = memory or MediumFiles()
         self.settings = settings
         self.directory = directory
         self.open()

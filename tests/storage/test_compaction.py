@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limosa.core.model.keys import WHOLE, TokenRange
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import compaction
 from limosa.storage.compaction import (
     NEW_OF_A_SIZE,
@@ -28,6 +27,7 @@ from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch
 from tests.storage.faulty_files import Moment, Operation, nothing_happens
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import (
     BIRDS,
     LEFT,
@@ -55,7 +55,7 @@ def segment(
     name: str = "s",
     offset: int = 0,
 ) -> Ranged:
-    files = MemoryFiles()
+    files = MediumFiles()
     order = np.argsort(batch.tokens, kind="stable")
     assert write_segment(files, name, batch.table, [batch.take(order)])
     return Ranged(name, level, token_range, offset, Segment(files, name))

@@ -14,13 +14,13 @@ import pytest
 from limosa.core.effects import CreateReplica
 from limosa.core.model.keys import WHOLE, TokenRange
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, UnusableFile
-from limosa.simulation.files import MemoryFiles
 from limosa.storage.store import Store
 from limosa.storage.view import View
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.digest import Digest
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import (
     BIRDS,
     LEFT,
@@ -151,7 +151,7 @@ def test_a_composite_key_is_all_of_its_columns() -> None:
 def test_a_key_that_is_null_or_nan_is_refused_and_nothing_changes(bad: float | None) -> None:
     table = table_of({"k": pa.float64(), "v": pa.int64()}, "k")
     columns = pa.RecordBatch.from_pydict({"k": pa.array([1.0, bad]), "v": pa.array([1, 2])})
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         owner = SoleOwner(store, "p1", "r1")
         owner.upsert(batch_of(table, [(1.0, 0)]))
         for make in (Batch.of, Batch.tombstones):
@@ -204,7 +204,7 @@ def test_different_keys_with_one_token_are_different_rows() -> None:
 
 
 def test_an_empty_batch_changes_no_rows() -> None:
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         owner = SoleOwner(store, "p1", "r1")
         first = owner.upsert(birds(("wren", 1)))
         again = owner.upsert(birds())
@@ -529,7 +529,7 @@ def test_what_is_not_committed_is_nowhere_but_in_newest() -> None:
 
 
 def test_a_compare_and_set_compares_with_the_newest_version() -> None:
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         owner = SoleOwner(store, "p1", "r1")
         done, first = owner.put_if(birds(("wren", 1)), 0)
         assert done
@@ -548,7 +548,7 @@ def test_a_compare_and_set_compares_with_the_newest_version() -> None:
 
 
 def test_a_producer_that_sends_again_changes_nothing() -> None:
-    files = MemoryFiles()
+    files = MediumFiles()
     with Store({"v1": "v1"}, files) as store:
         owner = SoleOwner(store, "p1", "r1")
         first = owner.upsert(birds(("wren", 1)), "me", 1)
@@ -563,7 +563,7 @@ def test_a_producer_that_sends_again_changes_nothing() -> None:
 
 
 def test_the_owner_keeps_its_log_short() -> None:
-    files = MemoryFiles()
+    files = MediumFiles()
     with Store({"v1": "v1"}, files, TINY) as store:
         owner = SoleOwner(store, "p1", "r1")
         for number in range(300):
@@ -618,7 +618,7 @@ def test_a_collected_tombstone_counts_in_no_digest_wherever_it_lies() -> None:
 
 
 def test_sizes_are_about_right() -> None:
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         owner = SoleOwner(store, "p1", "r1")
         owner.upsert(birds(*((f"bird {number}", number) for number in range(1000))))
         for is_flushed in (False, True):
@@ -727,7 +727,7 @@ def test_two_processes_can_not_use_one_volume(tmp_path: Path) -> None:
 
 
 def test_a_store_says_what_it_does_not_have() -> None:
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         with pytest.raises(BadInput, match="ask another node"):
             store.view("p1", "r1")
         with pytest.raises(BadInput, match="'v2'"):

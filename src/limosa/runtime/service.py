@@ -323,7 +323,7 @@ class NodeService:
         ).encode()
 
     def _agreed(self, body: bytes) -> bytes:
-        """Live nodes, the coordinator and open requests: what the topology does not contain."""
+        """What the topology does not contain: live nodes, the coordinator, the lock, requests."""
         agreed = self.driver.agreed
         holder = agreed.coordinator
         return json.dumps(
@@ -332,6 +332,7 @@ class NodeService:
                 "generation": agreed.topology.generation,
                 "live": sorted(agreed.leases),
                 "coordinator": None if holder is None else holder.holder,
+                "locked": agreed.controls.locked,
                 "requests": [
                     {
                         "id": request.id,

@@ -1,4 +1,4 @@
-"""What does this node hold of a replica? Its log, how far it is committed, what runs on it."""
+"""What does a node know of one of its replicas? Its log, its watermark, and the work under way."""
 
 from bisect import bisect_right
 from collections import deque
@@ -16,10 +16,10 @@ RECENT_BYTES = 4 << 20
 
 
 class Held:
-    """One replica on this node. All but the log, epoch and watermark is gone with the process.
+    """One replica on this node. Only the log, the epoch and the watermark survive the process.
 
-    Of the log, positions and sizes are here, and the last entries with their rows; the others are
-    read from the volume when somebody needs them.
+    The positions and sizes of the whole log are in memory, and the last entries with their rows;
+    older entries are read from the volume when they are needed.
     """
 
     __slots__ = (
@@ -63,47 +63,47 @@ class Held:
         self.partition = partition
         self.replica = replica
         self.revision: Revision = 0
-        """Of the record that this replica acts on."""
+        """The revision of the record that this replica acts on."""
         self.made = False
-        """Durably: until then it may be gone after a crash."""
+        """Created durably: until then a crash may remove it."""
         self.epoch = 0
         self.epoch_durable = 0
         self.begun = 0
         self.beginnings = 0
-        """How often it was emptied in this run."""
+        """How often the replica was emptied in this run."""
         self.matched = 0
-        """The epoch whose owner this log is known to be a prefix of."""
+        """The epoch of the owner whose log is known to start with this log."""
         self.positions: list[Position] = []
-        """Of every entry of the log."""
+        """The position of every entry of the log."""
         self.sizes: list[int] = []
         self.bytes = 0
-        """All of them together."""
+        """The sum of the sizes."""
         self.recent: deque[Entry] = deque()
         """The end of the log, with rows."""
         self.recent_bytes = 0
         self.recent_bytes_max = recent_bytes_max
         self.first: Position = ORIGIN
         self.base: Position = ORIGIN
-        """What was committed behind this, it has been sent in this run; the rest may be copied."""
+        """Entries committed above this position were sent in this run; the rest may be copied."""
         self.last: Position = ORIGIN
         self.durable: Position = ORIGIN
         self.watermark: Position = ORIGIN
         self.producers = Producers()
         self.appending: dict[int, tuple[Revision, Position]] = {}
-        """What is on its way to the volume: by which revision it was asked for, and where the log
-        ends then."""
+        """Appends under way to the volume, by ticket: the revision that asked for the append, and
+        the end of the log after it."""
         self.permits: dict[int, SessionId] = {}
         self.chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
         self.landed: dict[tuple[SessionId, int], set[int]] = {}
-        """Which slices of how many, for each number into which a session's copy was cut."""
+        """The slices that landed, by session and by the number of slices of its division."""
         self.session: SessionId | None = None
         self.copied: SessionId | None = None
         self.check: tuple[SessionId, Position] | None = None
-        """Where a digest is wanted."""
+        """The position at which a digest is wanted."""
         self.taken: tuple[SessionId, Position] | None = None
-        """Of where one was last begun: reading all rows once is enough, however often one asks."""
+        """Position at which the last digest started: one digest per position is enough."""
         self.checked = (ORIGIN, 0)
-        """The producers' digest where one was last wanted."""
+        """The last position at which a digest was wanted, and the producers' digest there."""
         self.digest: tuple[SessionId, Position, int] | None = None
         self.trouble: Trouble = ""
 
@@ -139,9 +139,9 @@ class Held:
         self.last = at
 
     def after(self, position: Position, bytes_max: int) -> tuple[Entry, ...] | None:
-        """Entries behind a position: one at least if there is one, then so many bytes.
+        """Entries above a position: at least one if there is one, then up to so many bytes.
 
-        None: they are so old that the volume must be asked.
+        None: they are older than those in memory, and must be read from the volume.
         """
         start = bisect_right(self.positions, position)
         wanted = len(self.positions) - start
@@ -156,7 +156,7 @@ class Held:
         return tuple(newest[: index - start])
 
     def nearest(self, position: Position) -> Position | None:
-        """The last position here that is not behind the given one; None: the log starts later."""
+        """The last position of this log up to the given one; None: the log starts later."""
         index = bisect_right(self.positions, position)
         if index:
             return self.positions[index - 1]
@@ -174,7 +174,7 @@ class Held:
         self.producers.forget_after(to)
 
     def begin(self, base: Position, epoch: int) -> None:
-        """Empty again: what was copied or sent before belongs to an owner of the past."""
+        """Empty the replica: all that was copied or sent before is from an earlier owner."""
         self.positions.clear()
         self.sizes.clear()
         self.recent.clear()
@@ -191,16 +191,16 @@ class Held:
             self.appending[ticket] = (revision, min(end, to))
 
     def stored(self, up_to: int) -> bool:
-        """Everything up to this ticket is durable; True if something was waited for."""
+        """Everything up to this ticket is durable; True if an append was under way."""
         done = list(takewhile(lambda ticket: ticket <= up_to, self.appending))
         for ticket in done:
             self.durable = max(self.durable, self.appending.pop(ticket)[1])
         return bool(done)
 
     def trim(self, kept: int, bytes_kept: int) -> list[TrimLog]:
-        """Let go of the oldest committed entries; a replica that needs them must be rebuilt.
+        """Remove the oldest committed entries; a replica that needs them must be rebuilt.
 
-        Not a few at a time: once there is too much of it, half of the log goes.
+        Once the log is too long, half of it is removed, so that this happens rarely.
         """
         if len(self.positions) <= 2 * kept and self.bytes <= bytes_kept:
             return []
@@ -224,7 +224,7 @@ class Held:
     # --- what is committed
 
     def wish(self, check: tuple[SessionId, Position]) -> None:
-        """A digest at exactly this position, unless it was asked for before, or is past by now."""
+        """Ask for a digest at exactly this position, unless one was started or it has passed."""
         if check != self.taken and check[1] >= self.watermark:
             self.check = check
 
@@ -233,7 +233,7 @@ class Held:
         return None if self.check is None else self.check[1]
 
     def advance(self, to: Position) -> list[AdvanceWatermark]:
-        """Move the watermark, but stop where a digest is wanted: of exactly the rows there."""
+        """Move the watermark, but stop where a digest of exactly the rows there is wanted."""
         steps: list[AdvanceWatermark] = []
         if self.check not in (None, self.taken) and self.watermark <= self.check[1] <= to:
             self.taken = self.check
@@ -251,7 +251,7 @@ class Held:
     # --- copying
 
     def copying(self) -> tuple[int, int] | None:
-        """How far the copy is that is ahead: (slices landed, slices in all)."""
+        """Progress of the division that is furthest: (slices landed, slices in all)."""
         return max(
             ((len(landed), slices) for (_, slices), landed in self.landed.items()),
             key=lambda each: each[0] / each[1],
@@ -270,7 +270,7 @@ class Held:
     # --- what still runs
 
     def oldest_work(self, session: SessionId | None) -> Revision | None:
-        """The oldest revision under which something runs; a closed session's work is the oldest."""
+        """The oldest revision under which work runs; 0 for the work of a closed session."""
         if not (self.appending or self.permits):
             return None
         running = [revision for revision, _ in self.appending.values()]
