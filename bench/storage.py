@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow as pa
 
 from limosa.core.tokens import tokens
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._storage_peers import DuckDb, Peer, RocksDb, Sqlite
+from tests.storage.sole import SoleOwner
 
 # fmt: off
 AIMS: dict[str, tuple[str, float]] = {

@@ -94,6 +94,7 @@ class FakeCluster:
             "generation": self.now.topology.generation,
             "live": sorted(self.now.leases),
             "coordinator": None if holder is None else holder.holder,
+            "locked": self.now.controls.locked,
             "requests": [
                 {
                     "id": each.id,
@@ -170,7 +171,7 @@ class FakeCluster:
             raise self.failure
 
 
-class FakeRuns:
+class FakeRuns(Runs):
     """One run at a time, of no moves."""
 
     def __init__(self) -> None:

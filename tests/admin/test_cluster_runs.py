@@ -3,8 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.admin.cluster_runs import ClusterRuns
-from limosa.admin.runs import MoveOfRun, RunBody
+from limosa.admin.runs import MoveOfRun, RunBody, Runs
 from limosa.core.coordinator.requests import answer
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed, Topology
@@ -41,12 +40,12 @@ class Reached:
         return self.cluster.statuses.get(node)
 
 
-def scene(partitions: int = 4) -> tuple[Cluster, ClusterRuns]:
+def scene(partitions: int = 4) -> tuple[Cluster, Runs]:
     cluster = Cluster(partitions)
     cluster.say("a", {f"p{n}": (10, 1000) for n in range(partitions)}, 1 << 40)
     for node in "bcd":
         cluster.say(node, {}, 1 << 40)
-    return cluster, ClusterRuns(Reached(cluster))  # type: ignore[arg-type]
+    return cluster, Runs(Reached(cluster))  # type: ignore[arg-type]
 
 
 def served(cluster: Cluster, request: Request) -> str:

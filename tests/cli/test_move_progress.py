@@ -10,8 +10,8 @@ from rich.console import Console
 
 from limosa.admin.moves import Wanted, ending, leaving_replica, volume_on
 from limosa.cli.explain import lines_of, report_line
-from limosa.cli.shared.durations import lasted, moment, seconds_of
 from limosa.cli.shared.move_progress import ProgressDisplay, Rate, copy_words, follow, stage_words
+from limosa.cli.shared.quantities import lasted, moment, seconds_of
 from limosa.client.operator import Operator
 from limosa.core.insight.explaining import CopyProgress, Explanation, explain
 from limosa.core.machines.catalogue import FALLBACK, READ_NEW, STREAMING

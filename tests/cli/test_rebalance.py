@@ -297,10 +297,17 @@ def test_wrong_calls_say_why_and_change_nothing(
 def test_a_locked_cluster_begins_nothing_until_it_is_unlocked(
     typed: Typed, connection: Operator
 ) -> None:
-    """F87: a request waits, and can be taken back."""
+    """F87: a request waits, and can be taken back; the status shows the lock."""
     made(connection, "locked")
     way = ways(connection, "locked")[0]
     assert "locked" in typed.well("operations", "lock", "backup until noon").text
+
+    def lock_shown() -> str:
+        why: str = typed.well("status", "--json").json["locked"]
+        return why
+
+    assert eventually(lock_shown, seconds=SECONDS) == "backup until noon"
+    eventually(lambda: "locked             backup until noon" in typed.well("status").text)
     answers: list[Ran] = []
     asking = threading.Thread(target=lambda: _ask(connection, way, answers))
     asking.start()

@@ -101,7 +101,8 @@ class Wire(Network):
 
 
 def _is_news(what: object) -> bool:
-    return isinstance(what, Agreed | AgreedRead | TopologyRead)
+    """An event of a watch, or an answer of the metastore."""
+    return isinstance(getattr(what, "answer", what), Agreed | AgreedRead | TopologyRead)
 
 
 class Scenario(World):

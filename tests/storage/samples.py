@@ -26,7 +26,6 @@ from limosa.core.effects import (
 from limosa.core.model.keys import WHOLE, Position, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import maintenance, segment, view
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
@@ -34,9 +33,11 @@ from limosa.storage.replica import StoredReplica
 from limosa.storage.view import View
 from limosa.storage.volume import StorageSettings, Volume
 from limosa.tabular import rows
+from limosa.tabular.digest import Digest, digest
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Kind, Table
 from tests.storage.faulty_files import Died, FaultyFiles, Plan, nothing_happens
+from tests.storage.medium import MediumFiles
 
 
 def table(
@@ -183,10 +184,10 @@ class Host:
     def __init__(
         self,
         settings: StorageSettings = TINY,
-        memory: MemoryFiles | None = None,
+        memory: MediumFiles | None = None,
         directory: str = "v1",
     ) -> None:
-        self.memory = memory or MemoryFiles()
+        self.memory = memory or MediumFiles()
         self.settings = settings
         self.directory = directory
         self.open()
@@ -286,3 +287,9 @@ def colliding_tokens(kept_bits: int = 2) -> Iterator[None]:
             patch.setattr(module, "tokens", squashed)
         patch.setattr(Table, "token_of", squashed_one)
         yield
+
+
+def table_digest(view: View, table: Table, token_range: TokenRange = WHOLE) -> Digest:
+    """The digest of the table's rows in a range, with tombstones."""
+    batches = view.batches(table, token_range, tombstones=True)
+    return sum((digest(batch.hashes()) for batch in batches), Digest.EMPTY)

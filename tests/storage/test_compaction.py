@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limosa.core.model.keys import WHOLE, TokenRange
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import compaction
 from limosa.storage.compaction import (
     NEW_OF_A_SIZE,
@@ -28,6 +27,7 @@ from limosa.storage.view import GOING, NEW, SETTLED, Ranged, TableView, overlap
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch
 from tests.storage.faulty_files import Moment, Operation, nothing_happens
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import (
     BIRDS,
     LEFT,
@@ -41,6 +41,7 @@ from tests.storage.samples import (
     in_view,
     small_pieces,
     songs,
+    table_digest,
     versioned,
 )
 
@@ -54,9 +55,9 @@ def segment(
     name: str = "s",
     offset: int = 0,
 ) -> Ranged:
-    files = MemoryFiles()
+    files = MediumFiles()
     order = np.argsort(batch.tokens, kind="stable")
-    assert write_segment(files, name, batch.table, [batch.take(order)]) is not None
+    assert write_segment(files, name, batch.table, [batch.take(order)])
     return Ranged(name, level, token_range, offset, Segment(files, name))
 
 
@@ -198,7 +199,7 @@ def test_a_tombstone_is_kept_as_long_as_it_is_not_collected() -> None:
     hand.put(birds(("wren", 1)))
     deleted = hand.put(gone("wren"))
     host.compact()
-    assert host.view().table_digest(BIRDS).count == 1
+    assert table_digest(host.view(), BIRDS).count == 1
     hand.apply_slice(versioned(birds(("wren", 1)), [deleted - 1]))
     assert in_view(host.view()) == {}
     host.compact()
@@ -274,7 +275,7 @@ def test_compaction_ends_and_leaves_settled_segments_that_do_not_overlap(
 
 def tombstones(host: Host) -> int:
     view = host.view()
-    return view.table_digest(BIRDS).count - view.count(BIRDS)
+    return table_digest(view, BIRDS).count - view.count(BIRDS)
 
 
 def check_levels(host: Host) -> None:

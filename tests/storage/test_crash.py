@@ -21,10 +21,8 @@ from limosa.core.effects import (
 from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.errors import BadInput
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import compaction
 from limosa.storage.files import Files
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
@@ -43,6 +41,8 @@ from tests.storage.crash.flips import (
 from tests.storage.crash.rounds import Chain, Kill, Oracle
 from tests.storage.crash.worker import Acked, Create, Line, Write, bundle_of
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, kind_of
+from tests.storage.medium import MediumFiles
+from tests.storage.sole import SoleOwner
 
 COLUMNS: dict[str, pa.DataType] = {"k": pa.int64(), "v": pa.string()}
 ROWS = Table("rows", pa.schema(COLUMNS), ("k",))
@@ -65,7 +65,7 @@ def opened(files: Files, settings: StorageSettings | None = None) -> Store:
     return Store(DIRECTORIES, files, settings)
 
 
-def killed(files: MemoryFiles) -> None:
+def killed(files: MediumFiles) -> None:
     files.crash(Random(0), process_only=True)
 
 
@@ -139,7 +139,7 @@ def test_the_oracle_notices_what_is_missing() -> None:
         lines += [write, Acked(write.id, position(1, counter))]
     found = {}
     for name, kept in {"all": (first, second), "lost": (first,), "more": (first, third)}.items():
-        store = opened(MemoryFiles())
+        store = opened(MediumFiles())
         owner = SoleOwner(store, *replica)
         for write in kept:
             owner.commit(owner.append(bundle_of(write)))
@@ -192,7 +192,7 @@ def test_a_missing_file_is_refused() -> None:
 def test_rows_that_were_flushed_before_their_commit_outlive_their_log_file() -> None:
     """The flush left them out, as they were not committed; so the log must keep them."""
     for trims in (False, True):
-        files = MemoryFiles()
+        files = MediumFiles()
         store = opened(files, SHORT)
         created(store, "p")
         first = appended(store, 1, 1)
@@ -213,7 +213,7 @@ def test_rows_that_were_flushed_before_their_commit_outlive_their_log_file() -> 
 
 def test_an_entry_can_be_read_while_its_log_file_goes() -> None:
     """It was written again, but that is not on the disk before the next sync."""
-    memory = MemoryFiles()
+    memory = MediumFiles()
     found: list[int] = []
 
     def plan(operation: Operation, moment: Moment) -> None:
@@ -241,7 +241,7 @@ def test_rows_that_are_committed_during_an_adoption_stay() -> None:
         if operation.label == "link flush segment" and moment == "after":
             target.upsert(rows(3))
 
-    memory = MemoryFiles()
+    memory = MediumFiles()
     files = FaultyFiles(memory)
     store = opened(files)
     SoleOwner(store, "source", "i").upsert(rows(1))
@@ -262,7 +262,7 @@ def test_records_that_come_during_an_adoption_leave_no_gap() -> None:
             files.arm(lambda operation, moment: None)
             source.upsert(rows(2, table=EVENTS))
 
-    files = FaultyFiles(MemoryFiles())
+    files = FaultyFiles(MediumFiles())
     store = opened(files)
     source = SoleOwner(store, "source", "i")
     source.upsert(rows(1, table=EVENTS))
@@ -277,7 +277,7 @@ def test_records_that_come_during_an_adoption_leave_no_gap() -> None:
 
 def test_a_change_that_is_refused_is_not_in_the_log() -> None:
     """A stream's records can't be copied by version; nor can a log be replayed that says so."""
-    files = MemoryFiles()
+    files = MediumFiles()
     store = opened(files)
     SoleOwner(store, "p", "i").upsert(rows(1))
     with pytest.raises(BadInput):
@@ -290,7 +290,7 @@ def test_a_change_that_is_refused_is_not_in_the_log() -> None:
 def test_a_segment_of_a_new_replica_is_not_mistaken_for_one_of_the_old() -> None:
     """A replica with the same ids was dropped; what was linked from it keeps its names."""
     for restarts in (False, True):
-        files = MemoryFiles()
+        files = MediumFiles()
         store = opened(files)
         target = SoleOwner(store, "target", "i")
         for key in (1, 2):
@@ -310,7 +310,7 @@ def test_a_merge_for_an_earlier_beginning_is_of_no_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The replica is emptied between the plan of a merge and the merge."""
-    files = MemoryFiles()
+    files = MediumFiles()
     store = opened(files)
     owner = SoleOwner(store, "p", "i")
     for key in (1, 2):
@@ -332,7 +332,7 @@ def test_a_merge_for_an_earlier_beginning_is_of_no_use(
 
 
 def test_two_adoptions_in_opposite_directions_both_end(quick_switches: None) -> None:
-    store = opened(FaultyFiles(MemoryFiles(), lambda operation, moment: None))
+    store = opened(FaultyFiles(MediumFiles(), lambda operation, moment: None))
     SoleOwner(store, "one", "i", "v1").upsert(rows(1))
     SoleOwner(store, "two", "i", "v2").upsert(rows(2))
     pairs = [(("one", "i"), ("two", "i")), (("two", "i"), ("one", "i"))]
@@ -352,7 +352,7 @@ def test_two_adoptions_in_opposite_directions_both_end(quick_switches: None) -> 
 
 def test_two_halves_of_one_segment_are_both_adopted() -> None:
     """What was split is merged again, and both sides still have the file that they came from."""
-    files = MemoryFiles()
+    files = MediumFiles()
     store = opened(files)
     SoleOwner(store, "p", "i").upsert(rows(*range(20)))
     for name in ("left", "right", "merged"):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from limosa.errors import LimosaError, UnusableFile, VolumeFailed
-from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings, Volume
@@ -20,6 +19,7 @@ from tests.storage.faulty_files import (
     short_write,
     together,
 )
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import (
     BIRDS,
     LEFT,
@@ -31,6 +31,7 @@ from tests.storage.samples import (
     in_view,
     records,
     songs,
+    table_digest,
 )
 
 ROOMY = StorageSettings()
@@ -141,7 +142,7 @@ def test_a_volume_that_failed_can_be_closed_and_opened_again() -> None:
 
 
 def test_a_failed_volume_does_not_keep_the_others_from_being_closed() -> None:
-    memory = MemoryFiles()
+    memory = MediumFiles()
     faulty = FaultyFiles(memory)
     store = Store({"v1": "v1", "v2": "v2"}, faulty)
     one, two = Hand(store.write, "one"), Hand(store.write, "two")
@@ -165,7 +166,7 @@ def test_a_failed_volume_does_not_keep_the_others_from_being_closed() -> None:
 
 
 def test_a_full_disk_at_the_start_leaves_no_lock() -> None:
-    memory = MemoryFiles()
+    memory = MediumFiles()
     with Store({"v1": "v1"}, memory, TINY) as store:
         hand = Hand(store.write).create()
         hand.put(birds(("wren", 5)))
@@ -221,7 +222,7 @@ def test_a_flush_without_room_is_given_up_and_done_later(label: str, moment: Mom
     expected_records = [("wren", 1), *[("rook", 2)] * 3]
     for _ in range(2):
         assert in_view(host.view()) == expected
-        assert host.view().table_digest(BIRDS).count == len(expected) + 1
+        assert table_digest(host.view(), BIRDS).count == len(expected) + 1
         assert records(host.view()) == expected_records
         host.lose_power()
     assert digest
@@ -331,7 +332,7 @@ def test_a_replica_that_can_not_be_dropped_is_told_and_dropped_later() -> None:
 
 
 def test_a_full_disk_keeps_what_was_acknowledged_and_goes_on_when_there_is_room() -> None:
-    memory = MemoryFiles(capacity_bytes=60_000)
+    memory = MediumFiles(capacity_bytes=60_000)
     host = Host(TINY, memory)
     hand = host.hand()
     acknowledged: dict[str, int] = {}
@@ -351,7 +352,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_goes_on_when_there_is_room(
 
 
 def test_maintenance_of_a_full_disk_waits_and_then_goes_on() -> None:
-    memory = MemoryFiles()
+    memory = MediumFiles()
     host = Host(StorageSettings(replica_memory_bytes=2000), memory)
     hand = host.hand()
     for number in range(60):
@@ -373,7 +374,7 @@ def test_maintenance_of_a_full_disk_waits_and_then_goes_on() -> None:
 
 
 def test_troubles_are_told_by_the_store() -> None:
-    faulty = FaultyFiles(MemoryFiles())
+    faulty = FaultyFiles(MediumFiles())
     with Store({"v1": "v1"}, faulty, TINY) as store:
         hand = Hand(store.write).create()
         for start in range(0, 100, 10):
@@ -492,7 +493,7 @@ def test_maintenance_leaves_a_damaged_replica_and_looks_after_the_others() -> No
 def test_a_volume_whose_own_files_are_damaged_is_refused_and_others_are_not(
     name: str, how: str
 ) -> None:
-    memory = MemoryFiles()
+    memory = MediumFiles()
     with Store({"v1": "v1", "v2": "v2"}, memory) as store:
         for volume in ("v1", "v2"):
             Hand(store.write, volume).create(volume).put(birds((volume, 1)))
@@ -513,7 +514,7 @@ def test_a_volume_whose_own_files_are_damaged_is_refused_and_others_are_not(
 
 
 def test_one_volume_is_used_by_one_process() -> None:
-    memory = MemoryFiles()
+    memory = MediumFiles()
     first = Volume(memory, "v1")
     with pytest.raises(UnusableFile, match="locked"):
         Volume(memory, "v1")

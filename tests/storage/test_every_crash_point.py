@@ -17,7 +17,6 @@ from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import Producers
-from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import FOREVER, StoredReplica
@@ -33,6 +32,7 @@ from tests.storage.faulty_files import (
     die,
     nothing_happens,
 )
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import (
     BIRDS,
     LEFT,
@@ -84,7 +84,7 @@ class Run:
     A step can be done again if nobody knows how far it came: what was done is not done twice.
     """
 
-    def __init__(self, memory: MemoryFiles) -> None:
+    def __init__(self, memory: MediumFiles) -> None:
         self.memory = memory
         self.hands = {name: Hand(self.write, name) for name in ("whole", "left", "right", "back")}
         self.acknowledged: dict[str, tuple[View, HeldReplica, list[Entry]]] = {}
@@ -316,7 +316,7 @@ def work(run: Run, steps: list[Callable[[], None]]) -> int:
 
 
 def expected_end() -> tuple[dict[str, Said], list[str]]:
-    run = Run(MemoryFiles())
+    run = Run(MediumFiles())
     run.open()
     run.files.arm(nothing_happens)
     for step in run.steps():
@@ -333,7 +333,7 @@ def rows_at_the_end(said: dict[str, Said]) -> dict[str, Any]:
 
 def die_and_go_on(number: int, moment: Moment, seed: int | None, expected: Any) -> None:
     """A seed is for the dice of a power loss; without, only the process is gone."""
-    run = Run(MemoryFiles())
+    run = Run(MediumFiles())
     steps = list(run.steps())
     died_in = -1
     try:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limosa.errors import UnusableFile
-from limosa.simulation.files import SECTOR_BYTES, MemoryFiles
+from limosa.simulation.files import SECTOR_BYTES
 from limosa.storage.files import (
     IOV_MAX,
     Files,
@@ -45,6 +45,7 @@ from tests.storage.faulty_files import (
     short_write,
     together,
 )
+from tests.storage.medium import MediumFiles
 
 REPOSITORY = Path(__file__).parents[2]
 SEEDS = range(200)
@@ -54,7 +55,7 @@ SEEDS = range(200)
 def files(request: pytest.FixtureRequest) -> Files:
     if request.param == "posix":
         return PosixFiles()
-    memory = MemoryFiles(["/volume"])
+    memory = MediumFiles(["/volume"])
     return memory if request.param == "memory" else FaultyFiles(memory)
 
 
@@ -286,7 +287,7 @@ def test_there_is_room(files: Files, root: str) -> None:
     assert files.free_bytes(root) > 0
 
 
-def test_a_closed_file_is_of_no_use(memory: MemoryFiles) -> None:
+def test_a_closed_file_is_of_no_use(memory: MediumFiles) -> None:
     """In memory only: a real descriptor may be another file's by then."""
     file = memory.create("/volume/a")
     file.close()
@@ -358,20 +359,20 @@ def refuse_with(code: int) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
-def memory() -> MemoryFiles:
-    return MemoryFiles(["/volume"])
+def memory() -> MediumFiles:
+    return MediumFiles(["/volume"])
 
 
-def after_power_losses(prepare: Callable[[MemoryFiles], object]) -> Iterator[MemoryFiles]:
+def after_power_losses(prepare: Callable[[MediumFiles], object]) -> Iterator[MediumFiles]:
     for seed in SEEDS:
-        files = MemoryFiles(["/volume"])
+        files = MediumFiles(["/volume"])
         prepare(files)
         files.crash(Random(seed))
         yield files
 
 
 def test_synced_bytes_under_a_synced_name_survive() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         write_durably(files, "/volume/a", [b"durable"])
         files.sync_directory("/volume")
 
@@ -388,7 +389,7 @@ def test_a_name_needs_its_directory_synced() -> None:
 
 
 def test_a_directory_needs_each_of_its_parents_synced() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         files.make_directory("/volume/c/d")
         files.sync_directory("/volume/c")
 
@@ -402,7 +403,7 @@ def test_a_directory_needs_each_of_its_parents_synced() -> None:
 def test_of_unsynced_appends_anything_from_nothing_to_all_survives_behind_what_was_synced() -> None:
     data = Random(0).randbytes(3000)
 
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         file = files.create("/volume/a")
         file.append([data[:700]])
         file.sync()
@@ -433,7 +434,7 @@ def is_torn_by_zeros(found: bytes, data: bytes) -> bool:
 
 
 def test_an_unsynced_overwrite_survives_whole_or_not_at_all() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         write_durably(files, "/volume/a", [b"0123456789"])
         files.sync_directory("/volume")
         file = files.reopen("/volume/a")
@@ -445,7 +446,7 @@ def test_an_unsynced_overwrite_survives_whole_or_not_at_all() -> None:
 
 
 def test_a_synced_overwrite_survives() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         file = files.create("/volume/a")
         file.append([b"0123456789"])
         file.overwrite(2, b"ab")
@@ -457,7 +458,7 @@ def test_a_synced_overwrite_survives() -> None:
 
 
 def test_a_file_that_was_made_anew_may_have_its_old_content_or_be_gone_or_the_new_one() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         write_durably(files, "/volume/a", [b"old"])
         files.sync_directory("/volume")
         write(files, "/volume/a", b"!")
@@ -470,7 +471,7 @@ def test_a_file_that_was_made_anew_may_have_its_old_content_or_be_gone_or_the_ne
 def test_names_come_back_as_of_some_moment_since_the_sync() -> None:
     """A replace is one step, so there is no moment without either name."""
 
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         write_durably(files, "/volume/a", [b"old"])
         files.sync_directory("/volume")
         write_durably(files, "/volume/a.new", [b"new"])
@@ -491,7 +492,7 @@ def test_names_come_back_as_of_some_moment_since_the_sync() -> None:
 def test_a_durable_replacement_never_shows_anything_between_old_and_new() -> None:
     for number in range(1, 6):
         for seed in range(40):
-            memory = MemoryFiles(["/volume"])
+            memory = MediumFiles(["/volume"])
             replace_durably(memory, "/volume", "a", [b"old" * 400])
             files = FaultyFiles(memory, at_operation(number, "middle", die))
             with pytest.raises(Died):
@@ -501,7 +502,7 @@ def test_a_durable_replacement_never_shows_anything_between_old_and_new() -> Non
             assert content(memory, "/volume/a") in expected
 
 
-def prepare_move(files: MemoryFiles) -> None:
+def prepare_move(files: MediumFiles) -> None:
     files.make_directory("/volume/old")
     files.make_directory("/volume/new")
     files.make_directory("/volume/old/inner")
@@ -517,7 +518,7 @@ def test_a_move_between_directories_happens_in_both_or_in_neither() -> None:
 
 @pytest.mark.parametrize("synced", ["/volume/old", "/volume/new"])
 def test_a_move_between_directories_is_durable_once_either_is_synced(synced: str) -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         prepare_move(files)
         files.sync_directory(synced)
 
@@ -526,7 +527,7 @@ def test_a_move_between_directories_is_durable_once_either_is_synced(synced: str
 
 
 def test_a_directory_may_be_removed_by_half() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         files.make_directory("/volume/c")
         write_durably(files, "/volume/c/a", [b"1"])
         write_durably(files, "/volume/c/b", [b"2"])
@@ -538,7 +539,7 @@ def test_a_directory_may_be_removed_by_half() -> None:
 
 
 def test_a_removed_file_comes_back_with_its_synced_bytes() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         write_durably(files, "/volume/a", [b"synced"])
         files.sync_directory("/volume")
         files.remove("/volume/a")
@@ -547,7 +548,7 @@ def test_a_removed_file_comes_back_with_its_synced_bytes() -> None:
     assert found == {(), (("/volume/a", b"synced"),)}
 
 
-def test_what_survived_a_power_loss_survives_the_next(memory: MemoryFiles) -> None:
+def test_what_survived_a_power_loss_survives_the_next(memory: MediumFiles) -> None:
     write(memory, "/volume/a", bytes(range(256)) * 8)
     memory.crash(Random(3))
     survived = memory.snapshot()
@@ -556,7 +557,7 @@ def test_what_survived_a_power_loss_survives_the_next(memory: MemoryFiles) -> No
         assert memory.snapshot() == survived
 
 
-def test_a_killed_process_loses_nothing_but_its_handles_and_locks(memory: MemoryFiles) -> None:
+def test_a_killed_process_loses_nothing_but_its_handles_and_locks(memory: MediumFiles) -> None:
     file = memory.create("/volume/a")
     file.append([b"never synced"])
     lock = memory.lock("/volume/LOCK")
@@ -579,7 +580,7 @@ def test_a_killed_process_loses_nothing_but_its_handles_and_locks(memory: Memory
 
 
 def test_a_killed_process_makes_nothing_durable() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         write(files, "/volume/a", b"never synced")
         files.crash(Random(0), process_only=True)
 
@@ -587,7 +588,7 @@ def test_a_killed_process_makes_nothing_durable() -> None:
 
 
 def test_written_back_bytes_and_names_are_durable() -> None:
-    def prepare(files: MemoryFiles) -> None:
+    def prepare(files: MediumFiles) -> None:
         files.make_directory("/volume/c")
         write(files, "/volume/c/a", b"never synced")
         files.write_back()
@@ -644,7 +645,7 @@ def test_both_file_systems_do_the_same(tmp_path_factory: pytest.TempPathFactory)
     def compare(steps: list[tuple[str, str, str]]) -> None:
         root = tmp_path_factory.mktemp("volume")
         (root / "c").mkdir()
-        memory = MemoryFiles(["/volume/c"])
+        memory = MediumFiles(["/volume/c"])
         assert take_all(memory, "/volume", steps) == take_all(PosixFiles(), str(root), steps)
         on_disk = {
             f"/volume/{path.relative_to(root)}": path.read_bytes()
@@ -662,7 +663,7 @@ def test_both_file_systems_do_the_same(tmp_path_factory: pytest.TempPathFactory)
 def test_the_same_dice_leave_the_same_files(steps: list[tuple[str, str, str]], seed: int) -> None:
     left = []
     for _ in range(2):
-        files = MemoryFiles(["/volume/c"])
+        files = MediumFiles(["/volume/c"])
         take_all(files, "/volume", steps)
         files.crash(Random(seed))
         used = files.capacity_bytes - files.free_bytes("/")
@@ -673,7 +674,7 @@ def test_the_same_dice_leave_the_same_files(steps: list[tuple[str, str, str]], s
 # ------------------------------------------------------------------------ room and rot
 
 
-def test_a_full_disk_takes_what_it_can_and_refuses_the_rest(memory: MemoryFiles) -> None:
+def test_a_full_disk_takes_what_it_can_and_refuses_the_rest(memory: MediumFiles) -> None:
     memory.capacity_bytes = 10
     file = memory.create("/volume/a")
     file.append([b"0123456"])
@@ -686,7 +687,7 @@ def test_a_full_disk_takes_what_it_can_and_refuses_the_rest(memory: MemoryFiles)
     assert memory.free_bytes("/volume") == 0
 
 
-def test_room_comes_back_with_the_last_name(memory: MemoryFiles) -> None:
+def test_room_comes_back_with_the_last_name(memory: MediumFiles) -> None:
     memory.capacity_bytes = 10
     write(memory, "/volume/a", b"0123456")
     memory.link("/volume/a", "/volume/b")
@@ -702,7 +703,7 @@ def test_room_is_counted_anew_after_a_crash() -> None:
         assert files.free_bytes("/") == files.capacity_bytes - used
 
 
-def test_rot_and_loss_survive_a_crash(memory: MemoryFiles) -> None:
+def test_rot_and_loss_survive_a_crash(memory: MediumFiles) -> None:
     write_durably(memory, "/volume/a", [b"\x00\x00\x00"])
     memory.sync_directory("/volume")
     memory.flip("/volume/a", 9)
@@ -769,14 +770,14 @@ EVERYTHING = [
 ]
 
 
-def test_every_change_is_labelled_and_counted(memory: MemoryFiles) -> None:
+def test_every_change_is_labelled_and_counted(memory: MediumFiles) -> None:
     files = FaultyFiles(memory)
     do_everything(files)
     assert files.trace == EVERYTHING
     assert files.seen == Counter(EVERYTHING)
 
 
-def test_looking_is_no_operation(memory: MemoryFiles) -> None:
+def test_looking_is_no_operation(memory: MediumFiles) -> None:
     write(memory, "/volume/a", b"x")
     files = FaultyFiles(memory)
     files.read("/volume/a")
@@ -797,7 +798,7 @@ def test_a_process_can_die_before_and_after_every_operation() -> None:
 
 
 def left_by(plan: Plan) -> dict[str, bytes]:
-    memory = MemoryFiles(["/volume"])
+    memory = MediumFiles(["/volume"])
     with pytest.raises(Died):
         do_everything(FaultyFiles(memory, plan))
     return memory.snapshot()
@@ -807,7 +808,7 @@ def test_a_process_can_die_in_the_middle_of_an_append() -> None:
     assert left_by(at_label("append volume", 1, "middle", die))["/volume/VOLUME.new"] == b"vol"
 
 
-def test_a_dead_process_does_nothing_any_more(memory: MemoryFiles) -> None:
+def test_a_dead_process_does_nothing_any_more(memory: MediumFiles) -> None:
     files = FaultyFiles(memory, at_label("sync log", 1, "before", die))
     file = files.create("/volume/1.log")
     files.lock("/volume/LOCK")
@@ -842,7 +843,7 @@ def test_a_buried_process_holds_nothing(posix: tuple[PosixFiles, str]) -> None:
     lock.close()
 
 
-def test_an_operation_fails_and_then_works_again(memory: MemoryFiles) -> None:
+def test_an_operation_fails_and_then_works_again(memory: MediumFiles) -> None:
     files = FaultyFiles(memory, fails("create log", errno.EIO, nth=2, times=2))
     outcomes = [outcome_of(lambda: files.create("/volume/1.log").close()) for _ in range(5)]
     assert outcomes == [0, errno.EIO, errno.EIO, 0, 0]
@@ -856,7 +857,7 @@ def outcome_of(attempt: Action) -> int:
     return 0
 
 
-def test_an_operation_can_fail_although_it_happened(memory: MemoryFiles) -> None:
+def test_an_operation_can_fail_although_it_happened(memory: MediumFiles) -> None:
     files = FaultyFiles(memory, at_label("replace volume", 1, "after", fail(errno.EIO)))
     write(files, "/volume/VOLUME.new", b"x")
     with pytest.raises(OSError, match="Input/output"):
@@ -864,7 +865,7 @@ def test_an_operation_can_fail_although_it_happened(memory: MemoryFiles) -> None
     assert memory.names("/volume") == ["VOLUME"]
 
 
-def test_a_short_write_leaves_half(memory: MemoryFiles) -> None:
+def test_a_short_write_leaves_half(memory: MediumFiles) -> None:
     files = FaultyFiles(memory, short_write("append log", nth=2))
     file = files.create("/volume/1.log")
     file.append([b"one "])
@@ -874,7 +875,7 @@ def test_a_short_write_leaves_half(memory: MemoryFiles) -> None:
     assert content(memory, "/volume/1.log") == b"one twthree"
 
 
-def test_a_sync_that_failed_never_succeeds(memory: MemoryFiles) -> None:
+def test_a_sync_that_failed_never_succeeds(memory: MediumFiles) -> None:
     files = FaultyFiles(memory, fails("sync log", errno.EIO))
     file = files.create("/volume/1.log")
     for _ in range(2):
@@ -883,7 +884,7 @@ def test_a_sync_that_failed_never_succeeds(memory: MemoryFiles) -> None:
     files.create("/volume/2.log").sync()
 
 
-def test_plans_work_together_and_can_be_changed(memory: MemoryFiles) -> None:
+def test_plans_work_together_and_can_be_changed(memory: MediumFiles) -> None:
     full = fails("append log", errno.ENOSPC, times=FOREVER)
     files = FaultyFiles(memory, together(full, at_operation(4, "before", die)))
     file = files.create("/volume/1.log")
@@ -895,7 +896,7 @@ def test_plans_work_together_and_can_be_changed(memory: MemoryFiles) -> None:
     assert files.trace == ["append log", "sync log"]
 
 
-def test_a_plan_of_its_own_sees_every_moment(memory: MemoryFiles) -> None:
+def test_a_plan_of_its_own_sees_every_moment(memory: MediumFiles) -> None:
     seen: list[tuple[str, Moment, int, int]] = []
 
     def plan(operation: Operation, moment: Moment) -> None:
@@ -912,7 +913,7 @@ def test_a_plan_of_its_own_sees_every_moment(memory: MemoryFiles) -> None:
     ]
 
 
-def test_threads_are_counted_without_loss(memory: MemoryFiles) -> None:
+def test_threads_are_counted_without_loss(memory: MediumFiles) -> None:
     numbers: list[int] = []
 
     def plan(operation: Operation, moment: Moment) -> None:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from limosa.errors import BadInput, UnusableFile
-from limosa.simulation.files import MemoryFiles
 from limosa.storage.log import (
     HEADER_BYTES,
     FoundLogFile,
@@ -23,17 +22,18 @@ from limosa.storage.log import (
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.bodies import ALIGNMENT
 from tests.storage.faulty_files import Moment, Operation, at_label, die, nothing_happens
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import BIRDS, SONGS, TINY, Host, birds, in_view, records, songs
 
 FIRST = f"log/{file_name(1)}"
 
 
 @pytest.fixture
-def files() -> MemoryFiles:
-    return MemoryFiles(["log"])
+def files() -> MediumFiles:
+    return MediumFiles(["log"])
 
 
-def started(files: MemoryFiles, sequence: int = 0, number: int = 1) -> VolumeLog:
+def started(files: MediumFiles, sequence: int = 0, number: int = 1) -> VolumeLog:
     return VolumeLog(files, "log", sequence, number, HEADER_BYTES + 1000, lambda number: None)
 
 
@@ -45,14 +45,14 @@ def heads(reading: FoundLogFile) -> list[bytes]:
     return [frame.head for frame in reading.frames]
 
 
-def all_frames(files: MemoryFiles, first: int, last: int) -> Iterator[Frame]:
+def all_frames(files: MediumFiles, first: int, last: int) -> Iterator[Frame]:
     return read_frames(files, "log", first, last, lambda number, reading: None)
 
 
 # ------------------------------------------------------------------------------------- frames
 
 
-def test_frames_come_back_in_order_with_their_bodies(files: MemoryFiles) -> None:
+def test_frames_come_back_in_order_with_their_bodies(files: MediumFiles) -> None:
     log = started(files)
     places = [
         log.append(b"one"),
@@ -70,7 +70,7 @@ def test_frames_come_back_in_order_with_their_bodies(files: MemoryFiles) -> None
     assert all(place.at % ALIGNMENT == 0 == place.size % ALIGNMENT for place in places)
 
 
-def test_one_frame_is_read_again_by_its_place(files: MemoryFiles) -> None:
+def test_one_frame_is_read_again_by_its_place(files: MediumFiles) -> None:
     log = started(files, sequence=41)
     log.append(b"before")
     place = log.append(b"this", [b"body"])
@@ -82,7 +82,7 @@ def test_one_frame_is_read_again_by_its_place(files: MemoryFiles) -> None:
         read_frame(files, "log", place)
 
 
-def test_a_frame_beyond_the_end_of_its_file_is_damage(files: MemoryFiles) -> None:
+def test_a_frame_beyond_the_end_of_its_file_is_damage(files: MediumFiles) -> None:
     log = started(files)
     place = log.append(b"this")
     sync(log)
@@ -91,7 +91,7 @@ def test_a_frame_beyond_the_end_of_its_file_is_damage(files: MemoryFiles) -> Non
         read_frame(files, "log", place)
 
 
-def test_nothing_is_written_before_a_sync(files: MemoryFiles) -> None:
+def test_nothing_is_written_before_a_sync(files: MediumFiles) -> None:
     log = started(files)
     log.append(b"one")
     assert heads(read_file(files, "log", 1, is_last=True)) == []
@@ -99,7 +99,7 @@ def test_nothing_is_written_before_a_sync(files: MemoryFiles) -> None:
     assert heads(read_file(files, "log", 1, is_last=True)) == [b"one"]
 
 
-def test_a_file_follows_another(files: MemoryFiles) -> None:
+def test_a_file_follows_another(files: MediumFiles) -> None:
     log = started(files)
     assert not log.is_full
     log.append(b"one", [b"x" * 1200])
@@ -116,7 +116,7 @@ def test_a_file_follows_another(files: MemoryFiles) -> None:
 # ------------------------------------------------------------------------------------- torn
 
 
-def test_what_was_torn_above_the_marker_ends_the_log(files: MemoryFiles) -> None:
+def test_what_was_torn_above_the_marker_ends_the_log(files: MediumFiles) -> None:
     log = started(files)
     log.append(b"kept")
     sync(log)
@@ -128,14 +128,14 @@ def test_what_was_torn_above_the_marker_ends_the_log(files: MemoryFiles) -> None
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1])
-def test_a_file_without_a_whole_header_is_damaged(files: MemoryFiles, length: int) -> None:
+def test_a_file_without_a_whole_header_is_damaged(files: MediumFiles, length: int) -> None:
     started(files)
     files.truncate(FIRST, length)
     with pytest.raises(UnusableFile, match=file_name(1)):
         read_file(files, "log", 1, is_last=True)
 
 
-def test_every_bit_below_the_marker_counts(files: MemoryFiles) -> None:
+def test_every_bit_below_the_marker_counts(files: MediumFiles) -> None:
     log = started(files)
     log.append(b"one", [b"body"])
     log.append(b"two")
@@ -152,7 +152,7 @@ def test_every_bit_below_the_marker_counts(files: MemoryFiles) -> None:
     assert heads(read_file(files, "log", 1, is_last=True)) == [b"one", b"two"]
 
 
-def test_a_file_that_lost_its_end_is_damaged(files: MemoryFiles) -> None:
+def test_a_file_that_lost_its_end_is_damaged(files: MediumFiles) -> None:
     log = started(files)
     log.append(b"one")
     log.append(b"two")
@@ -163,7 +163,7 @@ def test_a_file_that_lost_its_end_is_damaged(files: MemoryFiles) -> None:
 
 
 def test_frames_that_survived_without_a_sync_are_durable_once_they_were_counted_on(
-    files: MemoryFiles,
+    files: MediumFiles,
 ) -> None:
     log = started(files)
     log.append(b"one")
@@ -179,7 +179,7 @@ def test_frames_that_survived_without_a_sync_are_durable_once_they_were_counted_
         assert heads(read_file(files, "log", 1, is_last=False)) == [b"one", b"two"]
 
 
-def test_a_missing_file_or_frame_in_the_middle_is_damage(files: MemoryFiles) -> None:
+def test_a_missing_file_or_frame_in_the_middle_is_damage(files: MediumFiles) -> None:
     log = started(files)
     for number in range(3):
         log.append(b"%d" % number)
@@ -196,7 +196,7 @@ def test_a_missing_file_or_frame_in_the_middle_is_damage(files: MemoryFiles) -> 
         list(all_frames(files, 1, 4))
 
 
-def test_files_whose_frames_do_not_follow_each_other_are_damage(files: MemoryFiles) -> None:
+def test_files_whose_frames_do_not_follow_each_other_are_damage(files: MediumFiles) -> None:
     log = started(files)
     log.append(b"one")
     sync(log)

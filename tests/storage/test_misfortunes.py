@@ -12,18 +12,18 @@ import pytest
 from limosa.core.effects import AppendEntries, CreateReplica, DiscardReplica
 from limosa.core.model.rows import Entry
 from limosa.errors import BadInput, InvalidSchema, UnusableFile, VolumeFailed, VolumeInUse
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import memtable
 from limosa.storage import store as store_module
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.memtable import Memtable, added
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import BIRDS, TINY, Hand, Host, batch_of, birds, in_view
+from tests.storage.sole import SoleOwner
 from tests.waiting import eventually
 
 # ---------------------------------------------------------------- syncs that do not end
@@ -82,7 +82,7 @@ def test_a_closed_volume_takes_nothing() -> None:
 
 
 def test_a_store_that_is_being_closed_calls_nothing_durable() -> None:
-    store = Store({"v1": "v1"}, MemoryFiles(), TINY)
+    store = Store({"v1": "v1"}, MediumFiles(), TINY)
     hand = Hand(store.write).create()
     hand.put(birds(("wren", 1)))
     store.close()
@@ -100,7 +100,7 @@ def test_closing_waits_for_what_is_under_way() -> None:
             reached.set()
             assert go_on.wait(10)
 
-    faulty = FaultyFiles(MemoryFiles())
+    faulty = FaultyFiles(MediumFiles())
     store = Store({"v1": "v1"}, faulty, TINY)
     hand = Hand(store.write).create()
     hand.put(birds(("wren", 1)))
@@ -185,26 +185,26 @@ def test_large_batches_of_few_rows_are_not_copied_together(
 def test_a_file_that_rots_while_it_is_in_use_is_found_by_reading_it_again(
     tmp_path: Path,
 ) -> None:
-    """What was read once is not checked again by itself."""
+    """A digest checks what was read before; nothing else does."""
     with Store({"v1": str(tmp_path / "v1")}) as store:
         hand = Hand(store.write).create()
         hand.put(birds(("wren", 1)))
         store.flush(*hand.key)
-        store.verify(*hand.key)
+        store.view(*hand.key).digest()
         (path,) = (tmp_path / "v1").rglob("*.segment")
         content = bytearray(path.read_bytes())
         content[200] ^= 1
         with path.open("r+b") as file:
             file.write(content)
         with pytest.raises(UnusableFile, match=path.name):
-            store.verify(*hand.key)
+            store.view(*hand.key).digest()
 
 
 # ---------------------------------------------------------------- several volumes
 
 
 def test_a_replica_that_is_made_on_another_volume_is_gone_from_the_first() -> None:
-    files, directories = MemoryFiles(), {"v1": "v1", "v2": "v2"}
+    files, directories = MediumFiles(), {"v1": "v1", "v2": "v2"}
     with Store(directories, files, TINY) as store:
         hand = Hand(store.write).create("v1")
         hand.put(birds(("wren", 1)))
@@ -218,7 +218,7 @@ def test_a_replica_that_is_made_on_another_volume_is_gone_from_the_first() -> No
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.ENOSPC])
 def test_a_volume_that_can_not_be_opened_takes_no_other_with_it(code: int) -> None:
-    memory = MemoryFiles()
+    memory = MediumFiles()
     with Store({"v1": "v1"}, memory, TINY) as store:
         hand = Hand(store.write).create()
         hand.put(birds(("wren", 1)))
@@ -298,7 +298,7 @@ def test_maintenance_survives_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch)
     def mistaken(maintenance: Maintenance) -> bool:
         raise RuntimeError("a mistake")
 
-    with Store({"v1": "v1"}, MemoryFiles(), TINY) as store:
+    with Store({"v1": "v1"}, MediumFiles(), TINY) as store:
         with monkeypatch.context() as patch:
             patch.setattr(Maintenance, "step", mistaken)
             store.start_maintenance()
@@ -313,7 +313,7 @@ def test_writers_wait_for_room_and_are_told_if_there_will_be_none(
 ) -> None:
     monkeypatch.setattr(store_module, "WAIT_SECONDS", 0.5)
     monkeypatch.setattr(store_module, "TROUBLE_SECONDS", 0.05)
-    faulty = FaultyFiles(MemoryFiles())
+    faulty = FaultyFiles(MediumFiles())
     settings = StorageSettings(replica_memory_bytes=2000, memory_bytes=4000)
     with Store({"v1": "v1"}, faulty, settings) as store:
         hand = Hand(store.write).create()

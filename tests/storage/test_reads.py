@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limosa.errors import BadInput, InvalidKey
-from limosa.simulation.files import MemoryFiles
 from limosa.storage import view as views
 from limosa.storage.memtable import Memtable
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import TableView, View
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import SMALL_ROWS, Batch
 from limosa.tabular.schema import Kind, Table
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import BIRDS, SONGS, Host, batch_of, colliding_tokens, songs, table
+from tests.storage.sole import SoleOwner
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONED = pa.timestamp("us", "Europe/Berlin")
@@ -144,7 +144,7 @@ def test_a_compare_and_set_sees_the_row_whatever_its_key_is(
     key_type: pa.DataType, key: Any
 ) -> None:
     kept = keyed(key_type)
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         owner = SoleOwner(store, "p1", "r1")
         done, first = owner.put_if(batch_of(kept, [(key, 1)]), 0)
         assert done
@@ -261,7 +261,7 @@ def test_a_value_that_python_can_not_hold_is_read_as_arrow(
 def test_a_key_that_python_can_not_hold_is_read_as_arrow(name: str) -> None:
     column = BEYOND[name]
     kept = keyed(column.type)
-    with Store({"v1": "v1"}, MemoryFiles()) as store:
+    with Store({"v1": "v1"}, MediumFiles()) as store:
         owner = SoleOwner(store, "p1", "r1")
         owner.upsert(rows_with(kept, column))
         owner.upsert(rows_with(kept, many(column)))

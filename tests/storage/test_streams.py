@@ -4,11 +4,10 @@ import pyarrow as pa
 import pytest
 
 from limosa.core.model.rows import Entry
-from limosa.simulation.files import MemoryFiles
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
+from tests.storage.medium import MediumFiles
 from tests.storage.samples import (
     SONGS,
     TINY,
@@ -22,6 +21,7 @@ from tests.storage.samples import (
     small_pieces,
     songs,
 )
+from tests.storage.sole import SoleOwner
 
 ROOMY = StorageSettings()
 
@@ -155,7 +155,7 @@ def test_trimming_the_log_keeps_the_records() -> None:
 
 
 def test_an_owner_appends_to_a_stream() -> None:
-    files = MemoryFiles()
+    files = MediumFiles()
     with Store({"v1": "v1"}, files) as store:
         owner = SoleOwner(store, "p1", "r1")
         owner.upsert(tones(0, 2), "me", 1)

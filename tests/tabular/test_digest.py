@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
 from limosa.errors import BadInput
-from limosa.tabular.digest import BUCKETS_MAX, Digest, digest, digests_by_bucket, row_hashes
+from limosa.tabular.digest import Digest, digest, row_hashes
 from limosa.tabular.schema import Table
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.int32())])
@@ -427,32 +427,3 @@ def test_a_row_held_twice_is_noticed() -> None:
     once = np.array([5], np.uint64)
     assert digest(np.repeat(once, 3)) != digest(once)
     assert digest(np.repeat(once, 2)) != Digest.EMPTY
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), integers(64))), st.integers(0, 10))
-def test_each_row_is_in_the_bucket_of_its_token(rows: list[tuple[int, int]], bits: int) -> None:
-    hashes = np.array([row[0] for row in rows], np.uint64)
-    tokens = np.array([row[1] for row in rows], np.int64)
-    found = digests_by_bucket(hashes, tokens, 2**bits)
-    expected = [Digest.EMPTY] * 2**bits
-    for one, token in rows:
-        expected[(token + 2**63) >> (64 - bits)] += Digest(1, one, one)
-    assert found == expected
-
-
-def test_buckets_are_in_the_order_of_tokens() -> None:
-    tokens = np.array([-(2**63), -(2**62) - 1, -(2**62), -1, 0, 2**62 - 1, 2**62, 2**63 - 1])
-    found = digests_by_bucket(np.arange(8, dtype=np.uint64), tokens, 4)
-    assert [each.total for each in found] == [0 + 1, 2 + 3, 4 + 5, 6 + 7]
-    assert len(digests_by_bucket(np.arange(8, dtype=np.uint64), tokens, BUCKETS_MAX)) == BUCKETS_MAX
-
-
-@pytest.mark.parametrize("buckets", [0, -1, 3, 2 * BUCKETS_MAX])
-def test_buckets_are_a_power_of_two(buckets: int) -> None:
-    with pytest.raises(BadInput, match="power of two"):
-        digests_by_bucket(np.zeros(1, np.uint64), np.zeros(1, np.int64), buckets)
-
-
-def test_a_token_is_needed_for_each_hash() -> None:
-    with pytest.raises(BadInput, match="1 tokens for 2 hashes"):
-        digests_by_bucket(np.zeros(2, np.uint64), np.zeros(1, np.int64), 2)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limosa.errors import BadInput
+from limosa.tabular.bodies import padded
 from limosa.transport import frames
 
 
@@ -27,7 +28,7 @@ def test_head_and_bodies_arrive_aligned_wherever_the_frame_lies(
         part = found.slice(at, len(body))
         assert part.to_pybytes() == body
         assert part.address % frames.ADDRESS_ALIGNMENT == 0
-        at += frames.padded(len(body))
+        at += padded(len(body))
 
 
 def test_a_large_body_at_grpcs_addresses_is_not_copied() -> None:

@@ -101,6 +101,8 @@ class ClusterStatus(Struct, frozen=True):
     id: str
     coordinator: str | None
     """The active coordinator."""
+    locked: str
+    """Why the cluster is locked; empty: it is not locked."""
     nodes: Members
     tables: list[str]
     partitions: PartitionsInBrief
@@ -152,6 +154,7 @@ def status_of(overview: Overview) -> ClusterStatus:
         "" if cluster is None else cluster.name,
         "" if cluster is None else cluster.id,
         overview.agreed["coordinator"],
+        overview.agreed.get("locked", ""),
         Members(overview.members, overview.live),
         sorted(topology.tables),
         PartitionsInBrief(

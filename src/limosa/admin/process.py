@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from limosa.admin import app, audit, tokens
 from limosa.admin.audit import AuditLog
-from limosa.admin.cluster_runs import ClusterRuns
 from limosa.admin.operations import Follower
 from limosa.admin.reconnection import ReconnectingCluster
+from limosa.admin.runs import Runs
 from limosa.admin.service import AdminService, AdminSettings, Logger
 from limosa.admin.tokens import Tokens
 from limosa.client.operator import Operator
@@ -65,7 +65,7 @@ class AdminProcess:
             Tokens(directory / tokens.FILE),
             AuditLog(directory / audit.FILE),
             log,
-            ClusterRuns(self.cluster),
+            Runs(self.cluster),
             config.settings,
         )
         self.follower = Follower(config.settings.follow_seconds)

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from limosa.admin.roles import ROLES, Role
+from limosa.client.discovery import replace_privately
 from limosa.errors import BadInput, UnusableFile
 
 FILE = "admin-tokens.json"
@@ -120,21 +121,9 @@ def _changing(path: Path) -> Iterator[list[TokenEntry]]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = read_entries(path)
         yield entries
-        _replace(path, msgspec.json.format(msgspec.json.encode(entries)) + b"\n")
+        replace_privately(path, msgspec.json.format(msgspec.json.encode(entries)) + b"\n")
     finally:
         os.close(lock)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 # --- identifying callers

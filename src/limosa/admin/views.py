@@ -1,7 +1,6 @@
 """What does the cluster contain? Routes that show the cluster, its nodes, tables and partitions."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Query
 from msgspec import Struct
@@ -31,8 +30,6 @@ from limosa.admin.routing import Calling, Routes
 from limosa.client.connection import Description
 from limosa.core.insight.explaining import Explanation
 from limosa.errors import IllegalRequest, UnknownTable
-
-Item = TypeVar("Item")
 
 routes = Routes("views")
 
@@ -109,17 +106,9 @@ def partitions(
         found = partitions_of(overview, table)
     except UnknownTable:
         raise not_found("table", str(table), "/v1/tables") from None
-    some, rest = page(sorted(found, key=lambda each: each.id), lambda each: each.id, limit, after)
-    return Partitions([partition_facts(overview, each) for each in some], rest)
-
-
-def page(
-    items: Sequence[Item], name: Callable[[Item], str], limit: int, after: str
-) -> tuple[list[Item], str | None]:
-    """The items after a name, in order, and the name to continue after."""
-    left = [each for each in items if name(each) > after]
-    some = left[:limit]
-    return some, name(some[-1]) if len(left) > limit else None
+    left = sorted((each for each in found if each.id > after), key=lambda each: each.id)
+    some = [partition_facts(overview, each) for each in left[:limit]]
+    return Partitions(some, some[-1].partition if len(left) > limit else None)
 
 
 @routes.get("/v1/partitions/{partition}", role="viewer", answers=PartitionFacts)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from limosa.admin.moves import look_at
-from limosa.cli.shared.durations import lasted, moment
-from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words
+from limosa.cli.shared.move_progress import copy_words, landed_bytes, stage_words, took_words
 from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.quantities import lasted, moment
 from limosa.cli.shared.run_progress import COLUMNS
 from limosa.cli.shared.run_progress import lines_of as run_lines
 from limosa.cli.shared.run_progress import row_of as move_row
@@ -198,9 +198,7 @@ def report_line(report: Report) -> str:
     moved += f" to {', '.join(came)}" if came else ""
     when = moment(report.ended)
     why = f": {report.why}" if report.why else ""
-    took = f" in {lasted(max(0.0, report.ended - report.began))}" if report.began else ""
-    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
-    return f"{when}  {report.kind}{moved}: {report.outcome}{why}{took}{pause}"
+    return f"{when}  {report.kind}{moved}: {report.outcome}{why}{took_words(report)}"
 
 
 # --- runs

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from limosa.cli.shared.jobs import JobsOption, cores
+from limosa.cli.shared.options import JobsOption, cores
 from limosa.simulation.run import run_seed
 from limosa.simulation.swarm import TookTooLong, in_processes, named, run_guarded, within
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from limosa.cli.shared.durations import lasted, moment
 from limosa.cli.shared.move_progress import LOOK_SECONDS
 from limosa.cli.shared.options import ClusterOptions, with_groups
+from limosa.cli.shared.quantities import lasted, moment
 from limosa.cli.shared.terminal import NOTHING, print_answer, print_json, print_table
 from limosa.client.requests import request_id
 from limosa.core.coordinator.aborting import aborting
@@ -111,8 +111,7 @@ def abort(target: ClusterOptions, id: Id) -> None:
     with target.operate() as connection:
         agreed = connection.runs()
         request = connection.request(aborting(agreed, find(agreed, id), request_id("abort")))
-    answer = {"operation": request.id, "aborts": id, "answer": request.answer}
-    print_answer(target.as_json, answer, f"{request.answer}.")
+    _told(target, request, aborts=id)
 
 
 @operations.command()
@@ -146,8 +145,8 @@ def unlock(target: ClusterOptions) -> None:
         _told(target, connection.submit(UnlockCluster()))
 
 
-def _told(target: ClusterOptions, request: Request) -> None:
-    answer = {"operation": request.id, "answer": request.answer}
+def _told(target: ClusterOptions, request: Request, **more: str) -> None:
+    answer = {"operation": request.id, **more, "answer": request.answer}
     print_answer(target.as_json, answer, f"{request.answer}.")
 
 

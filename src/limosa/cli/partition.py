@@ -5,12 +5,12 @@ from typing import Annotated, Any
 import typer
 
 from limosa.admin.moves import EndedChange, Wanted, leaving_replica, record_of, volume_on
-from limosa.cli.shared.durations import lasted, seconds_of
-from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors
+from limosa.cli.shared.move_progress import ProgressDisplay, follow, on_errors, took_words
 from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.plans import MaxPause, pause_of
+from limosa.cli.shared.quantities import seconds_of
+from limosa.cli.shared.runs import is_watched
 from limosa.cli.shared.terminal import print_answer, print_json, tell
-from limosa.client.operator import Operator
 from limosa.core.model.intent import Placement
 from limosa.core.model.keys import transition_id
 from limosa.core.model.requests import (
@@ -22,8 +22,6 @@ from limosa.core.model.requests import (
     ReverseMove,
 )
 from limosa.errors import IllegalRequest
-
-INTERRUPTED = 130
 
 partition = typer.Typer(help="Move a partition, or end a move.", no_args_is_help=True)
 
@@ -79,7 +77,6 @@ def move(
     """
     hold_seconds = seconds_of(hold, "--hold")
     pause_seconds = pause_of(max_pause)
-    waits = _is_watched(target) if wait is None else wait
     with target.operate() as connection:
         agreed = connection.state(name)
         record = record_of(agreed, name)
@@ -106,10 +103,16 @@ def move(
             "transition": wanted.transition,
         }
         what = f"{name} moves from {leaving.node} ({reason}) to {to}"
-        if not waits:
+        if not (is_watched(target) if wait is None else wait):
             _tell_answer(target, answer, _answered(what, request))
             return
-        ended = _follow(target, connection, wanted, answer, what)
+        progress = ProgressDisplay(what, target.as_json, on_errors())
+        ended = progress.until_ended(
+            lambda: follow(connection, name, wanted, progress.show),
+            f"The move continues. See its progress: `limosa explain {name}`; "
+            f"cancel it: `limosa partition cancel {name}`",
+            {**answer, "state": "running"},
+        )
     _tell_end(target, answer, ended, what)
     raise typer.Exit(0 if ended.state == "done" else 1)
 
@@ -188,31 +191,8 @@ def _answered(what: str, request: Request) -> str:
     return f"{what}." if begins else f"{what}: {request.answer}."
 
 
-def _is_watched(target: ClusterOptions) -> bool:
-    return not target.as_json and on_errors().is_terminal
-
-
 def _tell_answer(target: ClusterOptions, answer: dict[str, Any], words: str) -> None:
     print_answer(target.as_json, answer, words, f"See its progress: {answer['next']}")
-
-
-def _follow(
-    target: ClusterOptions, connection: Operator, wanted: Wanted, answer: dict[str, Any], what: str
-) -> EndedChange:
-    progress = ProgressDisplay(what, target.as_json, on_errors())
-    try:
-        with progress.open():
-            return follow(connection, answer["partition"], wanted, progress.show)
-    except KeyboardInterrupt:
-        pass
-    name = answer["partition"]
-    tell(
-        f"The move continues. See its progress: `limosa explain {name}`; "
-        f"cancel it: `limosa partition cancel {name}`"
-    )
-    if target.as_json:
-        print_json({**answer, "state": "running"})
-    raise typer.Exit(INTERRUPTED)
 
 
 def _tell_end(
@@ -226,13 +206,4 @@ def _tell_end(
         more = f"; {'; '.join(differing)}" if differing else ""
         tell(f"Error: {what}: {ended.state}: {ended.why}{more} (see `{answer['next']}`)")
     elif not target.as_json:
-        typer.echo(f"{what}: done{_measured(ended)}.")
-
-
-def _measured(ended: EndedChange) -> str:
-    report = ended.report
-    if report is None:
-        return ""
-    took = f" in {lasted(report.ended - report.began)}" if report.began else ""
-    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
-    return took + pause
+        typer.echo(f"{what}: done{'' if report is None else took_words(report)}.")

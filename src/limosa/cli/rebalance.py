@@ -6,9 +6,9 @@ import typer
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from limosa.cli.shared.durations import lasted, moment, seconds_of
 from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.plans import Concurrency, RunOptions, facts, move_of, print_plan
+from limosa.cli.shared.quantities import lasted, moment, seconds_of
 from limosa.cli.shared.run_progress import COLUMNS, lines_of, row_of
 from limosa.cli.shared.runs import Wait, begin, followed, is_watched, next_of, tell_end
 from limosa.cli.shared.terminal import print_answer, print_json, print_table, size
@@ -184,22 +184,22 @@ def cancel(target: ClusterOptions, run: RunName = None, wait: Wait = None) -> No
     """
     with target.operate() as connection:
         request = connection.submit(CancelRun(run or ""))
-        name = request.run
         if not (is_watched(target) if wait is None else wait):
-            _tell(target, request, name)
+            _tell(target, request)
             return
-        ended = followed(target, connection, name)
+        ended = followed(target, connection, request.run)
     print_answer(target.as_json, ended, *lines_of(ended))
 
 
 def _turn(target: ClusterOptions, wish: PauseRun | ResumeRun) -> None:
     with target.operate() as connection:
         request = connection.submit(wish)
-    _tell(target, request, request.run)
+    _tell(target, request)
 
 
-def _tell(target: ClusterOptions, request: Request, name: str) -> None:
-    answer = {"run": name, "operation": request.id, "answer": request.answer, **next_of(name)}
+def _tell(target: ClusterOptions, request: Request) -> None:
+    answer = {"run": request.run, "operation": request.id, "answer": request.answer}
+    answer |= next_of(request.run)
     told = f"See its progress: {answer['next']}"
     print_answer(target.as_json, answer, f"{request.answer}.", told)
 

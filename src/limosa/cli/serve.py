@@ -7,13 +7,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
+from limosa.cli.shared.options import OptionGroup, with_groups
 from limosa.cli.shared.pipelines import PipelineChoice
-from limosa.cli.shared.sizes import bytes_of
+from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
 from limosa.transport.security import Security
@@ -39,21 +42,33 @@ Certificate = Annotated[
 Key = Annotated[
     str | None, typer.Option("--key", "--private-key", help="The certificate's private key (PEM).")
 ]
-Authority = Annotated[
-    str | None,
-    typer.Option("--authority", help="CA certificate of the other processes (PEM), for mTLS."),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Accept clients on other machines without TLS and tokens."),
-]
-WithParent = Annotated[
-    bool, typer.Option("--with-parent", help="Stop when standard input ends.", hidden=True)
-]
-JsonLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON.")]
+
+
+class Credentials(OptionGroup, frozen=True, kw_only=True):
+    """With which a process of the cluster identifies itself and checks the others."""
+
+    secret: Secret = None
+    certificate: Certificate = None
+    key: Key = None
+    authority: Annotated[
+        str | None, typer.Option(help="CA certificate of the other processes (PEM), for mTLS.")
+    ] = None
+
+    def security(self, **more: Any) -> Security:
+        return Security(**asdict(self), **more)
+
+
+class ProcessOptions(OptionGroup, frozen=True, kw_only=True):
+    """The options of every process."""
+
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="Stop when standard input ends.", hidden=True)
+    ] = False
+    json_log: Annotated[bool, typer.Option("--json", help="Write the log as JSON.")] = False
 
 
 @serve.command()
+@with_groups
 def node(
     name: Annotated[
         str, typer.Option("--name", help="The node's name; it can't be changed later.")
@@ -95,13 +110,13 @@ def node(
     lease_seconds: Annotated[
         float, typer.Option("--lease-seconds", help="After how long a silent node counts as dead.")
     ] = 3.0,
-    secret: Secret = None,
-    certificate: Certificate = None,
-    key: Key = None,
-    authority: Authority = None,
-    insecure: Insecure = False,
-    with_parent: WithParent = False,
-    json_log: JsonLog = False,
+    *,
+    credentials: Credentials,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Accept clients on other machines without TLS and tokens."),
+    ] = False,
+    process: ProcessOptions,
 ) -> None:
     """Run a node, which holds replicas; a new node joins the cluster.
 
@@ -126,35 +141,27 @@ def node(
             rack=rack,
             datacenter=datacenter,
             holds_data=not no_data,
-            security=Security(
-                certificate=certificate,
-                key=key,
-                authority=authority,
-                secret=secret,
-                insecure=insecure,
-                cluster=cluster,
-            ),
+            security=credentials.security(cluster=cluster, insecure=insecure),
             settings=NodeSettings(
                 participant=ParticipantSettings(
                     lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / 6
                 )
             ),
         )
-        process = NodeProcess(config, journal)
-        return process, {"node": name, "address": process.server.address}
+        running = NodeProcess(config, journal)
+        return running, {"node": name, "address": running.server.address}
 
-    _run(name, build, with_parent, json_log)
+    _run(name, build, process)
 
 
 @serve.command()
+@with_groups
 def coordinator(
     metastore: Metastore,
     name: Annotated[str, typer.Option("--name", help="The coordinator's name.")] = "coordinator",
     cluster: Cluster = "local",
-    secret: Secret = None,
-    certificate: Certificate = None,
-    key: Key = None,
-    authority: Authority = None,
+    *,
+    credentials: Credentials,
     pipeline: Annotated[
         PipelineChoice,
         typer.Option(
@@ -162,7 +169,7 @@ def coordinator(
             help="What copies rows to new replicas. auto uses Spark; if Spark is missing, lost "
             "replicas are rebuilt, but partitions do not move. threads needs no Spark.",
         ),
-    ] = PipelineChoice.AUTO,
+    ] = "auto",
     spark_master: Annotated[
         str,
         typer.Option(
@@ -185,8 +192,7 @@ def coordinator(
             help="Limit for all copies together, in bytes a second; 0: no limit.",
         ),
     ] = "64MiB",
-    with_parent: WithParent = False,
-    json_log: JsonLog = False,
+    process: ProcessOptions,
 ) -> None:
     """Run a coordinator; of several, one is active.
 
@@ -203,7 +209,7 @@ def coordinator(
     from limosa.runtime.processes import CoordinatorConfig, CoordinatorProcess
 
     carrying = PipelineConfig(
-        kind=pipeline.value,
+        kind=pipeline,
         scratch=str(Path(metastore).absolute().parent / f"spark-{name}"),
         master=spark_master,
         conf=dict(_pair(each) for each in spark_conf or []),
@@ -215,23 +221,19 @@ def coordinator(
             name=name,
             cluster=cluster,
             metastore=metastore,
-            security=Security(
-                certificate=certificate,
-                key=key,
-                authority=authority,
-                secret=secret,
-                cluster=cluster,
-                verify_clients=certificate is not None,
+            security=credentials.security(
+                cluster=cluster, verify_clients=credentials.certificate is not None
             ),
             settings=settings_for(carrying, CoordinatorSettings()),
         )
         mover = mover_for(carrying, config.security, cluster, name, journal)
         return CoordinatorProcess(config, mover, journal), {"coordinator": name}
 
-    _run(name, build, with_parent, json_log)
+    _run(name, build, process)
 
 
 @serve.command()
+@with_groups
 def admin(
     bind: Annotated[
         str,
@@ -273,8 +275,8 @@ def admin(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Accept clients on other machines without TLS.")
     ] = False,
-    with_parent: WithParent = False,
-    json_log: JsonLog = False,
+    *,
+    process: ProcessOptions,
 ) -> None:
     """Run an admin service: an HTTP API with roles.
 
@@ -288,10 +290,11 @@ def admin(
       limosa serve admin --connect 127.0.0.1:4701 --directory /srv/admin --cluster shop --secret …
       limosa serve admin --bind 0.0.0.0:8443 --certificate admin.pem --key admin.key
     """
-    from limosa.cli.shared.admin_service import check_admin_installed, connector, directory_of
+    from limosa.cli.shared.admin_service import check_admin_installed, directory_of
 
     check_admin_installed()
     from limosa.admin.process import AdminConfig, AdminProcess
+    from limosa.client.operator import operate
 
     where = directory_of(directory) if not connect or directory else ""
     if not where:
@@ -300,21 +303,32 @@ def admin(
             "name it with --directory",
         )
 
+    # Where the nodes use TLS, the service's certificate is also its client certificate.
+    reach = partial(
+        operate,
+        connect or where,
+        cluster_name=cluster,
+        token=token,
+        secret=secret,
+        authority=authority,
+        certificate=None if authority is None else certificate,
+        key=None if authority is None else key,
+        name="limosa-admin",
+    )
+
     def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
         config = AdminConfig(
             bind=bind,
             directory=where,
-            connect=connector(
-                connect or [], where, cluster, token, secret, authority, certificate, key
-            ),
+            connect=reach,
             certificate=certificate,
             key=key,
             insecure=insecure,
         )
-        process = AdminProcess(config, journal)
-        return process, {"admin": name, "url": process.url}
+        running = AdminProcess(config, journal)
+        return running, {"admin": name, "url": running.url}
 
-    _run(name, build, with_parent, json_log)
+    _run(name, build, process)
 
 
 def _pair(given: str) -> tuple[str, str]:
@@ -337,14 +351,13 @@ def _volumes(given: list[str]) -> dict[str, str]:
 def _run(
     name: str,
     build: Callable[[Journal], tuple[Any, dict[str, Any]]],
-    with_parent: bool,
-    json_log: bool,
+    options: ProcessOptions,
 ) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    journal = Journal(name, json=json_log)
+    journal = Journal(name, json=options.json_log)
     try:
         process, said = build(journal)
     except LimosaError as error:
@@ -354,7 +367,7 @@ def _run(
     gc.freeze()  # objects made so far live as long as the process: do not scan them again
     gc.set_threshold(50_000, 20, 20)
     print("ready", json.dumps(said), flush=True)
-    if with_parent:
+    if options.with_parent:
         threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
     ended = getattr(process, "ended", None)
     while not stop.wait(0.2):

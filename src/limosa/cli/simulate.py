@@ -2,14 +2,14 @@
 
 import json
 from contextlib import closing
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from limosa.cli.shared.jobs import JobsOption, cores
+from limosa.cli.shared.options import JobsOption, cores
+from limosa.cli.shared.terminal import count
 from limosa.simulation.story import story_of, told
 from limosa.simulation.swarm import SwarmSummary, Tally, run_seeds
 
@@ -19,13 +19,6 @@ NUMBERS = (
     *("seeds", "operations", "moves", "faults", "violations"),
     *("cells_hit", "cells_total", "seeds_per_minute"),
 )
-
-
-class StorageChoice(StrEnum):
-    """The storage of the simulated nodes."""
-
-    fake = "fake"
-    real = "real"
 
 
 def simulate(
@@ -55,9 +48,9 @@ def simulate(
         ),
     ] = False,
     storage: Annotated[
-        StorageChoice,
+        Literal["fake", "real"],
         typer.Option(help="fake: rows in memory; real: the real log and segments (slower)."),
-    ] = StorageChoice.fake,
+    ] = "fake",
 ) -> None:
     """Simulate clusters with faults, and check all guarantees.
 
@@ -74,7 +67,7 @@ def simulate(
       limosa simulate --seed 4711 --story
     """
     wanted = _wanted(seeds, first, seed, story)
-    is_real = storage is StorageChoice.real
+    is_real = storage == "real"
     summary = _run(wanted, jobs or cores(), is_real)
     stories = [failure.seed for failure in summary.failed[:STORIES_MAX]]
     for number in [seed] if story and seed is not None else stories:
@@ -135,7 +128,7 @@ def as_object(summary: SwarmSummary) -> dict[str, Any]:
 
 def in_words(summary: SwarmSummary) -> str:
     lines = [
-        f"{summary.seeds:,} {'seed' if summary.seeds == 1 else 'seeds'}: "
+        f"{count(summary.seeds, 'seed')}: "
         f"{summary.operations:,} operations, {summary.moves:,} moves, {summary.faults:,} faults; "
         f"{summary.cells_hit} of {summary.cells_total} cells (stage × fault) hit; "
         f"{_count(summary.violations)}."
@@ -150,6 +143,4 @@ def in_words(summary: SwarmSummary) -> str:
 
 
 def _count(violations: int) -> str:
-    if not violations:
-        return "no violations"
-    return "1 violation" if violations == 1 else f"{violations:,} violations"
+    return count(violations, "violation") if violations else "no violations"

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -18,13 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from limosa.cli.shared.options import ClusterOptions, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice
+from limosa.cli.shared.pipelines import PipelineChoice, check_installed
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core import routing
 from limosa.core.model.topology import Partition
-from limosa.errors import BadInput, LimosaError, Refused
-from limosa.pipeline import java
+from limosa.errors import LimosaError, Refused
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, SparkCarrier, ThreadCarrier
 from limosa.pipeline.pipe import Access
@@ -62,7 +60,7 @@ def verify(
             "--pipeline",
             help="What compares the rows: auto is Spark; threads run within this command.",
         ),
-    ] = PipelineChoice.AUTO,
+    ] = "auto",
     spark_master: Annotated[
         str,
         typer.Option(
@@ -84,12 +82,7 @@ def verify(
       limosa verify items --spark-master spark://10.0.0.7:7077
       limosa verify items --pipeline threads
     """
-    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
-    if missing:
-        raise BadInput(
-            f"this command needs Spark, and {missing}",
-            f"run {java.INSTALL} from the checkout, or use --pipeline threads",
-        )
+    check_installed(pipeline)
     began = time.monotonic()
     with target.operate() as connection:
         definition = connection.table(table).definition.encode()
@@ -157,7 +150,7 @@ class Verification:
 
     def run(self) -> None:
         planned = self._plan()
-        self._bar.expect(sum(rows for _, rows in planned))
+        self._bar.update(total=sum(rows for _, rows in planned))
         self._carry_out(planned)
         for _ in range(ATTEMPTS - 1):
             if self._failed:
@@ -257,7 +250,7 @@ class Verification:
                 self._failed.append((portion, finding))
             else:
                 self._findings.append(finding)
-        self._bar.advance(rows)
+        self._bar.update(advance=rows)
 
     # --- the result
 
@@ -316,28 +309,20 @@ class Bar:
         self.since = time.monotonic()
         self._bar.update(self._shown, description=what)
 
-    def expect(self, rows: int) -> None:
-        self._bar.update(self._shown, total=rows)
-
-    def advance(self, rows: int) -> None:
-        self._bar.update(self._shown, advance=rows)
+    def update(self, **what: Any) -> None:
+        self._bar.update(self._shown, **what)
 
     def __enter__(self) -> "Bar":
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
 
 @contextmanager
 def _carrier(pipeline: PipelineChoice, master: str, bar: Bar) -> Iterator[Carrier]:
-    if pipeline is PipelineChoice.THREADS:
+    if pipeline == "threads":
         yield ThreadCarrier()
         return
     words = {"starting": "starting Spark", "ready": "comparing"}

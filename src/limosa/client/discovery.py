@@ -57,12 +57,11 @@ def read_local(directory: Path) -> Local | None:
 
 
 def write_local(directory: Path, local: Local) -> None:
-    """Replaces the file atomically; only its owner can read it."""
-    _replace(directory / FILE, msgspec.json.encode(local))
+    replace_privately(directory / FILE, msgspec.json.encode(local))
     pointer = _pointer()
     try:
         pointer.parent.mkdir(parents=True, exist_ok=True)
-        _replace(pointer, str(directory.absolute()).encode())
+        replace_privately(pointer, str(directory.absolute()).encode())
     except OSError:
         pass  # the home directory is not writable: users must name the cluster's directory
 
@@ -90,11 +89,17 @@ def _pointer() -> Path:
     return Path(state) / "limosa" / "last-cluster"
 
 
-def _replace(path: Path, content: bytes) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    new.replace(path)
+def replace_privately(path: Path, content: bytes) -> None:
+    """Replace a file atomically and durably; only its owner can read it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _runs(pid: int) -> bool:

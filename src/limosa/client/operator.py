@@ -7,13 +7,14 @@ import msgspec
 import pyarrow as pa
 
 from limosa.client.connection import Connection
-from limosa.client.requests import as_request, asked, request_id
+from limosa.client.requests import as_request, dated, request_id
 from limosa.client.session import Session
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
 from limosa.core.model.requests import AnyWish, Request
 from limosa.protocol.wire import Decoder
 
+ASK_SECONDS = 8.0
 FOLLOW_SECONDS = 2.0
 """How long a node may be behind another node that has answered."""
 
@@ -33,7 +34,7 @@ class Operator(Connection):
     def ask(self, request: Request) -> Request:
         """Store the request and return at once, with the row that now has its id: an older one if
         the id was used before."""
-        return asked(self._session, request)
+        return as_request(self._session.call("ask", dated(request), ASK_SECONDS))
 
     def request(self, request: Request) -> Request:
         """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
@@ -57,7 +58,7 @@ class Operator(Connection):
     # --- what the nodes know
 
     def agreed(self) -> dict[str, Any]:
-        """The live nodes, the active coordinator, and the requests."""
+        """The live nodes, the active coordinator, the lock, and the requests."""
         known: dict[str, Any] = msgspec.json.decode(self._session.call("agreed"))
         return known
 

@@ -15,7 +15,6 @@ from limosa.errors import OutcomeUnknown
 from limosa.tabular.schema import Table
 
 REQUEST_SECONDS = 30.0
-ASK_SECONDS = 8.0
 PARTITIONS = 16
 
 
@@ -23,16 +22,10 @@ def request_id(what: str) -> str:
     return f"{what}-{uuid.uuid4().hex[:16]}"
 
 
-def asked(session: Session, request: Request) -> Request:
-    """Store the request and return at once, with the row that now has its id: an older one if the
-    id was used before."""
-    return as_request(session.call("ask", encode(dated(request)), ASK_SECONDS))
-
-
 def answered(session: Session, request: Request) -> Request:
     """Store the request and wait for its answer; raises `IllegalRequest` if it is refused."""
     try:
-        return as_request(session.call("request", encode(dated(request)), REQUEST_SECONDS))
+        return as_request(session.call("request", dated(request), REQUEST_SECONDS))
     except OutcomeUnknown:
         raise OutcomeUnknown(
             f"the request {request.id} was not answered in time",
@@ -40,9 +33,9 @@ def answered(session: Session, request: Request) -> Request:
         ) from None
 
 
-def dated(request: Request) -> Request:
+def dated(request: Request) -> bytes:
     """With the current time, so that people see how long it has waited."""
-    return replace(request, asked=time.time())
+    return encode(replace(request, asked=time.time()))
 
 
 def as_request(body: bytes) -> Request:

@@ -5,18 +5,19 @@ and it is fast: reading a prefix again before the next commit copies one dict.
 """
 
 import threading
-import time
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping
 
 import msgspec
 
-from limosa.errors import (
-    HistoryTrimmed,
-    IllegalRequest,
-    LeaseLost,
-    MetastoreUnavailable,
-    StaleGuard,
+from limosa.metastore.common import (
+    StoreWatch,
+    check_guards,
+    check_kept,
+    check_trim,
+    check_watch,
+    closed,
+    lease_lost,
 )
 from limosa.ports import (
     LAST,
@@ -28,9 +29,6 @@ from limosa.ports import (
     check_prefix,
     check_ttl,
 )
-
-# How long a waiting poll may miss that a lease has ended; a commit wakes the poll at once.
-POLL_SECONDS = 0.02
 
 
 class _Lease(msgspec.Struct):
@@ -91,27 +89,16 @@ class MemoryMetastore:
             self._catch_up()
             if lease is not None:
                 self._live(lease)
-            stale = tuple(sorted(key for key in guards if self._revision_of(key) != guards[key]))
-            if stale:
-                raise StaleGuard(
-                    f"{', '.join(stale)} changed since they were read",
-                    "read again and retry",
-                    keys=stale,
-                )
+            check_guards(guards, self._revision_of)
             self._apply(puts, deletes, lease)
             return self._revision
 
-    def watch(self, prefix: str, after_revision: int) -> "MemoryWatch":
+    def watch(self, prefix: str, after_revision: int) -> StoreWatch:
         check_prefix(prefix)
         with self._changed:
             self._catch_up()
-            if not 0 <= after_revision <= self._revision:
-                raise IllegalRequest(
-                    f"a watch after {after_revision}, but the store is at {self._revision}",
-                    "watch after a revision that was read from this store",
-                )
-            self._check_kept(after_revision)
-            return MemoryWatch(self, prefix, after_revision)
+            check_watch(after_revision, self._revision, self._history_start)
+            return StoreWatch(self._changed, self._changes, prefix, after_revision)
 
     def grant(self, ttl_seconds: float) -> int:
         check_ttl(ttl_seconds)
@@ -145,11 +132,7 @@ class MemoryMetastore:
     def trim(self, before_revision: int) -> None:
         with self._changed:
             self._catch_up()
-            if before_revision > self._revision + 1:
-                raise IllegalRequest(
-                    f"trim before {before_revision}, but the store is at {self._revision}",
-                    "trim at most up to that revision",
-                )
+            check_trim(before_revision, self._revision)
             if before_revision > self._history_start:
                 del self._history[: before_revision - self._history_start]
                 self._history_start = before_revision
@@ -162,7 +145,7 @@ class MemoryMetastore:
     def _catch_up(self) -> None:
         """Ends the leases that are due; every operation starts here."""
         if self._closed:
-            raise MetastoreUnavailable("the metastore is closed", "open it again")
+            raise closed()
         now, boot = self._clock.now(), self._clock.boot_id()
         if now < self._first_end and boot == self._boot:
             return
@@ -183,7 +166,7 @@ class MemoryMetastore:
 
     def _live(self, lease: int) -> _Lease:
         if (live := self._leases.get(lease)) is None:
-            raise LeaseLost(f"lease {lease} has ended", "register again")
+            raise lease_lost(lease)
         return live
 
     def _revision_of(self, key: str) -> int:
@@ -223,56 +206,12 @@ class MemoryMetastore:
         created = old.created if old else change.revision
         self._entries[change.key] = KeyEntry(change.value, change.revision, created, lease)
 
-    def _check_kept(self, after_revision: int) -> None:
-        if after_revision < self._history_start - 1:
-            raise HistoryTrimmed(
-                f"changes after {after_revision} were requested, "
-                f"but the history starts at {self._history_start}",
-                "read, then watch from the revision of the read",
-            )
-
     def _changes(self, prefix: str, after_revision: int) -> tuple[int, list[KeyChange]]:
-        self._check_kept(after_revision)
+        self._catch_up()
+        check_kept(after_revision, self._history_start)
         return self._revision, [
             change
             for changes in self._history[after_revision + 1 - self._history_start :]
             for change in changes
             if change.key.startswith(prefix)
         ]
-
-
-class MemoryWatch:
-    """The `Watch` port over a `MemoryMetastore`."""
-
-    def __init__(self, store: MemoryMetastore, prefix: str, after_revision: int) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._revision = after_revision
-        self._closed = False
-
-    @property
-    def revision(self) -> int:
-        return self._revision
-
-    def poll(self, timeout: float = 0.0) -> list[KeyChange]:
-        deadline = time.monotonic() + timeout if timeout > 0 else None
-        store = self._store
-        with store._changed:
-            while True:
-                if self._closed:
-                    raise MetastoreUnavailable("the watch is closed", "open another watch")
-                store._catch_up()
-                self._revision, changes = store._changes(self._prefix, self._revision)
-                left = deadline - time.monotonic() if deadline is not None else 0.0
-                if changes or left <= 0:
-                    return changes
-                store._changed.wait(min(left, POLL_SECONDS))
-
-    def nudge(self) -> None:
-        with self._store._changed:
-            self._store._changed.notify_all()
-
-    def close(self) -> None:
-        with self._store._changed:
-            self._closed = True
-            self._store._changed.notify_all()

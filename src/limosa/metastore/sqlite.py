@@ -21,15 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from limosa.errors import (
-    HistoryTrimmed,
-    IllegalRequest,
-    LeaseLost,
-    LimosaError,
-    MetastoreUnavailable,
-    OutcomeUnknown,
-    StaleGuard,
-    UnusableFile,
+from limosa.errors import LimosaError, MetastoreUnavailable, OutcomeUnknown, UnusableFile
+from limosa.metastore.common import (
+    StoreWatch,
+    check_guards,
+    check_kept,
+    check_trim,
+    check_watch,
+    closed,
+    lease_lost,
 )
 from limosa.ports import (
     LAST,
@@ -100,13 +100,11 @@ class SqliteMetastore:
         clock: Clock,
         *,
         busy_seconds: float = 10.0,
-        poll_seconds: float = 0.02,
     ) -> None:
         # An absolute path, because SQLite gives ":memory:" and "" a meaning of their own.
         self._path = Path(path).absolute()
         self._clock = clock
         self._changed = threading.Condition()
-        self._poll_seconds = poll_seconds
         self._closed = False
         self._db = _open(self._path, busy_seconds)
         self._file = _identity(self._path)
@@ -147,25 +145,15 @@ class SqliteMetastore:
         def work(db: sqlite3.Connection) -> int:
             if lease is not None:
                 _live(db, lease)
-            _check_guards(db, guards)
+            check_guards(guards, lambda key: _revision_of(db, key))
             return _apply(db, puts, deletes, lease)
 
         return self._change(work)
 
-    def watch(self, prefix: str, after_revision: int) -> "SqliteWatch":
+    def watch(self, prefix: str, after_revision: int) -> StoreWatch:
         check_prefix(prefix)
-
-        def work(db: sqlite3.Connection) -> None:
-            revision = _revision(db)
-            if not 0 <= after_revision <= revision:
-                raise IllegalRequest(
-                    f"a watch after {after_revision}, but the store is at {revision}",
-                    "watch after a revision that was read from this store",
-                )
-            _check_kept(db, after_revision)
-
-        self._look(work)
-        return SqliteWatch(self, prefix, after_revision)
+        self._look(lambda db: check_watch(after_revision, _revision(db), _history_start(db)))
+        return StoreWatch(self._changed, self._changes, prefix, after_revision)
 
     def grant(self, ttl_seconds: float) -> int:
         check_ttl(ttl_seconds)
@@ -207,12 +195,7 @@ class SqliteMetastore:
 
     def trim(self, before_revision: int) -> None:
         def work(db: sqlite3.Connection) -> None:
-            revision = _revision(db)
-            if before_revision > revision + 1:
-                raise IllegalRequest(
-                    f"trim before {before_revision}, but the store is at {revision}",
-                    "trim at most up to that revision",
-                )
+            check_trim(before_revision, _revision(db))
             if before_revision > _history_start(db):
                 db.execute("DELETE FROM changes WHERE revision < ?", (before_revision,))
                 db.execute("UPDATE store SET history_start = ?", (before_revision,))
@@ -250,7 +233,7 @@ class SqliteMetastore:
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
         if self._closed:
-            raise MetastoreUnavailable("the metastore is closed", "open it again")
+            raise closed()
         if _identity(self._path) != self._file:
             # Other processes may open the new file while this one uses the old: a split brain.
             raise UnusableFile(
@@ -291,58 +274,20 @@ class SqliteMetastore:
         for (lease,) in due:
             _end(db, lease)
 
-    def _advance(self, watch: "SqliteWatch") -> list[KeyChange]:
+    def _changes(self, prefix: str, after_revision: int) -> tuple[int, list[KeyChange]]:
         def work(db: sqlite3.Connection) -> tuple[int, list[KeyChange]]:
-            after = watch._revision
             revision = _revision(db)
-            if revision == after:
+            if revision == after_revision:
                 return revision, []
-            _check_kept(db, after)
+            check_kept(after_revision, _history_start(db))
             rows = db.execute(
                 "SELECT key, value, revision FROM changes"
                 " WHERE revision > ? AND key >= ? AND key < ? ORDER BY revision, key",
-                (after, watch._prefix, watch._prefix + LAST),
+                (after_revision, prefix, prefix + LAST),
             )
             return revision, [KeyChange(*row) for row in rows]
 
-        watch._revision, changes = self._look(work)
-        return changes
-
-
-class SqliteWatch:
-    """The `Watch` port over a `SqliteMetastore`."""
-
-    def __init__(self, store: SqliteMetastore, prefix: str, after_revision: int) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._revision = after_revision
-        self._closed = False
-
-    @property
-    def revision(self) -> int:
-        return self._revision
-
-    def poll(self, timeout: float = 0.0) -> list[KeyChange]:
-        deadline = time.monotonic() + timeout
-        store = self._store
-        with store._changed:
-            while True:
-                if self._closed:
-                    raise MetastoreUnavailable("the watch is closed", "open another watch")
-                changes = store._advance(self)
-                left = deadline - time.monotonic()
-                if changes or left <= 0:
-                    return changes
-                store._changed.wait(min(left, store._poll_seconds))
-
-    def nudge(self) -> None:
-        with self._store._changed:
-            self._store._changed.notify_all()
-
-    def close(self) -> None:
-        with self._store._changed:
-            self._closed = True
-            self._store._changed.notify_all()
+        return self._look(work)
 
 
 # Opening
@@ -443,28 +388,9 @@ def _history_start(db: sqlite3.Connection) -> int:
     return int(start)
 
 
-def _check_kept(db: sqlite3.Connection, after_revision: int) -> None:
-    start = _history_start(db)
-    if after_revision < start - 1:
-        raise HistoryTrimmed(
-            f"changes after {after_revision} were requested, but the history starts at {start}",
-            "read, then watch from the revision of the read",
-        )
-
-
-def _check_guards(db: sqlite3.Connection, guards: Mapping[str, int]) -> None:
-    stale = []
-    for key, expected in guards.items():
-        row = db.execute("SELECT revision FROM entries WHERE key = ?", (key,)).fetchone()
-        if (row[0] if row else 0) != expected:
-            stale.append(key)
-    if stale:
-        stale.sort()
-        raise StaleGuard(
-            f"{', '.join(stale)} changed since they were read",
-            "read again and retry",
-            keys=tuple(stale),
-        )
+def _revision_of(db: sqlite3.Connection, key: str) -> int:
+    row = db.execute("SELECT revision FROM entries WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else 0
 
 
 def _apply(
@@ -503,7 +429,7 @@ def _find_lease(db: sqlite3.Connection, lease: int) -> tuple[float, float] | Non
 
 def _live(db: sqlite3.Connection, lease: int) -> tuple[float, float]:
     if (found := _find_lease(db, lease)) is None:
-        raise LeaseLost(f"lease {lease} has ended", "register again")
+        raise lease_lost(lease)
     return found
 
 

@@ -87,27 +87,17 @@ def judge(
 # --- many rows
 
 
-class ReplicaRows:
+class ReplicaRows(Struct, eq=False):
     """The rows of one replica in some ranges of tokens, at one moment."""
 
-    def __init__(
-        self,
-        node: NodeId,
-        at: Moment,
-        table: Table,
-        keys: pa.RecordBatch,
-        versions: Versions,
-        deleted: Flags,
-        hashes: NDArray[np.uint64],
-    ) -> None:
-        self.node = node
-        self.at = at
-        self.table = table
-        self.keys = keys
-        """The key columns, in the order of the key."""
-        self.versions = versions
-        self.deleted = deleted
-        self.hashes = hashes
+    node: NodeId
+    at: Moment
+    table: Table
+    keys: pa.RecordBatch
+    """The key columns, in the order of the key."""
+    versions: Versions
+    deleted: Flags
+    hashes: NDArray[np.uint64]
 
     def __len__(self) -> int:
         return len(self.hashes)

@@ -8,12 +8,13 @@ up to a few times; a key that was being written each time counts as unsettled.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
+from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.model.keys import NodeId, PartitionId, Position, TokenRange
@@ -71,14 +72,11 @@ class PortionTooLarge(Exception):
 # --- one portion
 
 
-class _Row:
+class _Row(Struct, eq=False):
     """A key that differs."""
 
-    __slots__ = ("candidate", "others")
-
-    def __init__(self, candidate: Candidate) -> None:
-        self.candidate = candidate
-        self.others: dict[NodeId, State | None] = {}
+    candidate: Candidate
+    others: dict[NodeId, State | None] = {}
 
 
 class Examiner:
@@ -366,12 +364,9 @@ def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
     wanted = msgspec.msgpack.decode(task, type=Examination)
     who = msgspec.msgpack.decode(access, type=Access)
     findings = []
-    source = FlightSource(wanted.addresses, who.dialer(name))
-    try:
+    with closing(FlightSource(wanted.addresses, who.dialer(name))) as source:
         for portion in wanted.portions:
             source.bytes = 0
             finding = Examiner(portion, source, wanted.strict, wanted.limits).examine()
             findings.append(replace(finding, bytes=source.bytes))
-    finally:
-        source.close()
     return msgspec.msgpack.encode(findings)

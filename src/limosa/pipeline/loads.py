@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from limosa.core.effects import StartCopy
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, SessionId
+from limosa.core.model.topology import Replica
 
 SLICE_BYTES = 16 << 20
 """The intended size of a slice, which is one message and becomes one file."""
@@ -24,6 +25,10 @@ TASK_BYTES_MIN = 64 << 20
 class CopyTarget(Struct, frozen=True, array_like=True):
     node: NodeId
     incarnation: Incarnation
+
+
+def target_of(replica: Replica) -> CopyTarget:
+    return CopyTarget(replica.node, replica.incarnation)
 
 
 class CopyLoad(Struct, frozen=True, array_like=True):
@@ -52,8 +57,8 @@ class Task(Struct, frozen=True, array_like=True):
     """0: no limit."""
 
 
-class LoadResult(Struct, frozen=True, array_like=True):
-    """The result of a load."""
+class LoadResult(Struct, array_like=True):
+    """The result of a load; its worker counts in it."""
 
     partition: PartitionId
     session: SessionId
@@ -72,8 +77,8 @@ def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> CopyLoad
         job.partition,
         job.session,
         job.epoch,
-        CopyTarget(job.source.node, job.source.incarnation),
-        tuple(CopyTarget(replica.node, replica.incarnation) for replica in job.targets),
+        target_of(job.source),
+        tuple(map(target_of, job.targets)),
         slices,
         0,
         slices,

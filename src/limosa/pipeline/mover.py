@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from limosa.core.effects import Compare, StartCopy
 from limosa.core.model.keys import NodeId, PartitionId, SessionId
 from limosa.pipeline.budget import Budget
 from limosa.pipeline.carriers import Carrier
-from limosa.pipeline.loads import CopyTarget, LoadResult, load_of, share_out
+from limosa.pipeline.loads import CopyTarget, LoadResult, load_of, share_out, target_of
 from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import EXAMINE, Examination, Portion, PortionResult
 
@@ -27,20 +28,17 @@ AGAIN_SECONDS = 1.0
 PIPE = "limosa.pipeline.pipe:run"
 
 
-class _Copy:
+class _Copy(Struct, eq=False):
     """A copy that the coordinator wants."""
 
-    __slots__ = ("again", "asked_at", "job", "not_before", "size", "slices", "wave")
-
-    def __init__(self) -> None:
-        self.job: StartCopy
-        self.size = 0
-        self.slices = 0
-        """The number of slices of the first attempt: another number would discard what landed."""
-        self.asked_at = 0.0
-        self.wave: str | None = None
-        self.not_before = 0.0
-        self.again = False
+    job: StartCopy
+    size: int = 0
+    slices: int = 0
+    """The number of slices of the first attempt: another number would discard what landed."""
+    asked_at: float = 0.0
+    wave: str | None = None
+    not_before: float = 0.0
+    again: bool = False
 
 
 class PipelineMover:
@@ -76,7 +74,7 @@ class PipelineMover:
         """Request a copy; a repeated request changes nothing."""
         now = time.monotonic()
         with self._lock:
-            copy = self._copies.setdefault((job.partition, job.session), _Copy())
+            copy = self._copies.setdefault((job.partition, job.session), _Copy(job))
             copy.job, copy.size, copy.asked_at = job, size, now
 
     def compare(self, job: Compare, then: Callable[[tuple[str, ...], int], None]) -> None:
@@ -91,18 +89,11 @@ class PipelineMover:
                 return
             self._comparing.add(key)
             name = f"compare-{next(self._numbers)}"
-        nodes = {job.source.node, *(replica.node for replica in job.targets)}
-        task = Examination(
-            (
-                Portion(
-                    job.partition,
-                    CopyTarget(job.source.node, job.source.incarnation),
-                    tuple(CopyTarget(replica.node, replica.incarnation) for replica in job.targets),
-                ),
-            ),
-            {node: self._addresses.get(node, "") for node in nodes},
-            strict=True,  # like the digests that differed
-        )
+        targets = tuple(map(target_of, job.targets))
+        portion = Portion(job.partition, target_of(job.source), targets)
+        addresses = self._addresses_of(portion.lead, *targets)
+        # Strict, like the digests that differed.
+        task = Examination((portion,), addresses, strict=True)
 
         def tell(results: Sequence[bytes], why: str) -> None:
             try:
@@ -160,9 +151,9 @@ class PipelineMover:
         loads = [load_of(copy.job, copy.size, copy.again, copy.slices) for copy in wave]
         for copy, load in zip(wave, loads, strict=True):
             copy.slices = load.slices
-        nodes = {load.source.node for load in loads}
-        nodes |= {target.node for load in loads for target in load.targets}
-        known = {node: self._addresses.get(node, "") for node in nodes}
+        known = self._addresses_of(
+            *(each for load in loads for each in (load.source, *load.targets))
+        )
         tasks = share_out(loads, known, self._carrier.workers, self._rate_for(name))
         self._log("copies begin", wave=name, partitions=len(loads), tasks=len(tasks))
         self._carrier.run(
@@ -172,6 +163,9 @@ class PipelineMover:
             [msgspec.msgpack.encode(task) for task in tasks],
             lambda results, why: self._done(name, results, why),
         )
+
+    def _addresses_of(self, *replicas: CopyTarget) -> dict[NodeId, str]:
+        return {each.node: self._addresses.get(each.node, "") for each in replicas}
 
     def _rate_for(self, name: str) -> float:
         with self._lock:

@@ -53,41 +53,27 @@ class Access(Struct, frozen=True, array_like=True):
         return Dialer(self.cluster, "mover", name, security, lambda: self.token)
 
 
-class _Slice:
+class _Slice(Struct, eq=False):
     """One slice in flight."""
 
-    __slots__ = (
-        "attempts",
-        "bytes",
-        "denied_since",
-        "due",
-        "fetched",
-        "is_denied",
-        "is_passed_on",
-        "load",
-        "missing",
-        "number",
-        "paid",
-    )
-
-    def __init__(self, load: CopyLoad, number: int) -> None:
-        self.load = load
-        self.number = number
-        self.attempts = 0
-        self.due = 0.0
-        """When it is requested again."""
-        self.fetched = 0
-        """Rows that were sent to the targets."""
-        self.bytes = 0
-        self.paid = 0
-        """Bytes that were already counted against the bandwidth."""
-        self.missing: set[str] = {target.node for target in load.targets}
-        self.is_passed_on = False
-        """Sent to the targets in this attempt."""
-        self.is_denied = False
-        """Denied in this attempt, so it was not lost."""
-        self.denied_since: dict[tuple[str, bool], float] = {}
-        """By node and whether it is denied as a target: a node may be the source, too."""
+    load: CopyLoad
+    number: int
+    missing: set[str]
+    """Targets where it has not landed yet."""
+    attempts: int = 0
+    due: float = 0.0
+    """When it is requested again."""
+    fetched: int = 0
+    """Rows that were sent to the targets."""
+    bytes: int = 0
+    paid: int = 0
+    """Bytes that were already counted against the bandwidth."""
+    is_passed_on: bool = False
+    """Sent to the targets in this attempt."""
+    is_denied: bool = False
+    """Denied in this attempt, so it was not lost."""
+    denied_since: dict[tuple[str, bool], float] = {}
+    """By node and whether it is denied as a target: a node may be the source, too."""
 
 
 class Pipe:
@@ -102,7 +88,10 @@ class Pipe:
         """Messages of nodes; None: the connection broke."""
         self._waiting = deque(_slices(task.loads))
         self._under_way: dict[tuple[str, str, int], _Slice] = {}
-        self._results = {(load.partition, load.session): _Result() for load in task.loads}
+        self._results = {
+            (load.partition, load.session): LoadResult(load.partition, load.session)
+            for load in task.loads
+        }
         self._next_at = 0.0
         self._links = NodeLinks(
             dialer,
@@ -116,19 +105,10 @@ class Pipe:
             while (self._waiting or self._under_way) and not self._is_over():
                 self._go_on(time.monotonic())
                 self._hear()
-        seconds = time.monotonic() - began
-        return [
-            LoadResult(
-                partition,
-                session,
-                result.slices,
-                result.rows,
-                result.bytes,
-                seconds,
-                result.failure,
-            )
-            for (partition, session), result in self._results.items()
-        ]
+        results = list(self._results.values())
+        for result in results:
+            result.seconds = time.monotonic() - began
+        return results
 
     # --- asking
 
@@ -140,7 +120,7 @@ class Pipe:
             slice = self._waiting.popleft()
             if self._result(slice.load).failure:
                 continue
-            self._under_way[_key(slice.load.partition, slice.load.session, slice.number)] = slice
+            self._under_way[slice.load.partition, slice.load.session, slice.number] = slice
             if slice.load.again:
                 self._ask_whether_landed(slice, now)
             else:
@@ -205,7 +185,7 @@ class Pipe:
                 continue
             for message in messages:
                 if isinstance(message, Fetched | Landed | Denied):
-                    key = _key(message.partition, message.session, message.slice)
+                    key = (message.partition, message.session, message.slice)
                     slice = self._under_way.get(key)
                     if slice is not None:
                         self._take(now, sender, slice, message)
@@ -260,7 +240,7 @@ class Pipe:
 
     def _landed(self, slice: _Slice) -> None:
         load = slice.load
-        del self._under_way[_key(load.partition, load.session, slice.number)]
+        del self._under_way[load.partition, load.session, slice.number]
         result = self._result(load)
         result.slices += 1
         result.rows += slice.fetched
@@ -286,21 +266,19 @@ class Pipe:
             if slice.load is load:
                 del self._under_way[key]
 
-    def _result(self, load: CopyLoad) -> "_Result":
+    def _result(self, load: CopyLoad) -> LoadResult:
         return self._results[load.partition, load.session]
-
-
-class _Result:
-    __slots__ = ("bytes", "failure", "rows", "slices")
-
-    def __init__(self) -> None:
-        self.slices = self.rows = self.bytes = 0
-        self.failure = ""
 
 
 def _slices(loads: Iterable[CopyLoad]) -> Iterable[_Slice]:
     """Slices of all loads in turn, so that different sources and targets are busy at once."""
-    turns = [[_Slice(load, number) for number in range(load.first, load.last)] for load in loads]
+    turns = [
+        [
+            _Slice(load, number, {target.node for target in load.targets})
+            for number in range(load.first, load.last)
+        ]
+        for load in loads
+    ]
     for turn in itertools.zip_longest(*turns):
         yield from (slice for slice in turn if slice is not None)
 
@@ -308,10 +286,6 @@ def _slices(loads: Iterable[CopyLoad]) -> Iterable[_Slice]:
 def _slice_bytes(load: CopyLoad) -> int:
     """The estimated bytes of one slice; 0: unknown."""
     return load.bytes // (load.last - load.first)
-
-
-def _key(partition: str, session: str, number: int) -> tuple[str, str, int]:
-    return (partition, session, number)
 
 
 def _end(

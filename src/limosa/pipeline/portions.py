@@ -10,7 +10,7 @@ from limosa.core import routing
 from limosa.core.machines.machine import Side
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.topology import Partition, Replica
-from limosa.pipeline.loads import CopyTarget
+from limosa.pipeline.loads import CopyTarget, target_of
 
 EXAMINE = "limosa.pipeline.examining:run"
 SLICE_ROWS = 250_000
@@ -91,7 +91,7 @@ def portion_of(record: Partition, table: bytes = b"") -> Portion:
     owner = None if record.owner is None else record.owner.replica
     first = owner if owner in found else next(iter(found), None)
     ordered = [] if first is None else [first, *(each for each in found if each != first)]
-    targets = [CopyTarget(each.node, each.incarnation) for each in ordered]
+    targets = [target_of(each) for each in ordered]
     lead = targets[0] if targets else CopyTarget("", "")
     return Portion(record.id, lead, tuple(targets[1:]), table)
 

@@ -8,10 +8,10 @@ receiver rebuilds exactly the status that the node sent.
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from limosa.core.messages import ReplicaStatus, Status
-from limosa.core.model.keys import LeaseId, PartitionId, Position, Revision, SessionId
+from limosa.core.model.keys import PartitionId, Position, SessionId
 from limosa.errors import BadInput
 
 WHOLE: Final = -1
@@ -27,17 +27,10 @@ class DigestNews(Struct, frozen=True, array_like=True):
     digest: str
 
 
-class StatusNews(Struct, frozen=True, array_like=True, tag="Status"):
+class StatusNews(Status, frozen=True, tag="Status"):
     """A status with only those replicas that changed since an earlier status."""
 
-    node: str
-    lease: LeaseId
-    sequence: int
-    generation: Revision
-    busy: dict[str, Revision]
-    replicas: dict[str, tuple[ReplicaStatus, ...]]
-    free_bytes: dict[str, int]
-    digests: tuple[DigestNews, ...]
+    digests: tuple[DigestNews, ...] = ()
     after: int = WHOLE
     """The sequence of the earlier status."""
     gone: tuple[str, ...] = ()
@@ -74,15 +67,8 @@ class StatusHearer:
             replicas = {**before.replicas, **replicas}
             for name in news.gone:
                 replicas.pop(name, None)
-        self._last = Status(
-            news.node,
-            news.lease,
-            news.sequence,
-            news.generation,
-            news.busy,
-            replicas,
-            news.free_bytes,
-        )
+        status = astuple(news)[: len(Status.__struct_fields__)]
+        self._last = replace(Status(*status), replicas=replicas)
         return self._last
 
 
@@ -99,18 +85,8 @@ def _news(
                 session, at, digest = each.digest
                 digests.append(DigestNews(partition, place, session, at, f"{digest:x}"))
                 plain[partition] = tuple(replace(r, digest=None) for r in known)
-    return StatusNews(
-        status.node,
-        status.lease,
-        status.sequence,
-        status.generation,
-        status.busy,
-        plain,
-        status.free_bytes,
-        tuple(digests),
-        after,
-        gone,
-    )
+    fields = (*astuple(replace(status, replicas=plain)), tuple(digests), after, gone)
+    return StatusNews(*fields)
 
 
 def _replicas(news: StatusNews) -> dict[PartitionId, tuple[ReplicaStatus, ...]]:

@@ -6,15 +6,15 @@ stream; rows from a client are refused if the node does not know their table.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
+from msgspec.structs import astuple, replace
 
 from limosa.core import messages
 from limosa.core.messages import (
-    Appending,
     Chunk,
     End,
     Fetched,
@@ -25,17 +25,26 @@ from limosa.core.messages import (
     Status,
     Write,
 )
-from limosa.core.model.keys import LeaseId, Position, Revision, SessionId, TokenRange
-from limosa.core.model.rows import Entry
-from limosa.core.producers import ProducersValue
+from limosa.core.model.keys import Position, Revision
 from limosa.errors import BadInput, InvalidSchema, LimosaError
 from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
-from limosa.tabular.bodies import Bodies, BodyPart, LoggedEntry, log_entries, stored_schema, unpack
+from limosa.tabular.bodies import (
+    ALIGNMENT,
+    Bodies,
+    BodyPart,
+    LoggedEntry,
+    log_entries,
+    read_entry,
+    stored_schema,
+    unpack,
+)
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.tabular.soundness import brief, sound_batch
 from limosa.transport import frames
 from limosa.transport.lone import PendingAnswers
+
+Said = TypeVar("Said", bound=Message)
 
 MESSAGES_MAX = 1_024
 PARTS_MAX = 256
@@ -80,7 +89,8 @@ class Unreadable(Struct, frozen=True):
     error: LimosaError
 
 
-# Messages with rows, as encoded: the same tags, with references to bodies instead of rows.
+# Messages with rows, as encoded: the same tags, with references to bodies instead of rows. Digests
+# are longer than msgpack numbers, so they travel as text.
 
 _Parts: TypeAlias = tuple[BodyPart, ...]
 _FewParts: TypeAlias = Annotated[tuple[BodyPart, ...], Meta(max_length=PARTS_MAX)]
@@ -88,22 +98,30 @@ _Key: TypeAlias = Annotated[list[msgspec.Raw], Meta(max_length=KEY_COLUMNS_MAX)]
 """Values are decoded one by one: nested empty lists would take seventy times their bytes."""
 
 
+class _Write(Write, frozen=True, tag="Write"):
+    rows: _FewParts  # type: ignore[assignment]
+    expected: Position | None
+
+
+class _Replicate(Replicate, frozen=True, tag="Replicate"):
+    entries: tuple[LoggedEntry, ...]  # type: ignore[assignment]
+
+
+class _Fetched(Fetched, frozen=True, tag="Fetched"):
+    rows: _Parts  # type: ignore[assignment]
+    digest: str  # type: ignore[assignment]
+
+
+class _Chunk(Chunk, frozen=True, tag="Chunk"):
+    rows: _Parts  # type: ignore[assignment]
+
+
+class _End(End, frozen=True, tag="End"):
+    digest: str  # type: ignore[assignment]
+
+
 class _Wire(Struct, frozen=True, array_like=True):
     pass
-
-
-class _Write(_Wire, frozen=True, tag="Write"):
-    id: str
-    partition: str
-    version: int
-    epoch: int
-    producer: str
-    sequence: int
-    after: int
-    floor: int
-    range: TokenRange
-    parts: _FewParts
-    expected: Position | None
 
 
 class _Read(_Wire, frozen=True, tag="Read"):
@@ -128,57 +146,6 @@ class _FoundRow(_Wire, frozen=True, tag="FoundRow"):
     id: str
     version: Position
     values: list[Any]
-
-
-class _Replicate(_Wire, frozen=True, tag="Replicate"):
-    partition: str
-    to: str
-    epoch: int
-    revision: Revision
-    previous: Position
-    entries: tuple[LoggedEntry, ...]
-    watermark: Position
-    how: Appending
-    check: tuple[SessionId, Position] | None
-    probed: LeaseId
-
-
-class _Fetched(_Wire, frozen=True, tag="Fetched"):
-    partition: str
-    session: SessionId
-    slice: int
-    parts: _Parts
-    through: Position
-    producers: ProducersValue
-    digest: str
-
-
-class _Chunk(_Wire, frozen=True, tag="Chunk"):
-    partition: str
-    to: str
-    session: SessionId
-    epoch: int
-    slice: int
-    attempt: str
-    number: int
-    parts: _Parts
-
-
-# Digests are longer than msgpack numbers, so they travel as text.
-
-
-class _End(_Wire, frozen=True, tag="End"):
-    partition: str
-    to: str
-    session: SessionId
-    epoch: int
-    slice: int
-    slices: int
-    attempt: str
-    count: int
-    digest: str
-    through: Position
-    producers: ProducersValue
 
 
 _Any: TypeAlias = (
@@ -305,32 +272,16 @@ class Encoder:
 def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -> Any:
     match message:
         case Replicate():
-            return _Replicate(
-                message.partition,
-                message.to,
-                message.epoch,
-                message.revision,
-                message.previous,
-                log_entries(message.entries, bodies),
-                message.watermark,
-                message.how,
-                message.check,
-                message.probed,
-            )
+            return replace(message, entries=log_entries(message.entries, bodies))
         case Write():
-            return _Write(
-                message.id,
-                message.partition,
-                message.version,
-                message.epoch,
-                message.producer,
-                message.sequence,
-                message.after,
-                message.floor,
-                message.range,
-                bodies.add_bundle(_without_tokens(message.rows)),
-                message.expected,
-            )
+            return replace(message, rows=bodies.add_bundle(_without_tokens(message.rows)))
+        case Fetched():
+            rows = bodies.add_bundle(message.rows)
+            return replace(message, rows=rows, digest=f"{message.digest:x}")
+        case Chunk():
+            return replace(message, rows=bodies.add_bundle(message.rows))
+        case End():
+            return replace(message, digest=f"{message.digest:x}")
         case Read(keys=Keys() as keys):
             many = () if keys.many is None else (_add_columns(bodies, keys.table, keys.many),)
             return _Read(
@@ -352,30 +303,6 @@ def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -
             return _FoundRow(message.id, row.version, row.values)
         case Found():
             return _Found(message.id, (), ())
-        case Fetched():
-            return _Fetched(
-                message.partition,
-                message.session,
-                message.slice,
-                bodies.add_bundle(message.rows),
-                message.through,
-                message.producers,
-                f"{message.digest:x}",
-            )
-        case Chunk():
-            return _Chunk(
-                message.partition,
-                message.to,
-                message.session,
-                message.epoch,
-                message.slice,
-                message.attempt,
-                message.number,
-                bodies.add_bundle(message.rows),
-            )
-        case End():
-            fields = structs.asdict(message)
-            return _End(**{**fields, "digest": f"{message.digest:x}"})
         case _:
             return message
 
@@ -431,28 +358,13 @@ class Decoder:
     def _unpack(self, message: Any, bodies: pa.Buffer) -> Message | Unreadable:
         match message:
             case _Replicate():
-                return Replicate(
-                    message.partition,
-                    message.to,
-                    message.epoch,
-                    message.revision,
-                    message.previous,
-                    tuple(self._entry(entry, bodies) for entry in message.entries),
-                    message.watermark,
-                    message.how,
-                    message.check,
-                    message.probed,
-                )
-            case _Write():
+                entries = tuple(read_entry(each, self._bundle, bodies) for each in message.entries)
+                return _plain(Replicate, message, entries=entries)
+            case _Write() | _Read():
                 try:
-                    return self._write(message, bodies)
-                except LimosaError as error:
-                    return Unreadable(message.id, error)
-                except _UNREADABLE as error:
-                    return Unreadable(message.id, _damaged(error))
-            case _Read():
-                try:
-                    return self._read(message, bodies)
+                    if isinstance(message, _Read):
+                        return self._read(message, bodies)
+                    return _plain(Write, message, rows=self._bundle(message.rows, bodies))
                 except LimosaError as error:
                     return Unreadable(message.id, error)
                 except _UNREADABLE as error:
@@ -462,53 +374,20 @@ class Decoder:
             case _Found():
                 return Found(message.id, self._found(message, bodies))
             case _Fetched():
-                rows = self._bundle(message.parts, bodies)
-                return Fetched(
-                    message.partition,
-                    message.session,
-                    message.slice,
-                    rows,
-                    message.through,
-                    message.producers,
-                    int(message.digest, 16),
-                )
+                rows = self._bundle(message.rows, bodies)
+                return _plain(Fetched, message, rows=rows, digest=int(message.digest, 16))
             case _Chunk():
-                return Chunk(
-                    message.partition,
-                    message.to,
-                    message.session,
-                    message.epoch,
-                    message.slice,
-                    message.attempt,
-                    message.number,
-                    self._bundle(message.parts, bodies),
-                )
+                return _plain(Chunk, message, rows=self._bundle(message.rows, bodies))
             case _End():
-                fields = structs.asdict(message)
-                return End(**{**fields, "digest": int(message.digest, 16)})
+                return _plain(End, message, digest=int(message.digest, 16))
             case StatusNews():
                 return self._hear_status(message)
             case _:
                 return message  # type: ignore[no-any-return]
 
-    def _write(self, message: _Write, bodies: pa.Buffer) -> Write:
-        return Write(
-            message.id,
-            message.partition,
-            message.version,
-            message.epoch,
-            message.producer,
-            message.sequence,
-            message.after,
-            message.floor,
-            message.range,
-            self._bundle(message.parts, bodies),
-            message.expected,
-        )
-
     def _read(self, message: _Read, bodies: pa.Buffer) -> Read:
         table = self._table(message.table)
-        keys = Keys(table, None if message.key is None else tuple(map(_plain, message.key)))
+        keys = Keys(table, None if message.key is None else tuple(map(_simple, message.key)))
         if message.key is None:
             if len(message.parts) != 1:
                 raise BadInput("a read without keys", "send the keys as one batch")
@@ -538,19 +417,6 @@ class Decoder:
         table = self._table(part.schema)
         rows = sound_batch(_slice(bodies, part), table.physical, trusted=True)
         return FoundRows(table, rows, message.versions)
-
-    def _entry(self, entry: LoggedEntry, bodies: pa.Buffer) -> Entry:
-        return Entry(
-            entry.at,
-            entry.previous,
-            None if entry.parts is None else self._bundle(entry.parts, bodies),
-            entry.producer,
-            entry.sequence,
-            entry.floor,
-            entry.range,
-            entry.found,
-            entry.collects,
-        )
 
     def _bundle(self, parts: Iterable[BodyPart], bodies: pa.Buffer) -> Bundle:
         return Bundle(self._batch(part, bodies) for part in parts)
@@ -598,15 +464,20 @@ class Decoder:
         return table
 
 
+def _plain(kind: Callable[..., Said], message: Message, **changed: object) -> Said:
+    """A decoded message as the class that the core knows, with its rows or its digest."""
+    return kind(*astuple(replace(message, **changed)))
+
+
 def _slice(bodies: pa.Buffer, part: BodyPart) -> pa.Buffer:
     if part.at < 0 or part.size <= 0 or part.at + part.size > bodies.size:
         raise BadInput("rows outside of their frame", "send the whole frame")
-    if part.at % frames.ALIGNMENT:
-        raise BadInput("rows that are not aligned", f"align bodies to {frames.ALIGNMENT} bytes")
+    if part.at % ALIGNMENT:
+        raise BadInput("rows that are not aligned", f"align bodies to {ALIGNMENT} bytes")
     return bodies.slice(part.at, part.size)
 
 
-def _plain(value: msgspec.Raw) -> Any:
+def _simple(value: msgspec.Raw) -> Any:
     """Accept a number, text, bytes or a boolean; other types travel as Arrow."""
     first = memoryview(value)[0]
     if 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
@@ -614,9 +485,10 @@ def _plain(value: msgspec.Raw) -> Any:
     return msgspec.msgpack.decode(value)
 
 
-def _check_total(said: Iterable[Any], bodies: pa.Buffer) -> None:
+def _check_total(said: Iterable[_Write | _Read], bodies: pa.Buffer) -> None:
     """Refuse shared bodies: a thousand messages about one body would store it as often."""
-    total = sum(part.size for message in said for part in getattr(message, "parts", ()))
+    referred = (each.rows if isinstance(each, _Write) else each.parts for each in said)
+    total = sum(part.size for parts in referred for part in parts)
     if total > bodies.size:
         raise BadInput("messages that share rows", "send each message's rows separately")
 

@@ -5,7 +5,6 @@ a restarted process knows whether it is a member, is not, or can't tell and must
 answer to its own request counts. The node starts nothing before it has joined.
 """
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +43,7 @@ from limosa.errors import (
 )
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Metastore
+from limosa.storage.files import PosixFiles, replace_durably
 
 JOINING, MEMBER = "JOINING", "NODE"
 POLL_SECONDS = 0.05
@@ -258,24 +258,11 @@ def _read(path: Path) -> NodeIdentity | None:
 
 
 def _write(path: Path, identity: NodeIdentity) -> None:
-    """Write the file atomically and durably: sync the file, then rename it."""
-    draft = path.with_name(path.name + ".new")
-    with draft.open("wb") as file:
-        file.write(msgspec.json.encode(identity))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    _sync_directory(path.parent)
+    """Write the file atomically and durably."""
+    encoded = msgspec.json.encode(identity)
+    replace_durably(PosixFiles(), str(path.parent), path.name, [encoded])
 
 
 def _remove(path: Path) -> None:
     path.unlink()
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    PosixFiles().sync_directory(str(path.parent))

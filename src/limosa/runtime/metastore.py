@@ -18,16 +18,50 @@ Log = Callable[..., None]
 TROUBLE_SECONDS = 0.2
 
 
+class StoreThread:
+    """Does work with a metastore of its own, one piece after the other."""
+
+    def __init__(
+        self, open_store: Callable[[], Metastore], log: Log, name: str, refused: str, failed: str
+    ) -> None:
+        self._open = open_store
+        self._log = log
+        self._refused = refused
+        self._failed = failed
+        """What the log says if the metastore refuses the work, and if the work fails otherwise."""
+        self._asked: queue.SimpleQueue[Callable[[Metastore], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[Metastore], None]) -> None:
+        self._asked.put(work)
+
+    def _run(self) -> None:
+        store: Metastore | None = None
+        while (work := self._asked.get()) is not None:
+            try:
+                store = store or self._open()
+                work(store)
+            except LimosaError as error:
+                self._log(self._refused, error=str(error))
+            except Exception as error:
+                self._log(self._failed, error=repr(error))
+        if store is not None:
+            store.close()
+
+    def close(self) -> None:
+        self._asked.put(None)
+        self._thread.join(5.0)
+
+
 class Heartbeat:
     """Grants and renews leases, one after the other."""
 
     def __init__(self, open_store: Callable[[], Metastore], clock: Clock, log: Log) -> None:
-        self._open = open_store
         self._clock = clock
-        self._log = log
-        self._asked: queue.SimpleQueue[Callable[[Metastore], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
+        self._thread = StoreThread(
+            open_store, log, "heartbeat", "the metastore does not answer", "heartbeat failed"
+        )
 
     def acquire(
         self,
@@ -40,9 +74,10 @@ class Heartbeat:
         def work(store: Metastore) -> None:
             sent_at = self._clock.now()
             lease = store.grant(ttl_seconds)
-            then(lease, register(store, lease), sent_at)
+            with suppress(StaleGuard):  # another process holds the key: it is asked for again later
+                then(lease, register(store, lease), sent_at)
 
-        self._asked.put(work)
+        self._thread.do(work)
 
     def renew(self, lease: int, then: Callable[[bool, float], None]) -> None:
         def work(store: Metastore) -> None:
@@ -54,33 +89,14 @@ class Heartbeat:
             else:
                 then(True, sent_at)
 
-        self._asked.put(work)
+        self._thread.do(work)
 
     def revoke(self, lease: int) -> None:
         """End the lease now, so that others need not wait until it expires."""
-        self._asked.put(lambda store: store.revoke(lease))
-
-    def _run(self) -> None:
-        store: Metastore | None = None
-        while True:
-            work = self._asked.get()
-            if work is None:
-                break
-            try:
-                store = store or self._open()
-                work(store)
-            except StaleGuard:
-                pass  # another process holds the key: it is asked for again later
-            except LimosaError as error:
-                self._log("the metastore does not answer", error=str(error))
-            except Exception as error:
-                self._log("heartbeat failed", error=repr(error))
-        if store is not None:
-            store.close()
+        self._thread.do(lambda store: store.revoke(lease))
 
     def close(self) -> None:
-        self._asked.put(None)
-        self._thread.join(5.0)
+        self._thread.close()
 
 
 class Watcher:
@@ -102,12 +118,12 @@ class Watcher:
         self._store: Metastore | None = None
         self._agreed_store: AgreedStore | None = None
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="commits", daemon=True)
-        self._commits: queue.SimpleQueue[Callable[[AgreedStore], None] | None] = queue.SimpleQueue()
+        self._writer = StoreThread(
+            self._open_for_commits, log, "commits", "a commit was not made", "a commit failed"
+        )
 
     def start(self) -> None:
         self._thread.start()
-        self._writer.start()
 
     def look(self) -> None:
         """Report the newest state, even if it has not changed."""
@@ -123,11 +139,11 @@ class Watcher:
             with suppress(StaleGuard):
                 store.commit(commit)
 
-        self._commits.put(work)
+        self.do(work)
 
     def do(self, work: Callable[[AgreedStore], None]) -> None:
         """Run other work with the store on the thread that commits."""
-        self._commits.put(work)
+        self._writer.do(lambda store: work(AgreedStore(store)))
 
     def _run(self) -> None:
         agreed_store: AgreedStore | None = None
@@ -152,35 +168,19 @@ class Watcher:
         if self._store is not None:
             self._store.close()
 
-    def _opened(self) -> AgreedStore | None:
-        try:
-            return AgreedStore(self._open())
-        except LimosaError as error:
-            self._log("the metastore does not answer", error=str(error))
-            threading.Event().wait(TROUBLE_SECONDS)
-            return None
-
-    def _write(self) -> None:
-        store: AgreedStore | None = None
+    def _open_for_commits(self) -> Metastore:
+        """Retry, so that no commit is lost while the metastore can't be opened."""
         while True:
-            work = self._commits.get()
-            if work is None:
-                break
             try:
-                while store is None and not self._stopping:
-                    store = self._opened()
-                if store is not None:
-                    work(store)
+                return self._open()
             except LimosaError as error:
-                self._log("a commit was not made", error=str(error))
-            except Exception as error:
-                self._log("a commit failed", error=repr(error))
-        if store is not None:
-            store.store.close()
+                if self._stopping:
+                    raise
+                self._log("the metastore does not answer", error=str(error))
+                threading.Event().wait(TROUBLE_SECONDS)
 
     def close(self) -> None:
         self._stopping = True
-        self._commits.put(None)
-        for thread in (self._thread, self._writer):
-            if thread.is_alive():
-                thread.join(5.0)
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        self._writer.close()

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from msgspec import Struct
 
@@ -49,7 +48,7 @@ from limosa.core.events import (
 )
 from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed
-from limosa.core.model.keys import WHOLE, PartitionId
+from limosa.core.model.keys import WHOLE, PartitionId, TokenRange
 from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
@@ -117,10 +116,11 @@ class NodeDriver:
         self._sync_here = False
         """The thread that has the lock will sync what it writes: a lone request."""
         self._to_sync = threading.Condition(threading.Lock())
-        self._no_room = ""
+        self.no_room = ""
+        """Why clients' writes are refused now; empty: they are accepted."""
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(open_metastore, clock, log)
-        self._watcher = Watcher(open_metastore, self._followed, log)
+        self.watcher = Watcher(open_metastore, self._followed, log)
         self._worker = BackgroundWorker(log)
         self._shelver = BackgroundWorker(log, "shelver")
         self._threads = [
@@ -137,7 +137,7 @@ class NodeDriver:
         self.store.merge_later(self._is_copied)
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id)))
-        self._watcher.start()
+        self.watcher.start()
         for thread in self._threads:
             thread.start()
 
@@ -202,10 +202,6 @@ class NodeDriver:
         with self._lock:
             return None if self.brain.lease is None else self.brain.status(self.now())
 
-    def wait_for_room(self) -> str:
-        """Why clients' writes are refused now; empty: they are accepted."""
-        return self._no_room
-
     # --- effects out
 
     def _carry_out_all(self, effects: Sequence[Effect]) -> None:
@@ -249,9 +245,9 @@ class NodeDriver:
                     ),
                 )
             case ReadTopology():
-                self._watcher.look()
+                self.watcher.look()
             case MakeCommit(commit=commit):
-                self._watcher.commit(commit)
+                self.watcher.commit(commit)
             case ReadTail():
                 self._worker.do(lambda: self._read_tail(effect))
             case ReadSlice():
@@ -292,9 +288,7 @@ class NodeDriver:
 
     def _read_slice(self, effect: ReadSlice) -> None:
         view = self.store.view(effect.partition, effect.incarnation)
-        record = self.brain.topology.partitions.get(effect.partition)
-        whole = WHOLE if record is None else record.range
-        token_range = slice_of(whole, effect.slice, effect.slices)
+        token_range = self._slice_of(effect)
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
         batches = [
             batch
@@ -305,12 +299,15 @@ class NodeDriver:
         rows.digest()  # computed here, where no client waits for it
         self.deliver(SliceRead(effect.ticket, rows, through))
 
+    def _slice_of(self, effect: ReadSlice | ShelveSlice) -> TokenRange:
+        record = self.brain.topology.partitions.get(effect.partition)
+        whole = WHOLE if record is None else record.range
+        return slice_of(whole, effect.slice, effect.slices)
+
     def _shelve_slice(self, effect: ShelveSlice, collected: int) -> None:
         if self.is_over:
             return
-        record = self.brain.topology.partitions.get(effect.partition)
-        whole = WHOLE if record is None else record.range
-        token_range = slice_of(whole, effect.slice, effect.slices)
+        token_range = self._slice_of(effect)
         rest, problem = Bundle(), ""
         try:
             rows = [rows for rows in effect.rows if isinstance(rows, Bundle)]
@@ -337,14 +334,6 @@ class NodeDriver:
 
     # --- threads
 
-    def _sync(self) -> None:
-        with self._fatal():
-            self._sync_for_ever()
-
-    def _tick(self) -> None:
-        with self._fatal():
-            self._tick_for_ever()
-
     @contextmanager
     def _fatal(self) -> Iterator[None]:
         """Stop the node on an error: without one of its threads it would keep a useless lease."""
@@ -353,13 +342,11 @@ class NodeDriver:
         except Exception as error:
             self._fail(error)
 
-    def _sync_for_ever(self) -> None:
-        while True:
+    def _sync(self) -> None:
+        while not self._stopping.is_set():
             with self._to_sync:
                 while self._wanted <= self._synced and not self._stopping.is_set():
                     self._to_sync.wait(SYNC_SECONDS)
-                if self._stopping.is_set():
-                    return
             with self._syncing:
                 self._sync_once()
 
@@ -367,27 +354,25 @@ class NodeDriver:
         """Sync everything written so far; the caller holds `_syncing`."""
         if self._wanted <= self._synced or self.is_over:
             return
-        try:
+        with self._fatal():
             self._synced = self.store.sync()
-        except Exception as error:
-            self._fail(error)
-            return
-        self.deliver(Stored(self._synced))
+            self.deliver(Stored(self._synced))
 
-    def _tick_for_ever(self) -> None:
+    def _tick(self) -> None:
         looked = collected = time.monotonic()
-        while not self._stopping.wait(TICK_SECONDS):
-            self.deliver(Ticked())
-            now = time.monotonic()
-            if now - looked > ROOM_SECONDS:
-                looked = now
-                self.look_for_room()
-                self.peers.cut_silent()
-            if now - collected > COLLECT_SECONDS:
-                collected = now
-                for partition in list(self._deleted):
-                    self._deleted.discard(partition)
-                    self.deliver(CollectionDue(partition))
+        with self._fatal():
+            while not self._stopping.wait(TICK_SECONDS):
+                self.deliver(Ticked())
+                now = time.monotonic()
+                if now - looked > ROOM_SECONDS:
+                    looked = now
+                    self.look_for_room()
+                    self.peers.cut_silent()
+                if now - collected > COLLECT_SECONDS:
+                    collected = now
+                    for partition in list(self._deleted):
+                        self._deleted.discard(partition)
+                        self.deliver(CollectionDue(partition))
 
     def note_deletes(self, partition: str) -> None:
         """The partition has tombstones that must be collected later."""
@@ -398,14 +383,14 @@ class NodeDriver:
         try:
             free = self.store.free_bytes()
         except OSError as error:
-            self._no_room = f"the disk does not answer: {error}"
+            self.no_room = f"the disk does not answer: {error}"
             return
         short = [
             f"{free_bytes >> 20} MiB free on volume {name or 'default'}"
             for name, free_bytes in free.items()
             if free_bytes < self.settings.free_bytes_min
         ]
-        self._no_room = "; ".join(short)
+        self.no_room = "; ".join(short)
         sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
         self.deliver(Measured(free, sizes, self.traffic.measure(time.monotonic())))
 
@@ -428,11 +413,6 @@ class NodeDriver:
                 self.log("the node stops", error=error)
             threading.Thread(target=self._failed, args=(error,), daemon=True).start()
 
-    # --- metastore for calls
-
-    def with_metastore(self, work: Callable[[Any], None]) -> None:
-        self._watcher.do(work)
-
     # --- the end
 
     def stop(self) -> None:
@@ -452,7 +432,7 @@ class NodeDriver:
         if lease is not None:
             self._heartbeat.revoke(lease.id)
         self._heartbeat.close()
-        self._watcher.close()
+        self.watcher.close()
         self._worker.close()
         self._shelver.close()
         self.peers.close()

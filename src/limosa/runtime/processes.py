@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,16 @@ def token_source(security: Security, cluster: str, subject: str, role: str) -> T
     return lambda: issue(secret, cluster, subject, role, TOKEN_SECONDS, time.time())
 
 
+def _security(config: NodeConfig | CoordinatorConfig) -> Security:
+    return replace(config.security, cluster=config.cluster)
+
+
+def _dialer(config: NodeConfig | CoordinatorConfig, kind: str) -> Dialer:
+    security = _security(config)
+    token = token_source(security, config.cluster, config.name, kind)
+    return Dialer(config.cluster, kind, config.name, security, token)
+
+
 class NodeProcess:
     """A node's process: storage, driver, service and server."""
 
@@ -114,7 +125,6 @@ class NodeProcess:
         self.ended = threading.Event()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
-        security = replace(config.security, cluster=config.cluster)
         Path(config.data).mkdir(parents=True, exist_ok=True)
         volumes = config.volumes or {"": str(Path(config.data) / "volume")}
         self.store = Store(volumes, settings=config.storage)
@@ -122,14 +132,7 @@ class NodeProcess:
             if not self.store.volumes:
                 why = "; ".join(refusal.why for refusal in self.store.refused)
                 raise UnusableFile(f"no volume can be used: {why}", "repair or replace the disks")
-            dialer = Dialer(
-                config.cluster,
-                "node",
-                config.name,
-                security,
-                token_source(security, config.cluster, config.name, "node"),
-            )
-            peers = Peers(dialer, self._received)
+            peers = Peers(_dialer(config, "node"), self._received)
             node = Node(
                 config.name,
                 rack=config.rack,
@@ -150,13 +153,12 @@ class NodeProcess:
                 self._failed,
             )
             service = NodeService(self.driver, config.cluster, journal)
-            self.server = Server(config.host, config.port, security, service)
+            self.server = Server(config.host, config.port, _security(config), service)
         except BaseException:
             self.store.close()
             raise
         try:
-            metastore = open_store()
-            try:
+            with closing(open_store()) as metastore:
                 agreed = AgreedStore(metastore)
                 node = replace(node, host=uuid.uuid4().hex, address=self._address())
                 joined = membership.join(
@@ -174,8 +176,6 @@ class NodeProcess:
                         f"{config.data} belongs to node {joined.id}", "start it with that name"
                     )
                 self.driver.node = membership.refresh(agreed, replace(node, host=joined.host))
-            finally:
-                metastore.close()
         except BaseException:
             self.server.stop(GOODBYE_SECONDS, _say_goodbye)
             self.store.close()
@@ -216,19 +216,9 @@ class CoordinatorProcess:
     def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
         clock = BootClock()
         open_store = opener(config.metastore, clock)
-        metastore = open_store()
-        try:
+        with closing(open_store()) as metastore:
             membership.found(AgreedStore(metastore), config.cluster, machine_id(), uuid.uuid4().hex)
-        finally:
-            metastore.close()
-        security = replace(config.security, cluster=config.cluster)
-        dialer = Dialer(
-            config.cluster,
-            "coordinator",
-            config.name,
-            security,
-            token_source(security, config.cluster, config.name, "coordinator"),
-        )
+        dialer = _dialer(config, "coordinator")
         self.driver = CoordinatorDriver(
             config.name,
             open_store,

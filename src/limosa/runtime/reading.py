@@ -25,7 +25,7 @@ KEYS_MAX = 100_000
 KEYS_AT_ONCE = 8
 FOUND_BYTES_AIM = 2 << 20
 FOUND_BYTES_MAX = 32 << 20
-"""One answer has at most so many bytes of rows; while it is made it takes several times that."""
+"""The most bytes of rows in one answer; building an answer takes several times as much memory."""
 
 
 class ViewReader:
@@ -52,7 +52,7 @@ class ViewReader:
         return Found(message.id, rows) if refusal is None else refusal
 
     def scan(self, scan: Scan, table: Table) -> Iterator[pa.RecordBatch]:
-        """The rows of one moment; raises before the first of them if this is not the place."""
+        """The rows of one snapshot; raises before the first row if this node may not serve them."""
         where = (scan.partition, scan.version, scan.epoch, scan.revision)
         read = Read("scan", *where, None, table.id, scan.eventual)
         admitted = self._decide.admit(self._now(), read)
@@ -61,7 +61,7 @@ class ViewReader:
         view = self._view(admitted)
         refusal = self._check(admitted, view)
         if view is None or refusal is not None:
-            raise Redirected("the partition changed hands", "refresh and ask again")
+            raise Redirected("the partition changed hands", "refresh the topology and ask again")
         condition = condition_of(table, scan.where)
         return _alive(view.scan(table, scan.columns, condition, empty_too=True))
 
@@ -77,7 +77,7 @@ class ViewReader:
 
 
 def _alive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Without empty ones; but now and then one of them, so that the reader knows that we live."""
+    """Leave out empty batches, but send one now and then to show that the node is alive."""
     given_at = time.monotonic()
     for batch in batches:
         if batch.num_rows or time.monotonic() - given_at > ALIVE_SECONDS:
@@ -91,7 +91,9 @@ def look_up(view: View, keys: Keys) -> FoundRow | FoundRows | None:
         try:
             found = view.find(table, keys.one)
         except (TypeError, ValueError, OverflowError, AttributeError, pa.ArrowException) as error:
-            raise InvalidKey(f"no key of {table.id}: {brief(error)}", "use its types") from None
+            raise InvalidKey(
+                f"not a key of {table.id}: {brief(error)}", "use the types of the key columns"
+            ) from None
         if found is None:
             return None
         return _found(table, found)
@@ -100,7 +102,7 @@ def look_up(view: View, keys: Keys) -> FoundRow | FoundRows | None:
 
 
 def _found(table: Table, found: StoredRow) -> FoundRow | FoundRows:
-    """Plain values travel as they are; others, and what Python can't hold, as Arrow."""
+    """Plain values are sent as they are; values that Python cannot hold, and others, as Arrow."""
     if table.is_plain:
         with suppress(BadInput):
             return FoundRow(list(found.values(table).values()), found.version)
@@ -108,7 +110,7 @@ def _found(table: Table, found: StoredRow) -> FoundRow | FoundRows:
 
 
 def _look_up_many(view: View, table: Table, keys: pa.RecordBatch) -> FoundRows | None:
-    """Some keys at a time: a few bytes of keys can ask for any number of bytes of rows."""
+    """A few keys at a time, because a few bytes of keys can ask for any amount of rows."""
     if keys.num_rows > KEYS_MAX:
         raise BadInput(f"{keys.num_rows} keys", f"ask for at most {KEYS_MAX} at once")
     parts: list[pa.RecordBatch] = []

@@ -45,6 +45,7 @@ from limosa.protocol.scan import Scan
 from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.replicas import holding, read_replica
+from limosa.storage.view import Size
 from limosa.tabular.rows import Batch, Bundle, hash_together
 from limosa.tabular.schema import Table
 from limosa.transport.server import Inbound
@@ -61,6 +62,7 @@ TOGETHER_MAX = 64
 PATIENT = {"client": 0.5, "mover": 0.25}
 """Callers that wait while more than this share of the memory for rows is in use: copies first, then
 clients. Replication by an owner never waits, since clients wait for it."""
+NOTHING = Size(0, 0)
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -188,8 +190,7 @@ class NodeService:
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write in the form that the participant may receive."""
-        no_room = self.driver.wait_for_room()
-        if no_room:
+        if no_room := self.driver.no_room:
             raise Refused(f"{self.node} accepts no writes: {no_room}", "free space on its disk")
         _check_sequence(request)
         rows = request.rows
@@ -294,12 +295,8 @@ class NodeService:
                 "owner": (owner := brain.owners.get(partition)) is not None
                 and owner.held is held
                 and owner.open,
-                "rows": sizes[partition, incarnation].rows
-                if (partition, incarnation) in sizes
-                else 0,
-                "bytes": sizes[partition, incarnation].bytes
-                if (partition, incarnation) in sizes
-                else 0,
+                "rows": sizes.get((partition, incarnation), NOTHING).rows,
+                "bytes": sizes.get((partition, incarnation), NOTHING).bytes,
                 "written_a_second": rates.get(partition, (0.0, 0.0))[0],
                 "read_a_second": rates.get(partition, (0.0, 0.0))[1],
             }
@@ -326,7 +323,7 @@ class NodeService:
         ).encode()
 
     def _agreed(self, body: bytes) -> bytes:
-        """Live nodes, the coordinator and open requests: what the topology does not contain."""
+        """What the topology does not contain: live nodes, the coordinator, the lock, requests."""
         agreed = self.driver.agreed
         holder = agreed.coordinator
         return json.dumps(
@@ -335,6 +332,7 @@ class NodeService:
                 "generation": agreed.topology.generation,
                 "live": sorted(agreed.leases),
                 "coordinator": None if holder is None else holder.holder,
+                "locked": agreed.controls.locked,
                 "requests": [
                     {
                         "id": request.id,
@@ -430,7 +428,7 @@ class NodeService:
             except LimosaError as error:
                 failure.append(error)
 
-        self.driver.with_metastore(put)
+        self.driver.watcher.do(put)
         deadline = self.driver.now() + seconds
         while self.driver.now() < deadline:
             known = self.driver.agreed.requests.get(request.id)

@@ -1,7 +1,7 @@
-"""What does a disk do to you? It keeps what was synced, in order, and tears or loses the rest.
+"""What does a simulated disk keep? All changes that were synced, and a prefix of the others.
 
-Every change is made twice: on the live state at once, and on the durable one when a sync has
-covered it. A crash keeps the durable state and some prefix of what was not synced yet.
+Every change is made twice: to the live state at once, and to the durable state when a sync covers
+it. A crash keeps the durable state and some prefix of the changes that were not synced.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ FOREVER: Position = 2**62
 
 
 class SimulatedView:
-    """One moment of a replica, for as long as a reader keeps it."""
+    """A snapshot of a replica, for as long as a reader keeps it."""
 
     def __init__(self, watermark: Position, rows: dict[str, SimulatedRow]) -> None:
         self.watermark = watermark
@@ -42,27 +42,13 @@ class SimulatedView:
         return (0, None) if row is None or row.value is None else (row.version, row.value)
 
     def scan(self) -> Iterator[list[SimulatedRow]]:
-        """Rows, some at a time."""
+        """All rows, a few in each batch."""
         rows = [row for row in self._rows.values() if row.value is not None]
         yield from (rows[start : start + 2] for start in range(0, len(rows), 2))
 
 
 class SimulatedReplica:
     """One replica's rows (committed or copied), and its log above the watermark."""
-
-    __slots__ = (
-        "begun",
-        "collected",
-        "entries",
-        "epoch",
-        "first",
-        "on_commit",
-        "partition",
-        "producers",
-        "replica",
-        "rows",
-        "watermark",
-    )
 
     def __init__(
         self, partition: PartitionId, replica: Replica, on_commit: Callable[[str, Entry], None]
@@ -75,7 +61,7 @@ class SimulatedReplica:
         self.first: Position = 0
         self.watermark: Position = 0
         self.collected: Position = 0
-        """Tombstones up to here may be gone, and no longer hide what they hid."""
+        """Tombstones up to here may be collected, and no longer hide older rows."""
         self.entries: list[Entry] = []
         self.producers = Producers()
         self.rows: dict[str, SimulatedRow] = {}
@@ -86,7 +72,7 @@ class SimulatedReplica:
         return other
 
     def take(self, other: "SimulatedReplica") -> None:
-        """Hold what another one holds."""
+        """Take over the contents of another replica."""
         self.epoch, self.begun = other.epoch, other.begun
         self.first, self.watermark = other.first, other.watermark
         self.collected = other.collected
@@ -141,7 +127,7 @@ class SimulatedReplica:
                 raise AssertionError(change)
 
     def put_copied(self, row: SimulatedRow) -> None:
-        """By row version: a copied old row never overwrites a newer one."""
+        """Compare row versions: a copied row never replaces a newer one."""
         there = self.rows.get(row.key)
         if there is None or there.version < row.version:
             self.rows[row.key] = row
@@ -181,7 +167,7 @@ class SimulatedReplica:
         return SimulatedView(self.watermark, dict(self.rows))
 
     def newest(self, key: str) -> Position:
-        """The version that a compare-and-set compares with: also of rows not committed yet."""
+        """The version that a compare-and-set compares with, also of a row not committed yet."""
         for entry in reversed(self.entries):
             if entry.at <= self.watermark:
                 break
@@ -193,7 +179,7 @@ class SimulatedReplica:
         return SimulatedView(self.watermark, self.rows).find(key)[0]
 
     def tail(self, after: Position, bytes_max: int) -> tuple[Entry, ...]:
-        """The log behind a position: one entry at least, then so many bytes."""
+        """The log above a position: at least one entry, then up to so many bytes."""
         found: list[Entry] = []
         for entry in self.entries:
             if entry.at > after:
@@ -231,7 +217,7 @@ class SimulatedDisk:
         return None if stored is None else stored.view()
 
     def sync(self, ticket: int, node: str) -> None:
-        """Everything up to this ticket is durable from now on."""
+        """Make everything up to this ticket durable."""
         while self._journal and self._journal[0].ticket <= ticket:
             carry_out(self._durable, self._journal.popleft(), node, ignore)
 
@@ -240,7 +226,7 @@ class SimulatedDisk:
         return 0 if stored is None else stored.collected
 
     def shelve(self, change: ApplySlice, node: str) -> None:
-        """Past the journal: durable at once, whatever else is lost. But not before its replica."""
+        """Store a slice without the journal: it is durable at once, but not before its replica."""
         key = (change.partition, change.incarnation)
         if any(
             isinstance(each, CreateReplica | DiscardReplica | BeginLog)
@@ -252,7 +238,7 @@ class SimulatedDisk:
             volumes[key].apply(change)
 
     def crash(self, dice: Random, node: str) -> None:
-        """Some of what was not synced survives, in order; the last write is torn and void."""
+        """A prefix of the changes that were not synced survives; a torn write counts as lost."""
         for _ in range(dice.randint(0, len(self._journal))):
             carry_out(self._durable, self._journal.popleft(), node, ignore)
         self._journal.clear()
@@ -270,7 +256,7 @@ class SimulatedDisk:
 
 
 def ignore(partition: str, entry: Entry) -> None:
-    """The live state has told already."""
+    """The live state has reported the commit already."""
 
 
 def carry_out(

@@ -50,7 +50,7 @@ class _Overwritten:
 _Write: TypeAlias = _Appended | _Overwritten
 
 
-class _File:
+class MemoryInode:
     """An inode: what the process sees, what the disk has, and what happened in between."""
 
     __slots__ = ("durable", "links", "live", "unsynced")
@@ -154,7 +154,7 @@ class _Directory:
             yield from (node for node in renaming.edits[self].values() if node is not None)
 
 
-_Node: TypeAlias = _File | _Directory
+_Node: TypeAlias = MemoryInode | _Directory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +187,7 @@ def _settle(counts: dict[_Directory, int]) -> None:
 class MemoryFile:
     """A file handle, which becomes invalid when its process dies."""
 
-    def __init__(self, files: "MemoryFiles", file: _File) -> None:
+    def __init__(self, files: "MemoryFiles", file: MemoryInode) -> None:
         self._files = files
         self._file = file
         self._life = files._life
@@ -229,7 +229,7 @@ class MemoryFile:
 class MemoryLock:
     """Held until it is closed or the process crashes."""
 
-    def __init__(self, held: "dict[_File, MemoryLock]", file: _File) -> None:
+    def __init__(self, held: "dict[MemoryInode, MemoryLock]", file: MemoryInode) -> None:
         self._held = held
         self._file = file
         held[file] = self
@@ -252,7 +252,7 @@ class MemoryFiles:
         self._guard = RLock()
         self._root = _Directory()
         self._used = 0
-        self._locks: dict[_File, MemoryLock] = {}
+        self._locks: dict[MemoryInode, MemoryLock] = {}
         for path in directories:
             self.make_directory(path)
         self.write_back()
@@ -265,17 +265,20 @@ class MemoryFiles:
             if name in directory.live:
                 self._file(path)  # raises for a directory
                 self._remove(directory, name)
-            return MemoryFile(self, self._file_at(path))
+            return self.handle(path, self._file_at(path))
 
     def reopen(self, path: str) -> MemoryFile:
         with self._guard:
-            return MemoryFile(self, self._file(path))
+            return self.handle(path, self._file(path))
+
+    def handle(self, path: str, file: MemoryInode) -> MemoryFile:
+        return MemoryFile(self, file)
 
     def read(self, path: str) -> pa.Buffer:
         with self._guard:
             return pa.py_buffer(bytes(self._file(path).live))
 
-    def _append(self, file: _File, data: bytes) -> None:
+    def _append(self, file: MemoryInode, data: bytes) -> None:
         """Append as much as fits: a full disk keeps the part that fitted."""
         room = max(0, self.capacity_bytes - self._used)
         written = data[:room] if file.links else data
@@ -302,11 +305,11 @@ class MemoryFiles:
             self._node(path)
             return max(0, self.capacity_bytes - self._used)
 
-    def _file_at(self, path: str) -> _File:
+    def _file_at(self, path: str) -> MemoryInode:
         """The existing file, or a new one."""
         directory, name = self._place(path)
         if name not in directory.live:
-            file = _File()
+            file = MemoryInode()
             self._rename({directory: {name: file}})
             return file
         return self._file(path)
@@ -386,12 +389,12 @@ class MemoryFiles:
                     self._count_link(node)
 
     def _unlink(self, node: _Node | None) -> None:
-        if isinstance(node, _File):
+        if isinstance(node, MemoryInode):
             node.links -= 1
             self._used -= 0 if node.links else len(node.live)
 
     def _count_link(self, node: _Node) -> None:
-        if isinstance(node, _File):
+        if isinstance(node, MemoryInode):
             self._used += 0 if node.links else len(node.live)
             node.links += 1
 
@@ -421,9 +424,9 @@ class MemoryFiles:
             raise _refusal(errno.ENOENT, path)
         return directory.live[name]
 
-    def _file(self, path: str) -> _File:
+    def _file(self, path: str) -> MemoryInode:
         node = self._node(path)
-        if not isinstance(node, _File):
+        if not isinstance(node, MemoryInode):
             raise _refusal(errno.EISDIR, path)
         return node
 
@@ -433,7 +436,7 @@ class MemoryFiles:
             raise _refusal(errno.ENOTDIR, path)
         return node
 
-    def _walk(self) -> Iterator[tuple[str, _File]]:
+    def _walk(self) -> Iterator[tuple[str, MemoryInode]]:
         """Every live file by its path; a file with two names comes twice."""
         return _walk(self._root, "")
 
@@ -479,34 +482,6 @@ class MemoryFiles:
             file.links += 1
         self._used = sum(len(file.live) for file in files)
 
-    def flip(self, path: str, bit: int) -> None:
-        """Flip a bit on the medium; the file counts as synced."""
-        with self._guard:
-            file = self._file(path)
-            file.sync()
-            for content in (file.live, file.durable):
-                content[bit // 8] ^= 1 << bit % 8
-
-    def truncate(self, path: str, length: int) -> None:
-        """Truncate a file on the medium; the file counts as synced."""
-        with self._guard:
-            file = self._file(path)
-            file.sync()
-            self._used -= max(0, len(file.live) - length)
-            for content in (file.live, file.durable):
-                del content[length:]
-
-    # --- inspection
-
-    def paths(self) -> list[str]:
-        """The paths of all files, from the root."""
-        with self._guard:
-            return [path for path, _ in self._walk()]
-
-    def snapshot(self) -> dict[str, bytes]:
-        with self._guard:
-            return {path: bytes(file.live) for path, file in self._walk()}
-
 
 def _refusal(code: int, path: str | None = None) -> OSError:
     """An OSError; Python picks its subclass, such as FileNotFoundError, by the code."""
@@ -519,7 +494,7 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-def _walk(directory: _Directory, path: str) -> Iterator[tuple[str, _File]]:
+def _walk(directory: _Directory, path: str) -> Iterator[tuple[str, MemoryInode]]:
     for name in sorted(directory.live):
         node = directory.live[name]
         if isinstance(node, _Directory):
@@ -531,7 +506,7 @@ def _walk(directory: _Directory, path: str) -> Iterator[tuple[str, _File]]:
 def _check_target_of_directory(
     node: _Directory, there: _Node | None, into: _Directory, target: str
 ) -> None:
-    if isinstance(there, _File):
+    if isinstance(there, MemoryInode):
         raise _refusal(errno.ENOTDIR, target)
     if there is not None and there.live:
         raise _refusal(errno.ENOTEMPTY, target)

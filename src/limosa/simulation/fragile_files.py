@@ -8,10 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from random import Random
 
-import pyarrow as pa
-
-from limosa.simulation.files import MemoryFiles
-from limosa.storage.files import FileLock, OpenFile
+from limosa.simulation.files import MemoryFile, MemoryFiles, MemoryInode
 from limosa.tabular.bodies import Piece
 
 NEVER = 2**62
@@ -60,18 +57,18 @@ class Errand:
             raise self._error
 
 
-class FragileFiles:
+class FragileFiles(MemoryFiles):
     """Files of a process that dies before one of its next operations, or in the middle of it."""
 
     def __init__(self, dice: Random) -> None:
-        self._files = MemoryFiles()
+        super().__init__()
         self._dice = dice
         self.left = NEVER
         """How many operations will still succeed."""
         self.errand: Errand | None = None
 
-    def crash(self) -> None:
-        self._files.crash(self._dice, process_only=self._dice.random() < 0.3)
+    def die(self) -> None:
+        self.crash(self._dice, process_only=self._dice.random() < 0.3)
         self.left = NEVER
 
     def happen(self, path: str, removes: bool = False) -> None:
@@ -88,74 +85,56 @@ class FragileFiles:
         data = b"".join(pieces)
         return data[: self._dice.randint(0, len(data))] if self.left == -1 else b""
 
-    # --- the port
+    # --- the operations that change something
 
-    def create(self, path: str) -> "FragileFile":
+    def handle(self, path: str, file: MemoryInode) -> "FragileFile":
+        return FragileFile(self, path, file)
+
+    def create(self, path: str) -> MemoryFile:
         self.happen(path)
-        return FragileFile(self, path, self._files.create(path))
-
-    def reopen(self, path: str) -> "FragileFile":
-        return FragileFile(self, path, self._files.reopen(path))
-
-    def read(self, path: str) -> pa.Buffer:
-        return self._files.read(path)
-
-    def names(self, directory: str) -> list[str]:
-        return self._files.names(directory)
+        return super().create(path)
 
     def make_directory(self, path: str) -> None:
         self.happen(path + "/")
-        self._files.make_directory(path)
+        super().make_directory(path)
 
     def replace(self, source: str, target: str) -> None:
         self.happen(target)
-        self._files.replace(source, target)
+        super().replace(source, target)
 
     def link(self, source: str, target: str) -> None:
         self.happen(target)
-        self._files.link(source, target)
+        super().link(source, target)
 
     def remove(self, path: str) -> None:
         self.happen(path, removes=True)
-        self._files.remove(path)
+        super().remove(path)
 
     def sync_directory(self, path: str) -> None:
         self.happen(path + "/")
-        self._files.sync_directory(path)
-
-    def lock(self, path: str) -> FileLock:
-        return self._files.lock(path)
-
-    def device(self, path: str) -> int:
-        return self._files.device(path)
-
-    def free_bytes(self, path: str) -> int:
-        return self._files.free_bytes(path)
+        super().sync_directory(path)
 
 
-class FragileFile:
+class FragileFile(MemoryFile):
     """A file of a process that may die."""
 
-    def __init__(self, files: FragileFiles, path: str, file: OpenFile) -> None:
-        self._files = files
+    def __init__(self, files: FragileFiles, path: str, file: MemoryInode) -> None:
+        super().__init__(files, file)
+        self._process = files
         self._path = path
-        self._file = file
 
     def append(self, pieces: Sequence[Piece]) -> None:
         try:
-            self._files.happen(self._path)
+            self._process.happen(self._path)
         except ProcessGone:
-            self._file.append([self._files.part(pieces)])
+            super().append([self._process.part(pieces)])
             raise
-        self._file.append(pieces)
+        super().append(pieces)
 
     def overwrite(self, at: int, data: bytes) -> None:
-        self._files.happen(self._path)
-        self._file.overwrite(at, data)
+        self._process.happen(self._path)
+        super().overwrite(at, data)
 
     def sync(self) -> None:
-        self._files.happen(self._path)
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
+        self._process.happen(self._path)
+        super().sync()

@@ -1,15 +1,15 @@
-"""Who lives in the fake world? Processes that run the real brains, and carry their effects out.
+"""Which processes run in the simulated world? They run the real brains, and carry out effects.
 
-A process can crash, be paused and be started again. Its clock has any offset, and a rate within the
-margin that leases allow for. Whatever an earlier run of a process asked for never reaches a later
-one.
+A process can crash, be paused and be restarted. Its clock has any offset, and a rate within the
+margin that leases allow for. Answers to an earlier run of a process never reach a later run.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Finished
@@ -80,11 +80,11 @@ if TYPE_CHECKING:
 
 METASTORE = "metastore"
 LOST_SECONDS = 1.0
-"""A call of the metastore that was not answered by then is lost."""
+"""A call of the metastore without an answer after so many seconds counts as lost."""
 
 
 class Process(ABC):
-    """Something that runs, stops and runs again, by a clock of its own."""
+    """A process that can stop and run again, with a clock of its own."""
 
     tick_seconds = 0.15
 
@@ -92,7 +92,7 @@ class Process(ABC):
         self.world = world
         self.name = name
         self.run = 0
-        """Which start of the process this is; 0: it does not run."""
+        """The number of this start of the process; 0: it does not run."""
         self.starts = 0
         self.paused = False
         self._inbox: list[tuple[int, Any]] = []
@@ -113,7 +113,7 @@ class Process(ABC):
 
     @abstractmethod
     def boot(self) -> None:
-        """Begin a run with what the disk holds."""
+        """Begin a run with the contents of the disk."""
 
     def crash(self) -> None:
         self.run = 0
@@ -148,15 +148,18 @@ class Process(ABC):
             if not isinstance(event, Ticked):
                 self._inbox.append((run, event))
             return
-        self.on_event(event)
+        if isinstance(event, _Later):
+            event.then(event.answer)
+        else:
+            self.on_event(event)
 
     def later(self, seconds: float, what: Callable[[Any], None], about: object) -> None:
-        """In this run, and not while the process is paused."""
+        """Call `what` after a delay, in this run, and not while the process is paused."""
         self.world.schedule(seconds, self.deliver, self.run, _Later(what, about))
 
     @abstractmethod
     def on_event(self, event: Any) -> None:
-        """Hand it to the brain and carry its effects out."""
+        """Hand the event to the brain, and carry out its effects."""
 
     def send(self, to: str, message: Message) -> None:
         target = self.world.processes.get(to)
@@ -164,29 +167,27 @@ class Process(ABC):
             self.world.network.send(self.name, to, message, target.receive, self.name, message)
 
     def call(self, what: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Ask the metastore: the question or its answer may be lost, so it may happen unheard."""
+        """Call the metastore: the call may be lost, or have its effect and the answer is lost."""
         run, network = self.run, self.world.network
 
         def ask() -> None:
-            answer = what()
-            network.send(METASTORE, self.name, None, reply, answer)
-
-        def reply(answer: Any) -> None:
-            if run == self.run and run:
-                if self.paused:
-                    self._inbox.append((run, _Later(then, answer)))
-                else:
-                    then(answer)
+            answer = _Later(then, what())
+            network.send(METASTORE, self.name, None, self.deliver, run, answer)
 
         network.send(self.name, METASTORE, None, ask)
 
+    def read_topology(self, asked: bool) -> None:
+        def read(agreed: Agreed) -> None:
+            self.on_event(TopologyRead(agreed.topology, agreed.revision, asked))
 
-class _Later:
-    """An answer that arrived while the process was paused."""
+        self.call(lambda: self.world.agreed, read)
 
-    def __init__(self, then: Callable[[Any], None], answer: Any) -> None:
-        self.then = then
-        self.answer = answer
+
+class _Later(NamedTuple):
+    """A step that is delivered like an event: not while the process is paused."""
+
+    then: Callable[[Any], None]
+    answer: Any
 
 
 class SimulatedNode(Process):
@@ -196,23 +197,23 @@ class SimulatedNode(Process):
         super().__init__(world, name)
         self.settings = settings
         self.disk = world.make_disk(name)
-        self.brain = Participant(name, settings)
         self.on_read: Callable[[], None] | None = None
-        """What happens at the next read."""
+        """Called when the next read is admitted."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.brain = Participant(self.name, self.settings)
         self.reads = NodeReads(self)
         self._syncing = False
         self._wanted = 0
 
     def boot(self) -> None:
-        self.brain = self.world.make_participant(self.name, self.settings)
-        self.reads = NodeReads(self)
-        self._syncing = False
-        self._wanted = 0
+        self._begin()
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
         self.on_event(Started(held))
 
     def stop(self) -> None:
-        """As a real node does: serve nothing any more, then give the lease back. Reads go on."""
+        """Stop as a real node does: serve nothing more, then revoke the lease. Reads go on."""
         lease = self.brain.lease
         if lease is not None:
             self.on_event(LeaseEnded(lease.id))
@@ -225,9 +226,6 @@ class SimulatedNode(Process):
             self.disk.crash(self.world.dice, self.name)
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, _Later):
-            event.then(event.answer)
-            return
         if self.brain.is_over:
             return
         if isinstance(event, Received):
@@ -242,7 +240,7 @@ class SimulatedNode(Process):
         self.reads.race()
 
     def _looked_up(self, event: Received, message: Write) -> Received:
-        """A compare-and-set is told what is there, in the order of this partition's writes."""
+        """Look up the version for a compare-and-set, in the order of the partition's writes."""
         message = admissible(self.brain.topology, message, ())
         event = replace(event, message=message)
         if message.expected is None:
@@ -271,12 +269,7 @@ class SimulatedNode(Process):
                     ),
                 )
             case ReadTopology():
-                self.call(
-                    lambda: self.world.agreed,
-                    lambda agreed: self.on_event(
-                        TopologyRead(agreed.topology, agreed.revision, asked=True)
-                    ),
-                )
+                self.read_topology(asked=True)
             case AcquireLease():
                 sent_at = self.now
                 self.call(
@@ -289,7 +282,7 @@ class SimulatedNode(Process):
             case ReadSlice():
                 self._read_slice(effect)
             case LinkRows():
-                self._link_rows(effect)
+                self.later(0.005, self._link_rows, effect)
             case ShelveSlice():
                 self._shelve(effect)
             case MakeCommit(commit=commit):
@@ -324,7 +317,7 @@ class SimulatedNode(Process):
         )
 
     def _synced(self, run: int, ticket: int) -> None:
-        """The disk finishes what it was asked to sync also while the process is paused."""
+        """The disk finishes a sync also while the process is paused."""
         if run != self.run:
             return
         self.disk.sync(ticket, self.name)
@@ -349,10 +342,7 @@ class SimulatedNode(Process):
         self.world.schedule(0.001, self.deliver, self.run, read)
 
     def _link_rows(self, effect: LinkRows) -> None:
-        """Some time later, unless one of them is gone by then."""
-        self.later(0.005, self._linked_rows, effect)
-
-    def _linked_rows(self, effect: LinkRows) -> None:
+        """One of the two replicas may be gone by now."""
         source = self.disk.live.get((effect.partition, effect.source))
         target = self.disk.live.get((effect.partition, effect.incarnation))
         through: int | None = None
@@ -364,7 +354,7 @@ class SimulatedNode(Process):
         self.on_event(RowsLinked(effect.ticket, through))
 
     def _shelve(self, effect: ShelveSlice) -> None:
-        """When its turn comes: other slices may be before it."""
+        """Store the slice later: other slices may come first."""
         dice = self.world.dice
         often = 0.4 if self.world.shape.unruly_mover else 0.1
         slow = 3.0 if dice.random() < often else 0.01
@@ -373,15 +363,15 @@ class SimulatedNode(Process):
 
     def _put_on_the_shelf(self, waiting: tuple[ShelveSlice, Position]) -> None:
         effect, collected = waiting
+        problem = ""
         if (effect.partition, effect.incarnation) not in self.disk.live:
-            self.on_event(SliceShelved(effect.ticket, problem="the replica is gone"))
-            return
-        if sum(rows.digest() for rows in effect.rows) != effect.digest:
-            self.on_event(SliceShelved(effect.ticket, problem="the digest differs"))
-            return
-        if self.disk.collected(effect.partition, effect.incarnation) > collected:
-            why = "copied rows from before a collection"
-            self.on_event(SliceShelved(effect.ticket, problem=why))
+            problem = "the replica is gone"
+        elif sum(rows.digest() for rows in effect.rows) != effect.digest:
+            problem = "the digest differs"
+        elif self.disk.collected(effect.partition, effect.incarnation) > collected:
+            problem = "copied rows from before a collection"
+        if problem:
+            self.on_event(SliceShelved(effect.ticket, problem=problem))
             return
         kept = effect.rows[: self.world.dice.randint(0, len(effect.rows))]
         change = ApplySlice(effect.partition, effect.incarnation, 0, kept, ())
@@ -390,30 +380,23 @@ class SimulatedNode(Process):
 
 
 class SimulatedCoordinator(Process):
-    """One of several that want the office."""
+    """One of several candidates for the office."""
 
     tick_seconds = 0.3
 
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
-        self.brain = world.make_coordinator(name)
-        self._begin()
+        self.boot()
 
     def boot(self) -> None:
         self.brain = self.world.make_coordinator(self.name)
-        self._begin()
-
-    def _begin(self) -> None:
         self._office = Office(self.name)
         self._commits = CommitQueue()
         self._committing = 0
-        """Which call of the metastore is waited for; 0: none."""
+        """The number of the commit call under way; 0: none."""
         self._calls = 0
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, _Later):
-            event.then(event.answer)
-            return
         if isinstance(event, Ticked):
             self._keep_office()
         self._handle(event)
@@ -436,7 +419,7 @@ class SimulatedCoordinator(Process):
             self._commit_next()
 
     def _compare(self, run: int, asked: Compare) -> None:
-        """Rows that both have had the time to commit; now and then nothing comes of it."""
+        """Compare rows that all replicas have committed; now and then the comparison is lost."""
         named = (asked.source, *asked.targets)
         disks = [self.world.nodes[replica.node].disk for replica in named]
         held = [
@@ -457,7 +440,7 @@ class SimulatedCoordinator(Process):
         self.deliver(run, Compared(asked.partition, asked.session, words[:2], len(words[2:])))
 
     def _commit_next(self) -> None:
-        """One at a time, as a real coordinator does; one whose answer is lost is given up."""
+        """Make one commit at a time, as a real coordinator does; give up one without an answer."""
         together = self._commits.take()
         if not together:
             return
@@ -510,11 +493,10 @@ class SimulatedCoordinator(Process):
 
 
 class ClientProcess(Process):
-    """An application's client; the workload asks, and hears how it ended."""
+    """An application's client; the workload asks, and the world hears the outcome."""
 
-    def __init__(self, world: "World", name: str, on_finish: Callable[[Finished], None]) -> None:
+    def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
-        self.on_finish = on_finish
         self.brain = world.make_client(name)
 
     def boot(self) -> None:
@@ -530,50 +512,42 @@ class ClientProcess(Process):
                 case Send(to=to, message=message):
                     self.send(to, message)
                 case ReadTopology():
-                    self.call(
-                        lambda: self.world.agreed,
-                        lambda agreed: self.on_event(
-                            TopologyRead(agreed.topology, agreed.revision)
-                        ),
-                    )
+                    self.read_topology(asked=False)
                 case Finished():
-                    self.on_finish(effect)
+                    self.world.finished(effect)
 
 
 TaskKey = tuple[str, str, Replica, int]
-"""Partition, session, target, and which slice."""
+"""Partition, session, target, and the number of the slice."""
 
 
-class _Task:
-    """One slice of a copy to one target: fetch, send, end; again until it is landed or denied."""
+class _Task(Struct, eq=False):
+    """One slice of a copy to one target: fetch, send, end; repeated until landed or denied."""
 
-    __slots__ = ("attempt", "job", "slice", "slices", "target")
-
-    def __init__(self, job: StartCopy, target: Replica, slice: int, slices: int) -> None:
-        self.job = job
-        self.target = target
-        self.slice = slice
-        self.slices = slices
-        self.attempt = 0
+    job: StartCopy
+    target: Replica
+    slice: int
+    slices: int
+    attempt: int = 0
 
     def is_about(self, message: Fetched | Landed | Denied) -> bool:
-        """Sessions of several partitions may have one name: that of what began them all."""
+        """Sessions of several partitions may share a name: that of the request that began them."""
         named = (message.partition, message.session, message.slice)
         return named == (self.job.partition, self.job.session, self.slice)
 
 
 class SimulatedMover(Process):
-    """Carries rows from sources to targets, as Spark's tasks will: at least once, in no order."""
+    """Copies rows from sources to targets, as Spark's tasks do: at least once, in any order."""
 
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
         self.tasks: dict[TaskKey, _Task] = {}
         self.dice = Random(f"mover {world.seed}")
-        """Of its own: nothing is drawn where moves are not what a seed is about."""
+        """Its own dice: a seed that is not about moves draws nothing from them."""
 
     @property
     def slices(self) -> int:
-        """Another mover may cut the same copy into another number of slices."""
+        """A later mover may divide the same copy into another number of slices."""
         return 3 if self.world.shape.live_moves and self.starts % 2 else 2
 
     @property
@@ -606,17 +580,8 @@ class SimulatedMover(Process):
             del self.tasks[key]
             return
         job = task.job
-        self.send(
-            job.source.node,
-            Fetch(
-                job.partition,
-                job.source.incarnation,
-                job.session,
-                job.epoch,
-                task.slice,
-                task.slices,
-            ),
-        )
+        what = (job.partition, job.source.incarnation, job.session, job.epoch)
+        self.send(job.source.node, Fetch(*what, task.slice, task.slices))
         self.world.schedule(0.5, self._attempt, key, run, task)
 
     def on_event(self, event: Any) -> None:
@@ -640,7 +605,7 @@ class SimulatedMover(Process):
         return self.is_unruly and self.dice.random() < chance
 
     def _die(self) -> None:
-        """Some of a copy has landed; whoever comes next may cut the rest in another way."""
+        """Some of a copy has landed; the next mover may divide the rest differently."""
         self.world.tell("the mover dies: a slice has landed")
         self.crash()
         self.world.schedule(self.dice.uniform(0.01, 0.5), self._come_back)
@@ -663,11 +628,11 @@ class SimulatedMover(Process):
         end = End(
             *head, task.slices, attempt, len(rows), digest, fetched.through, fetched.producers
         )
-        # The end goes a little later: chunks and end may still overtake each other.
+        # The end is sent a little later: chunks and end may still overtake each other.
         self.world.schedule(0.004, self._end, self.run, target.node, end)
 
     def _carried(self, rows: SimulatedRows) -> SimulatedRows:
-        """Now and then something else arrives than was sent: the digest in the END tells."""
+        """Now and then a row is corrupted on its way: the digest in the END detects it."""
         if not rows.rows or not self._happens(0.05):
             return rows
         first, *others = rows.rows

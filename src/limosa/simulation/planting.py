@@ -1,6 +1,6 @@
 """How is a bug planted? By replacing small functions of the core for the duration of a run.
 
-The core itself has no switches. Each mutant is listed with the seed that finds it.
+The core itself has no switches for it. Each mutant is listed with the seed that finds it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ class Mutant(Struct, frozen=True):
     plant: Plant
     seed: int = -1
     argument: str = ""
-    """Why nothing can find it, if other rules make it redundant."""
+    """Why no seed can find it, if other rules make its rule redundant."""
 
 
-# A seed that finds each, as `limosa mutants --search` prints it.
+# The seed that finds each mutant, as printed by `limosa mutants --search`.
 SEEDS: dict[str, int] = {
     "ack_without_a_silent_replica": 76,
     "ack_without_the_new_side": 29,
@@ -107,10 +107,45 @@ def planted(name: str) -> Iterator[None]:
 
 
 def mutant(breaks: str, argument: str = "") -> Callable[[Plant], Plant]:
+    """A mutant that makes several changes, each by a call of `change`."""
+
     def register(plant: Plant) -> Plant:
-        name = plant.__name__
-        listed = REDUNDANT if argument else MUTANTS
-        listed[name] = Mutant(name, breaks, plant, SEEDS.get(name, -1), argument)
+        enlist(plant.__name__, breaks, plant, argument)
         return plant
 
     return register
+
+
+def wrapping(
+    where: Any, what: str, breaks: str, argument: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A mutant that replaces `where.what`, and gets the original function as its first argument."""
+
+    def register(by: Callable[..., Any]) -> Callable[..., Any]:
+        def plant(change: Any) -> None:
+            original = getattr(where, what)
+            change(where, what, lambda *those, **named: by(original, *those, **named))
+
+        enlist(by.__name__, breaks, plant, argument)
+        return by
+
+    return register
+
+
+def replacing(table: dict[str, tuple[str, Any, str, Any]]) -> None:
+    """Mutants that replace one function: the rule that they break, where, what, and by what."""
+    for name, (breaks, where, what, by) in table.items():
+        enlist(name, breaks, _changing(where, what, by))
+
+
+def _changing(where: Any, what: str, by: Any) -> Plant:
+    return lambda change: change(where, what, by)
+
+
+def always(answer: object) -> Callable[..., Any]:
+    return lambda *those, **named: answer
+
+
+def enlist(name: str, breaks: str, plant: Plant, argument: str = "") -> None:
+    listed = REDUNDANT if argument else MUTANTS
+    listed[name] = Mutant(name, breaks, plant, SEEDS.get(name, -1), argument)

@@ -1,8 +1,8 @@
 """How does a simulated node answer reads? As a real one does: admitted, viewed, answered.
 
-The decisions are the core's (`core.participant.reading`), as in production. A step may come any
-time after the one before it, and also in the middle of an event: between what the brain has decided
-and what its effects do to the volume, as a thread of a real node would see it.
+`core.participant.reading` decides, as in production. Any time may pass between two steps. A step
+may also happen in the middle of an event: after the brain has decided, and before its effects have
+changed the volume, as in a thread of a real node.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,7 @@ SLOW_SECONDS = 0.6
 
 
 class ReadUnderWay:
-    """One read, and how far it is."""
-
-    __slots__ = ("admitted", "batches", "client", "found", "message", "view")
+    """One read, and its progress."""
 
     def __init__(self, client: str, message: Read) -> None:
         self.client = client
@@ -40,16 +38,16 @@ class ReadUnderWay:
 
 
 class NodeReads:
-    """The reads of one node in one run: threads of their own, beside the event loop."""
+    """The reads of one node in one run, each like a thread beside the event loop."""
 
     def __init__(self, node: "SimulatedNode") -> None:
         self._node = node
         self._dice = Random(f"reads {node.world.seed} {node.name} {node.starts}")
         self._racing: list[ReadUnderWay] = []
-        """Their next step comes in the middle of the next event."""
+        """Reads that wait to be admitted in the middle of an event."""
 
     def begin(self, client: str, message: Read) -> None:
-        """Sometimes it waits for its thread's turn: often where an owner is about to open."""
+        """Admit the read now, or in the middle of an event, often if an owner is about to open."""
         read = ReadUnderWay(client, message)
         owner = self._node.brain.owners.get(message.partition)
         if self._dice.random() < (0.1 if owner is None or owner.open else 0.9):
@@ -58,7 +56,7 @@ class NodeReads:
             self._admit(read)
 
     def race(self) -> None:
-        """In the middle of an event: the turn of some threads comes now."""
+        """Called in the middle of an event: admit some of the waiting reads now."""
         if self._racing:
             racing, self._racing = self._racing, []
             for read in racing:
@@ -88,7 +86,7 @@ class NodeReads:
             happen()
 
     def view(self, read: ReadUnderWay) -> None:
-        """The moment that is shown is when the view is taken, however long the rest takes."""
+        """Take the view: the answer shows this moment, however long the rest takes."""
         assert read.admitted is not None
         read.view = self._node.disk.view(*read.admitted.replica)
         if isinstance(read.message.keys, ScanOf):
@@ -106,7 +104,7 @@ class NodeReads:
             self._reply(read)
 
     def _scan(self, read: ReadUnderWay) -> None:
-        """The view is checked once; then batches go out, for as long as the reader takes."""
+        """Check the view once; then send batches, at the speed of the reader."""
         if self._may_answer(read):
             assert read.view is not None
             read.batches = read.view.scan()

@@ -3,6 +3,7 @@
 The operator has dice of its own, so that worlds without runs do not change.
 """
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from limosa.core.model.requests import (
     LockCluster,
     PauseRun,
     Request,
-    RequestKind,
     ResumeRun,
     SetBalancing,
     StartRun,
@@ -29,12 +29,6 @@ from limosa.core.model.topology import Partition
 if TYPE_CHECKING:
     from limosa.simulation.world import World
 
-RUN_OPERATIONS: dict[RequestKind, float] = {
-    "start_run": 30.0, "drain_nodes": 10.0, "pause_run": 10.0, "resume_run": 14.0,
-    "cancel_run": 9.0, "undrain_nodes": 4.0, "set_balancing": 8.0, "lock": 6.0, "unlock": 10.0,
-    "follow_nodes": 5.0,
-}  # fmt: skip
-
 
 class Rebalancing:
     """An operator that requests runs and controls them."""
@@ -45,29 +39,8 @@ class Rebalancing:
         self.asked = 0
 
     def operate(self) -> None:
-        kinds = tuple(RUN_OPERATIONS)
-        kind = self.dice.choices(kinds, tuple(RUN_OPERATIONS.values()))[0]
-        match kind:
-            case "start_run":
-                self.ask(StartRun(self._plan()))
-            case "drain_nodes":
-                self.ask(DrainNodes(self._drain()))
-            case "pause_run":
-                self.ask(PauseRun())
-            case "resume_run":
-                self.ask(ResumeRun())
-            case "cancel_run":
-                self.ask(CancelRun())
-            case "undrain_nodes":
-                self.ask(UndrainNodes(self._drained()))
-            case "set_balancing":
-                self.ask(SetBalancing(self.dice.random() < 0.5))
-            case "lock":
-                self.ask(LockCluster())
-            case "unlock":
-                self.ask(UnlockCluster())
-            case "follow_nodes":
-                self.ask(FollowNodes("zone"))
+        makes = self.dice.choices(tuple(RUN_OPERATIONS), tuple(RUN_OPERATIONS.values()))[0]
+        self.ask(makes(self))
 
     def ask(self, wish: AnyWish) -> None:
         self.asked += 1
@@ -145,3 +118,18 @@ class Rebalancing:
             self.ask(SetBalancing(True))
         if agreed.rebalance.state == "paused" and "resume_run" not in waiting:
             self.ask(ResumeRun())
+
+
+RUN_OPERATIONS: dict[Callable[[Rebalancing], AnyWish], float] = {
+    lambda operator: StartRun(operator._plan()): 30.0,
+    lambda operator: DrainNodes(operator._drain()): 10.0,
+    lambda operator: PauseRun(): 10.0,
+    lambda operator: ResumeRun(): 14.0,
+    lambda operator: CancelRun(): 9.0,
+    lambda operator: UndrainNodes(operator._drained()): 4.0,
+    lambda operator: SetBalancing(operator.dice.random() < 0.5): 8.0,
+    lambda operator: LockCluster(): 6.0,
+    lambda operator: UnlockCluster(): 10.0,
+    lambda operator: FollowNodes("zone"): 5.0,
+}
+"""An operator's requests, and their weights."""

@@ -350,7 +350,9 @@ class Drama:
         history.unanswered()
         verdict = check(history.operations)
         if not verdict.ok:
-            world.violate(f"not linearizable: {verdict.reason}", self._partition_of(verdict.key))
+            world.violate(
+                f"not linearizable: {verdict.reason}", world.partition_of(token_of(verdict.key))
+            )
         if world.violations:
             return
         if world.mismatches:
@@ -381,12 +383,3 @@ class Drama:
         if self.history.outstanding:
             self.world.violate("a read of a healed world was not answered", "")
         return rows
-
-    def _partition_of(self, key: str) -> str:
-        layout = self.world.agreed.topology.layouts[ZONE]
-        token = token_of(key)
-        return next(
-            name
-            for index, name in enumerate(layout.partitions)
-            if layout.range_of(index).holds(token)
-        )

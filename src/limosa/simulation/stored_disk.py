@@ -1,13 +1,13 @@
-"""Does the real storage do what a disk must? Every answer is its own, and is compared.
+"""Does the real storage do what a disk must? All of its answers are compared with a model.
 
-Below the fake disk, which says what must be there, is a real `Store` on a file system in memory.
-Its limits are tiny, so that in one run logs turn over and are shortened, and rows are flushed and
-merged. Maintenance is under way most of the time: it goes on by some file operations whenever
-something is written or synced, so that changes, and crashes, come in the middle of it.
+The simulated disk is the model; beside it is a real `Store` on a file system in memory. The store's
+limits are tiny, so that in one run logs are rotated and shortened, and rows are flushed and merged.
+Maintenance is under way most of the time: each write or sync lets it do a few file operations, so
+that changes and crashes happen in the middle of it.
 
-A crash leaves of each replica what some prefix of its changes makes, and at least what was synced.
+After a crash, a replica has the result of some prefix of its changes, at least of all synced ones.
 
-The dice are the disk's own: with the fake disk, nothing is drawn that was not drawn before.
+The dice are the disk's own, so that a seed without real storage draws the same numbers as before.
 """
 
 from ast import literal_eval
@@ -48,7 +48,7 @@ Violate = Callable[[str, PartitionId], None]
 TABLE = Table("rows", pa.schema({"key": pa.string(), "value": pa.string()}), ("key",))
 DIRECTORIES = {"": "/first", "v2": "/second"}
 
-# ---------------------------------------------------------------- rows, here and there
+# ---------------------------------------------------------------- rows of the model and of Arrow
 
 
 @lru_cache(1024)
@@ -107,11 +107,11 @@ def _entry(entry: Entry) -> Entry:
     return structs.replace(entry, rows=SimulatedRows(tuple(from_batches(entry.rows.batches))))
 
 
-# ---------------------------------------------------------------- what is there, and must be
+# ---------------------------------------------------------------- answers, compared with the model
 
 
 class CheckedView(SimulatedView):
-    """A view that the real storage gave, compared with what must be there whenever it is used."""
+    """A view of the real storage; everything that it finds is compared with the model."""
 
     def __init__(self, model: SimulatedView, disk: "StoredDisk", key: ReplicaKey) -> None:
         self._model = model
@@ -129,7 +129,7 @@ class CheckedView(SimulatedView):
         return self._disk.agreed(f"reads {key}", self._key, there, self._model.find(key))
 
     def scan(self) -> Iterator[list[SimulatedRow]]:
-        """As the node scans; which version a row has is not shown."""
+        """As a node scans; a scan does not show the versions of rows."""
         seen: dict[str, object] = {}
         for batch in self._view.scan(TABLE, empty_too=True):
             rows = [
@@ -143,9 +143,7 @@ class CheckedView(SimulatedView):
 
 
 class CheckedReplica(SimulatedReplica):
-    """What must be there, and answers of what is there."""
-
-    __slots__ = ("_disk", "_key")
+    """The model of a replica, which answers from the real storage and compares."""
 
     def __init__(self, model: SimulatedReplica, disk: "StoredDisk") -> None:
         super().__init__(model.partition, model.replica, disk.on_commit)
@@ -188,7 +186,7 @@ class CheckedReplica(SimulatedReplica):
 
 
 def _settings(dice: Random) -> StorageSettings:
-    """A log file has room for some ten changes, and a segment is made of a few rows."""
+    """Tiny limits: a log file has room for about ten changes, a segment for a few rows."""
     return StorageSettings(
         log_file_bytes=dice.choice((6, 12, 24)) << 10,
         log_bytes_max=dice.choice((20, 40, 100)) << 10,
@@ -228,10 +226,10 @@ class StoredDisk(SimulatedDisk):
         self._maintain(0.2)
 
     def shelve(self, change: ApplySlice, node: str) -> None:
-        while self._files.errand is not None:  # it waits for its turn
+        while self._files.errand is not None:  # wait for the maintenance under way
             self._go_on()
         rows = [_bundle(some, True) for some in change.rows]
-        # The real one flushes a replica first that is not at rest, and so makes more durable.
+        # The real store first flushes a replica that is not at rest, which makes more durable.
         self.store.sync()
         SimulatedDisk.sync(self, FOREVER, node)
         digest = sum(some.digest() for some in rows)
@@ -240,13 +238,13 @@ class StoredDisk(SimulatedDisk):
         super().shelve(change, node)
 
     def sync(self, ticket: int, node: str) -> None:
-        """The log makes everything durable that was written, also what nobody waits for yet."""
+        """A sync of the log makes all writes durable, also those after the ticket."""
         self.store.sync()
         super().sync(FOREVER, node)
         self._maintain(0.5)
         chance = self._dice.random()
         if chance < 0.03:
-            self._crash()  # of which nobody notices anything, as all is durable
+            self._crash()  # without an effect, because everything is durable
         elif chance < 0.06:
             self._check()
 
@@ -262,14 +260,14 @@ class StoredDisk(SimulatedDisk):
     # --- maintenance
 
     def _maintain(self, chance: float) -> None:
-        """A few operations of what is under way, or of what is to be done next; or all of it."""
+        """Let maintenance do a few file operations, or all of them; start it if it does not run."""
         if self._dice.random() < chance:
             for _ in range(self._dice.choice((1, 1, 2, 4, 30))):
                 if not self._go_on():
                     break
 
     def _go_on(self) -> bool:
-        """False: something ended, perhaps because there was nothing to do."""
+        """False: the maintenance ended, perhaps because there was nothing to do."""
         if self._files.errand is None:
             self._files.errand = Errand(self.store.maintain)
         errand = self._files.errand
@@ -281,7 +279,7 @@ class StoredDisk(SimulatedDisk):
         return not errand.is_over
 
     def _end_errand(self) -> None:
-        """With all that the process still did."""
+        """Let the maintenance fail at its next file operation, until it has ended."""
         self._files.left = 0
         while self._files.errand is not None:
             self._go_on()
@@ -292,17 +290,17 @@ class StoredDisk(SimulatedDisk):
         self._crash()
 
     def _crash(self) -> None:
-        """Often in the middle of something, sometimes again while the process starts."""
+        """Crash, often in the middle of an operation, and sometimes again during the restart."""
         chance = self._dice.random()
         if chance < 0.4:
             self._interrupted(self.store.sync)
         elif chance < 0.6:
             self._interrupted(self._go_on)
         self._end_errand()
-        self._files.crash()
+        self._files.die()
         while self._dice.random() < 0.2:
             self._interrupted(self._open)
-            self._files.crash()
+            self._files.die()
         self.store = self._open()
         for refusal in self.store.refused:
             self._violate(f"{self._node} refuses {refusal.what}: {refusal.why}", "")
@@ -314,7 +312,7 @@ class StoredDisk(SimulatedDisk):
             act()
 
     def _survive(self) -> None:
-        """What is there must be what some of the changes make; the model goes on from there."""
+        """The store must have the result of a prefix of the changes; the model continues there."""
         unsynced: dict[ReplicaKey, list[VolumeEffect]] = {}
         for change in self._journal:
             unsynced.setdefault((change.partition, change.incarnation), []).append(change)
@@ -331,7 +329,7 @@ class StoredDisk(SimulatedDisk):
     def _after_some(
         self, key: ReplicaKey, unsynced: Iterable[VolumeEffect], there: State | None
     ) -> SimulatedReplica | None:
-        """The replica as it was synced, and then with so many changes as make what is there."""
+        """The synced model, with as many of the changes as lead to the state of the store."""
         volumes = {key: self._durable[key].copy()} if key in self._durable else {}
         states = [_state(volumes.get(key))]
         for change in unsynced:
@@ -347,7 +345,7 @@ class StoredDisk(SimulatedDisk):
             )
         return volumes.get(key)
 
-    # --- what is there
+    # --- the contents of the real store
 
     def held(self) -> dict[ReplicaKey, HeldReplica]:
         return {
@@ -386,8 +384,8 @@ def _state(model: SimulatedReplica | None) -> State | None:
 
 
 def _plain(held: HeldReplica) -> HeldReplica:
-    """Sequences below their producer's floor are forgotten sooner or later: without them. And
-    how many bytes an entry takes is nobody's promise."""
+    """Without what the storage may decide: when it forgets sequences below a producer's floor, and
+    how many bytes an entry takes."""
     producers = tuple(
         (producer, floor, tuple(known for known in sequences if known[0] >= floor))
         for producer, floor, sequences in held.producers
@@ -397,7 +395,7 @@ def _plain(held: HeldReplica) -> HeldReplica:
 
 
 def _apart(there: object, wanted: object) -> str:
-    """In what two answers differ, in words that are not too long."""
+    """The difference between two answers, in a short text."""
     match there, wanted:
         case (HeldReplica(), *_), (HeldReplica(), *_):
             parts = zip(there, wanted, strict=True)

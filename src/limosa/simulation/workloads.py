@@ -8,6 +8,7 @@ compare-and-set.
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -63,9 +64,12 @@ class OperationHistory:
             self.operations += self._operations(asked, since, unknown)
 
     def _operations(self, asked: Asked, since: float, effect: Finished) -> list[ObservedOperation]:
-        client = asked.id.split("-")[0]
         # An answer arrives a little before the client can start its next operation.
         returned = None if effect.outcome == "unknown" else self.world.now
+        observed = partial(
+            ObservedOperation, client=asked.id.split("-")[0], invoked=since, returned=returned,
+            label=effect.id,
+        )  # fmt: skip
         if asked.eventual or effect.outcome == "failed":
             return []
         if asked.rows is None:
@@ -74,50 +78,31 @@ class OperationHistory:
             assert isinstance(effect.value, tuple)
             assert isinstance(asked.keys, tuple)
             return [
-                ObservedOperation(
-                    client=client,
-                    key=key,
-                    kind="read",
-                    invoked=since,
-                    returned=returned,
-                    result=value,
-                    label=effect.id,
-                )
+                observed(key=key, kind="read", result=value)
                 for key, (_, value) in zip(asked.keys, effect.value, strict=True)
             ]
         assert isinstance(asked.rows, SimulatedRows)
-        compares = asked.expected is not None
-        if compares:
-            row = asked.rows.rows[0]
-            return [
-                ObservedOperation(
-                    client=client, key=row.key, kind="compare", value=row.value,
-                    expected=self.expected[asked.id], invoked=since, returned=returned,
-                    result=effect.outcome == "done", label=effect.id,
-                )
-            ]  # fmt: skip
+        if asked.expected is not None:
+            row, was = asked.rows.rows[0], self.expected[asked.id]
+            done = effect.outcome == "done"
+            compared = partial(observed, kind="compare", expected=was, result=done)
+            return [compared(key=row.key, value=row.value)]
         return [
-            ObservedOperation(
-                client=client,
-                key=row.key,
-                kind="delete" if row.value is None else "write",
-                value=row.value,
-                invoked=since,
-                returned=returned,
-                label=effect.id,
-            )
+            observed(key=row.key, kind="delete" if row.value is None else "write", value=row.value)
             for row in asked.rows.rows
         ]
 
     def _tell(self, asked: Asked, effect: Finished) -> None:
         what: object = asked.keys
+        token = asked.token
         if isinstance(asked.rows, SimulatedRows):
+            token = asked.rows.rows[0].token
             what = [(row.key, row.value) for row in asked.rows.rows]
         condition = "" if asked.expected is None else f" if {asked.expected}"
         verb = "reads" if asked.rows is None else "writes"
         self.world.tell(
             f"{asked.id} {verb} {what}{condition}: {effect.outcome} {effect.value}",
-            self.world.partition_of(asked),
+            self.world.partition_of(token),
         )
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.client import Asked, Client, ClientSettings, Finished
+from limosa.core.client import Client, ClientSettings, Finished
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import ApplySlice
@@ -23,7 +23,6 @@ from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
-from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
@@ -121,9 +120,7 @@ class World:
             f"n{i + 1}": SimulatedNode(self, f"n{i + 1}", settings) for i in range(shape.nodes)
         }
         self.coordinators = [SimulatedCoordinator(self, f"k{i + 1}") for i in range(2)]
-        self.clients = [
-            ClientProcess(self, f"c{i + 1}", self._finished) for i in range(shape.clients)
-        ]
+        self.clients = [ClientProcess(self, f"c{i + 1}") for i in range(shape.clients)]
         self.mover = SimulatedMover(self, "mover")
         self.finished: Callable[[Finished], None] = lambda effect: None
         for process in (*self.nodes.values(), *self.coordinators, *self.clients, self.mover):
@@ -148,10 +145,7 @@ class World:
             records.append(Intent(name, tuple(Placement(node) for node in nodes)))
         return Commit({}, tuple(Put(record) for record in records), "a world")
 
-    # --- brains, made here so that a mutant can be planted
-
-    def make_participant(self, name: str, settings: ParticipantSettings) -> Participant:
-        return Participant(name, settings)
+    # --- brains and disks
 
     def make_coordinator(self, name: str) -> Coordinator:
         return Coordinator(
@@ -286,16 +280,14 @@ class World:
     def _push(self, agreed: Agreed, topology: bool) -> None:
         """Notify watchers: late, out of order, or not at all."""
         network = self.network
+        read = AgreedRead(agreed)
         for coordinator in self.coordinators:
-            network.send(
-                METASTORE, coordinator.name, None, self._pushed, coordinator, AgreedRead(agreed)
-            )
+            network.send(METASTORE, coordinator.name, None, self._pushed, coordinator, read)
         if topology:
             event = TopologyRead(agreed.topology, agreed.revision)
             for node in self.nodes.values():
-                if node.name in self.deaf:
-                    continue
-                network.send(METASTORE, node.name, None, self._pushed, node, event)
+                if node.name not in self.deaf:
+                    network.send(METASTORE, node.name, None, self._pushed, node, event)
 
     def _pushed(self, process: Process, event: Any) -> None:
         process.deliver(process.run, event)
@@ -321,17 +313,11 @@ class World:
                 partition,
             )
 
-    def _finished(self, effect: Finished) -> None:
-        self.finished(effect)
-
     def stage_name(self, partition: PartitionId) -> str:
         record = self.agreed.topology.partitions[partition]
         stage = routing.stage_of(record)
         return "stable" if stage is None else stage.name
 
-    def partition_of(self, asked: Asked) -> PartitionId:
-        token = asked.token
-        if isinstance(asked.rows, SimulatedRows):
-            token = asked.rows.rows[0].token
+    def partition_of(self, token: int) -> PartitionId:
         layout = self.agreed.topology.layouts[ZONE]
         return layout.partitions[bisect_right(layout.starts, token) - 1]

@@ -121,16 +121,6 @@ class PosixFile:
         os.close(descriptor)
 
 
-class PosixLock:
-    """A lock held by the kernel, which releases it when the process ends for any reason."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
 class PosixFiles:
     """The file system of the operating system."""
 
@@ -190,7 +180,7 @@ class PosixFiles:
         finally:
             os.close(descriptor)
 
-    def lock(self, path: str) -> PosixLock:
+    def lock(self, path: str) -> PosixFile:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +192,7 @@ class PosixFiles:
         except OSError:
             os.close(descriptor)
             raise
-        return PosixLock(descriptor)
+        return PosixFile(descriptor)  # the kernel unlocks it when the process ends for any reason
 
     def device(self, path: str) -> int:
         return os.stat(path).st_dev

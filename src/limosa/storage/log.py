@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from limosa.errors import UnusableFile
@@ -66,16 +67,13 @@ def damaged(path: str, why: str) -> UnusableFile:
     )
 
 
-class _Batch:
+class _Batch(Struct, eq=False):
     """Frames for one file that wait to be written."""
 
-    __slots__ = ("file", "first_sequence", "pieces", "size")
-
-    def __init__(self, file: int, first_sequence: int) -> None:
-        self.file = file
-        self.first_sequence = first_sequence
-        self.pieces: list[Piece] = []
-        self.size = 0
+    file: int
+    first_sequence: int
+    pieces: list[Piece] = []
+    size: int = 0
 
 
 class VolumeLog:

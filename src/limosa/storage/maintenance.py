@@ -36,7 +36,7 @@ class Maintenance:
     """Maintenance of one volume: one step at a time."""
 
     def __init__(self, volume: Volume) -> None:
-        self._volume = volume
+        self.volume = volume
         self._files = volume.files
         self._busy = threading.RLock()
         self._shelf = Shelf(volume)
@@ -55,8 +55,8 @@ class Maintenance:
         After each flush the log and the segments get a turn, even under load.
         """
         with self._busy:
-            self._volume.check()
-            if self._volume.dropped:
+            self.volume.check()
+            if self.volume.dropped:
                 self._attempt(self._shelf.drop_directories)
                 return self.trouble is None
             replica = self._fullest()
@@ -77,15 +77,15 @@ class Maintenance:
         """Problems that an operator should look at."""
         if not self._damage:
             return [] if self.trouble is None else [self.trouble]
-        with self._volume.lock:
-            directories = {directory(replica) for replica in self._volume.replicas.values()}
+        with self.volume.lock:
+            directories = {directory(replica) for replica in self.volume.replicas.values()}
         damage = [why for name, why in self._damage.items() if name in directories]
         return damage if self.trouble is None else [self.trouble, *damage]
 
     def close(self) -> None:
         """Wait for the current step, then close the volume."""
         with self._busy:
-            self._volume.close()
+            self.volume.close()
 
     def flush(self, replica: StoredReplica) -> None:
         """Write all rows that are committed now to segments."""
@@ -157,14 +157,14 @@ class Maintenance:
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Try a step. If the disk is full, the step is retried later; all rows are still in the log
         and in memory. Any other disk error puts the volume out of use."""
-        self._volume.check()
+        self.volume.check()
         self.trouble = None
         try:
             return bool(act())
         except OSError as error:
             if error.errno not in _FULL:
-                raise self._volume.fail(error) from error
-            self.trouble = f"{self._volume.directory}: {error}"
+                raise self.volume.fail(error) from error
+            self.trouble = f"{self.volume.directory}: {error}"
         except (UnusableFile, pa.ArrowException, MemoryError) as error:
             self.trouble = str(error) or type(error).__name__
         return False
@@ -180,44 +180,44 @@ class Maintenance:
 
     def _fullest(self) -> StoredReplica | None:
         """The replica that must be flushed because rows take too much memory."""
-        with self._volume.lock:
-            replicas = list(self._volume.replicas.values())
+        with self.volume.lock:
+            replicas = list(self.volume.replicas.values())
         if not replicas:
             return None
         fullest = max(replicas, key=lambda replica: replica.memory_bytes)
-        settings = self._volume.settings
+        settings = self.volume.settings
         largest, total = fullest.memory_bytes, sum(each.memory_bytes for each in replicas)
         too_much = largest >= settings.replica_memory_bytes or total >= settings.memory_bytes
         return fullest if largest and too_much else None
 
     def _flush(self, replica: StoredReplica) -> None:
-        if self._volume.dropped:
+        if self.volume.dropped:
             self._shelf.drop_directories()  # an earlier replica may have had the same ids
-        with self._volume.lock:
-            if not replica.is_dirty or not self._volume.holds(replica):
+        with self.volume.lock:
+            if not replica.is_dirty or not self.volume.holds(replica):
                 return
             beginnings = replica.beginnings
-            manifest = replica.freeze(self._volume.log.sequence)
+            manifest = replica.freeze(self.volume.log.sequence)
             tables = replica.view.tables
         self._files.make_directory(self._shelf.path(replica))
-        self._files.sync_directory(f"{self._volume.directory}/replicas")
+        self._files.sync_directory(f"{self.volume.directory}/replicas")
         with self._shelf.given_up_files(replica):
             made = {name: self._write_frozen(replica, view) for name, view in tables.items()}
             self._files.sync_directory(self._shelf.path(replica))
         # The manifest must not be ahead of the log: the log must hold all entries it relies on.
-        if self._volume.durable_sequence < manifest.sequence:
-            self._volume.sync()
+        if self.volume.durable_sequence < manifest.sequence:
+            self.volume.sync()
         described = [
             describe_table(_thawed(view, made[name])) for name, view in sorted(tables.items())
         ]
         manifest = structs.replace(manifest, tables=tuple(described))
         self._shelf.put_manifest(replica, manifest)
-        with self._volume.lock:
+        with self.volume.lock:
             if replica.beginnings == beginnings:
                 replica.thaw(manifest, made)
             else:
                 replica.rest(manifest)
-            self._volume.measure()
+            self.volume.measure()
         self._shelf.remove_unnamed(replica)
 
     def _write_frozen(self, replica: StoredReplica, view: TableView) -> list[Ranged]:
@@ -237,7 +237,7 @@ class Maintenance:
 
     def _shorten_log(self) -> bool:
         """Free the oldest log file; entries that are still needed are appended again."""
-        volume = self._volume
+        volume = self.volume
         oldest = volume.catalogue.first_log
         with volume.lock:
             # The last file stays: the next file continues its sequence.
@@ -260,7 +260,7 @@ class Maintenance:
 
     def _is_log_too_long(self) -> bool:
         """The log is too long and mostly obsolete: otherwise rewriting the rest would never end."""
-        volume = self._volume
+        volume = self.volume
         sizes, settings = volume.log.sizes.values(), volume.settings
         of_frame = settings.frame_weight_bytes
         oldest_ends = volume.last_sequences.get(volume.catalogue.first_log, volume.log.sequence)
@@ -272,7 +272,7 @@ class Maintenance:
         return needed <= settings.log_useful_max * useful_max
 
     def _forget_log(self, number: int) -> None:
-        volume = self._volume
+        volume = self.volume
         volume.catalogue.forget_logs_before(number + 1)
         self._files.remove(f"{volume.directory}/log/{file_name(number)}")
         with volume.lock:
@@ -281,8 +281,8 @@ class Maintenance:
     # ------------------------------------------------------------ compaction
 
     def _compact_any(self) -> bool:
-        with self._volume.lock:
-            replicas = list(self._volume.replicas.values())
+        with self.volume.lock:
+            replicas = list(self.volume.replicas.values())
         for replica in replicas:
             tables = replica.view.tables.values()
             if self.is_copied(replica.partition) and all(map(compaction.can_wait, tables)):
@@ -296,13 +296,13 @@ class Maintenance:
 
     def _compact(self, replica: StoredReplica, full: bool = False) -> bool:
         """One job of one of the replica's tables."""
-        with self._volume.lock:
+        with self.volume.lock:
             manifest, tables = replica.manifest, replica.view.tables
             beginnings = replica.beginnings
-        if manifest is None or not self._volume.holds(replica):
+        if manifest is None or not self.volume.holds(replica):
             return False
         for name, view in sorted(tables.items()):
-            piece_bytes = self._volume.settings.piece_bytes
+            piece_bytes = self.volume.settings.piece_bytes
             considered = (view.segments, manifest.collected)
             if not full and replica.considered.get(name) == considered:
                 continue
@@ -342,7 +342,7 @@ class Maintenance:
         ]
         manifest = structs.replace(manifest, tables=tuple(tables))
         self._shelf.put_manifest(replica, manifest)
-        with self._volume.lock:
+        with self.volume.lock:
             if replica.beginnings == beginnings:
                 replica.put_segments(name, segments)
             replica.rest(manifest)
@@ -353,7 +353,7 @@ class Maintenance:
     ) -> Iterator[Ranged]:
         """Write segments of about one piece each; together their ranges cover the job's."""
         oldest = compaction.oldest_beside(view, job.inputs, job.range)
-        limit = self._volume.settings.piece_bytes if job.level == SETTLED else 1 << 62
+        limit = self.volume.settings.piece_bytes if job.level == SETTLED else 1 << 62
         parts = cut(job.inputs, job.range, MERGE_BYTES)
         while parts:
             taken: list[TokenRange] = []

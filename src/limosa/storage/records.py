@@ -4,12 +4,13 @@ A record is the head of a log frame: the change that the core asked for, without
 are the frame's bodies, as Arrow messages that can be used in place.
 """
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from limosa.core.effects import (
     AdvanceWatermark,
@@ -26,7 +27,14 @@ from limosa.core.effects import (
 from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
-from limosa.tabular.bodies import Bodies, BodyPart, LoggedEntry, log_entries, read_batch
+from limosa.tabular.bodies import (
+    Bodies,
+    BodyPart,
+    LoggedEntry,
+    log_entries,
+    read_batch,
+    read_entry,
+)
 from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table
 
@@ -118,30 +126,31 @@ def decode(head: bytes) -> AnyRecord:
 
 # ---------------------------------------------------------------- changes to records and back
 
+_RECORDS: dict[type[VolumeEffect], Callable[..., AnyRecord]] = {
+    StoreEpoch: EpochStored,
+    TrimLog: Trimmed,
+    TruncateLog: Truncated,
+    BeginLog: LogBegun,
+    CreateReplica: Created,
+    DiscardReplica: Discarded,
+}
+"""The record has the fields of the change, except its ticket."""
+_CHANGES: dict[Any, Callable[..., VolumeEffect]] = {
+    record: change for change, record in _RECORDS.items()
+}
+
 
 def to_record(change: VolumeEffect, bodies: Bodies, committed: Position = 0) -> AnyRecord:
     who = (change.partition, change.incarnation)
     match change:
         case AppendEntries(entries=entries):
             return Appended(*who, log_entries(entries, bodies), committed)
-        case AdvanceWatermark(to=to):
-            return Advanced(*who, to)
-        case StoreEpoch(epoch=epoch):
-            return EpochStored(*who, epoch)
-        case TrimLog(to=to):
-            return Trimmed(*who, to)
-        case TruncateLog(to=to):
-            return Truncated(*who, to)
-        case BeginLog(base=base, epoch=epoch):
-            return LogBegun(*who, base, epoch)
         case ApplySlice(rows=rows, producers=producers):
             return SliceApplied(*who, tuple(bodies.add_bundle(some) for some in rows), producers)
-        case CreateReplica(volume=volume):
-            return Created(*who, volume)
-        case DiscardReplica():
-            return Discarded(*who)
+        case AdvanceWatermark(to=to):
+            return Advanced(*who, to)
         case _:
-            raise AssertionError(change)
+            return _RECORDS[type(change)](*who, *astuple(change)[3:])
 
 
 class RecordReader:
@@ -151,44 +160,21 @@ class RecordReader:
         self._tables = tables
 
     def change(self, record: AnyRecord, bodies: pa.Buffer) -> VolumeEffect:
+        assert not isinstance(record, CarriedEntries | SchemaDefined), record
+        who = (record.partition, record.incarnation, 0)
         match record:
-            case Appended(partition=partition, incarnation=incarnation, entries=entries):
-                return AppendEntries(partition, incarnation, 0, self.entries(entries, bodies))
-            case Advanced(partition=partition, incarnation=incarnation, to=to):
-                return AdvanceWatermark(partition, incarnation, 0, to)
-            case EpochStored(partition=partition, incarnation=incarnation, epoch=epoch):
-                return StoreEpoch(partition, incarnation, 0, epoch)
-            case Trimmed(partition=partition, incarnation=incarnation, to=to):
-                return TrimLog(partition, incarnation, 0, to)
-            case Truncated(partition=partition, incarnation=incarnation, to=to):
-                return TruncateLog(partition, incarnation, 0, to)
-            case LogBegun(partition=partition, incarnation=incarnation, base=base, epoch=epoch):
-                return BeginLog(partition, incarnation, 0, base, epoch)
-            case SliceApplied(partition=partition, incarnation=incarnation, producers=producers):
-                rows = tuple(self.bundle(parts, bodies) for parts in record.parts)
-                return ApplySlice(partition, incarnation, 0, rows, producers)
-            case Created(partition=partition, incarnation=incarnation, volume=volume):
-                return CreateReplica(partition, incarnation, 0, volume)
-            case Discarded(partition=partition, incarnation=incarnation):
-                return DiscardReplica(partition, incarnation, 0)
+            case Appended(entries=entries):
+                return AppendEntries(*who, self.entries(entries, bodies))
+            case SliceApplied(parts=all_parts, producers=producers):
+                rows = tuple(self.bundle(parts, bodies) for parts in all_parts)
+                return ApplySlice(*who, rows, producers)
+            case Advanced(to=to):
+                return AdvanceWatermark(*who, to)
             case _:
-                raise AssertionError(record)
+                return _CHANGES[type(record)](*who, *astuple(record)[2:])
 
     def entries(self, logged: Iterable[LoggedEntry], bodies: pa.Buffer) -> tuple[Entry, ...]:
-        return tuple(
-            Entry(
-                entry.at,
-                entry.previous,
-                None if entry.parts is None else self.bundle(entry.parts, bodies),
-                entry.producer,
-                entry.sequence,
-                entry.floor,
-                entry.range,
-                entry.found,
-                entry.collects,
-            )
-            for entry in logged
-        )
+        return tuple(read_entry(entry, self.bundle, bodies) for entry in logged)
 
     def bundle(self, parts: Iterable[BodyPart], bodies: pa.Buffer) -> Bundle:
         return Bundle(

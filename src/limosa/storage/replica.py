@@ -32,7 +32,7 @@ from limosa.storage.log import Place
 from limosa.storage.manifest import Manifest, SegmentName, TableManifest
 from limosa.storage.memtable import Filter, Memtable, added
 from limosa.storage.view import Ranged, TableView, View, has_key
-from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table, newer
 
 FOREVER: Position = 2**62
@@ -234,14 +234,6 @@ class StoredReplica:
 
     # --- reading
 
-    def everything(self) -> View:
-        """A view of all rows in the log, committed or not; the latter may still be truncated."""
-        tables = dict(self.view.tables)
-        for logged in self.tail(self.watermark):
-            for memtable in logged.as_memtables():
-                _add(tables, memtable)
-        return structs.replace(self.view, tables=tables)
-
     def newest(self, table: Table, key: tuple[Any, ...]) -> Position:
         """The version that a compare-and-set compares with, including uncommitted rows."""
         token = table.token_of(key)
@@ -252,16 +244,12 @@ class StoredReplica:
                 if memtable.table.id == table.id:
                     for batch, row in reversed(memtable.find(token)):
                         if has_key(batch, row, comparable):
-                            return 0 if _is_deleted(batch, row) else logged.entry.at
+                            return 0 if batch.is_deleted(row) else logged.entry.at
         found = self.view.find(table, key)
         return 0 if found is None else found.version
 
-    def tail(self, after: Position) -> list[Logged]:
-        """Entries after a position."""
-        return self.log[bisect_right(self.positions, after) :]
-
     def behind(self, after: Position) -> Iterator[Logged]:
-        """The same, lazily: the caller may need only a few entries of a long log."""
+        """Entries after a position, lazily: the caller may need only a few of a long log."""
         return islice(self.log, bisect_right(self.positions, after), None)
 
     def restored(self, node: NodeId) -> HeldReplica:
@@ -395,7 +383,3 @@ def check_copied(rows: object, replica: StoredReplica) -> None:
             raise BadInput(
                 f"stream {batch.table.id} can't be copied by row version", "send its log instead"
             )
-
-
-def _is_deleted(batch: Batch, row: int) -> bool:
-    return batch.deleted is not None and bool(batch.deleted[row])

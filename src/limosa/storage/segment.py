@@ -58,24 +58,15 @@ class SegmentIndex(Struct, array_like=True, frozen=True):
     blocks: tuple[Block, ...]
 
 
-class WrittenSegment(Struct, frozen=True):
-    """A new segment file; its bytes are durable, its name is not yet."""
-
-    rows: int
-    bytes: int
-    min_version: Position
-    max_version: Position
-
-
 SYNC_BYTES = 4 << 20
 """Sync after this many bytes: on some file systems, a sync of the log waits for all other data that
 was written and is not on disk yet."""
 
 
-def write_segment(
-    files: Files, path: str, table: Table, batches: Iterable[Batch]
-) -> WrittenSegment | None:
-    """Write sorted batches to a new segment; without rows, write no file and return None."""
+def write_segment(files: Files, path: str, table: Table, batches: Iterable[Batch]) -> bool:
+    """Write sorted batches to a new segment file; its bytes are durable, its name is not yet.
+
+    False: there are no rows, and no file was written."""
     file = None
     blocks: list[Block] = []
     at = synced = len(_FRONT)
@@ -94,7 +85,7 @@ def write_segment(
                 file.sync()
             tombstones += 0 if batch.deleted is None else int(batch.deleted.sum())
         if file is None:
-            return None
+            return False
         index = SegmentIndex(
             table.encode(),
             sum(block.rows for block in blocks),
@@ -106,8 +97,7 @@ def write_segment(
         encoded = msgspec.msgpack.encode(index)
         file.append([encoded, _trailer(at, len(encoded), xxh3_64_intdigest(encoded))])
         file.sync()
-        size = at + len(encoded) + _TRAILER.size
-        return WrittenSegment(index.rows, size, index.min_version, index.max_version)
+        return True
     finally:
         if file is not None:
             file.close()
@@ -223,12 +213,9 @@ class Segment:
     def block(self, number: int) -> Batch:
         known = self._blocks[number]
         if known is None:
-            known = self._blocks[number] = self._check(number)
+            stored = pa.ipc.read_record_batch(self._content_of(number), stored_schema(self.table))
+            known = self._blocks[number] = unpack(self.table, ALL_EXTRAS, stored)
         return known
-
-    def _check(self, number: int) -> Batch:
-        stored = pa.ipc.read_record_batch(self._content_of(number), stored_schema(self.table))
-        return unpack(self.table, ALL_EXTRAS, stored)
 
     def _content_of(self, number: int) -> pa.Buffer:
         block = self.index.blocks[number]
@@ -314,9 +301,3 @@ class Segment:
             block = self.block(at)
             skip = max(0, row - self._first_rows[at])
             yield block.slice(skip, len(block)) if skip else block
-
-    def verify(self) -> None:
-        """Read every byte again and verify all checksums."""
-        self._read_index()
-        for number in range(len(self._blocks)):
-            self._check(number)

@@ -57,7 +57,7 @@ class Shelf:
     ) -> Ranged | None:
         path = f"{self.path(replica)}/{self._new_name(replica, why)}"
         self._making.append(path)
-        if write_segment(self.files, path, table, batches) is None:
+        if not write_segment(self.files, path, table, batches):
             return None
         name = path.rsplit("/", 1)[1]
         return Ranged(name, level, token_range, offset, Segment(self.files, path))

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from msgspec import Struct
-
 from limosa.core.effects import CreateReplica, DiscardReplica, VolumeEffect
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Position, TokenRange
@@ -35,13 +33,6 @@ BEHIND = 4
 """Writers wait when rows take this many times the memory that they should."""
 
 
-class TendedVolume(Struct, frozen=True):
-    """A volume and its maintenance."""
-
-    volume: Volume
-    maintenance: Maintenance
-
-
 class Store:
     """The volumes of one node, by their names."""
 
@@ -51,7 +42,7 @@ class Store:
         files: Files | None = None,
         settings: StorageSettings | None = None,
     ) -> None:
-        self._disks: dict[str, TendedVolume] = {}
+        self._disks: dict[str, Maintenance] = {}
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
         self._worker: _Worker | None = None
@@ -69,7 +60,7 @@ class Store:
             volume = Volume(files, directory, name, self._settings)
             with ExitStack() as if_it_fails:
                 if_it_fails.callback(volume.close)
-                self._disks[name] = TendedVolume(volume, Maintenance(volume))
+                self._disks[name] = Maintenance(volume)
                 if_it_fails.pop_all()
         except Exception as error:
             if isinstance(error, VolumeInUse):
@@ -108,7 +99,7 @@ class Store:
             worker.stop()
         with ExitStack() as closing:  # close every volume, even if one fails
             for disk in self._disks.values():
-                closing.callback(disk.maintenance.close)
+                closing.callback(disk.close)
 
     # ------------------------------------------------------------ changing
 
@@ -163,7 +154,7 @@ class Store:
             disk.volume.sync()
         return ticket
 
-    def _disk(self, name: str) -> TendedVolume:
+    def _disk(self, name: str) -> Maintenance:
         disk = self._disks.get(name)
         if disk is None:
             raise BadInput(
@@ -178,15 +169,9 @@ class Store:
         """The replicas that the volumes had at the start, except damaged ones."""
         return tuple(h for disk in self._disks.values() for h in disk.volume.restored(node))
 
-    def view(
-        self, partition: PartitionId, incarnation: Incarnation, committed: bool = True
-    ) -> View:
-        """A snapshot of the committed rows, or of all rows."""
-        disk, replica = self._replica((partition, incarnation))
-        if committed:
-            return replica.view
-        with disk.volume.lock:
-            return replica.everything()
+    def view(self, partition: PartitionId, incarnation: Incarnation) -> View:
+        """A snapshot of the committed rows."""
+        return self._replica((partition, incarnation))[1].view
 
     def newest(
         self, partition: PartitionId, incarnation: Incarnation, table: Table, key: tuple[Any, ...]
@@ -224,7 +209,7 @@ class Store:
             for name, disk in self._disks.items()
         }
 
-    def _replica(self, key: ReplicaKey) -> tuple[TendedVolume, StoredReplica]:
+    def _replica(self, key: ReplicaKey) -> tuple[Maintenance, StoredReplica]:
         home = self._homes.get(key)
         replica = None if home is None else self._disk(home).volume.replicas.get(key)
         if home is None or replica is None:
@@ -236,7 +221,7 @@ class Store:
     def merge_later(self, is_copied: Callable[[PartitionId], bool]) -> None:
         """Postpone merges of partitions that are being copied and compared, within limits."""
         for disk in self._disks.values():
-            disk.maintenance.is_copied = is_copied
+            disk.is_copied = is_copied
 
     def start_maintenance(self) -> None:
         """Start a background thread that flushes and merges."""
@@ -246,28 +231,22 @@ class Store:
 
     def maintain(self) -> bool:
         """Do one step on one volume; False: there is nothing to do."""
-        return any(disk.maintenance.step() for disk in self._disks.values())
+        return any(disk.step() for disk in self._disks.values())
 
     @property
     def troubles(self) -> list[str]:
         """Why maintenance fails, if it does."""
-        return [why for disk in self._disks.values() for why in disk.maintenance.troubles]
+        return [why for disk in self._disks.values() for why in disk.troubles]
 
     def flush(self, partition: PartitionId, incarnation: Incarnation) -> None:
         """Write all rows that are committed now to segments."""
         disk, replica = self._replica((partition, incarnation))
-        disk.maintenance.flush(replica)
-
-    def verify(self, partition: PartitionId, incarnation: Incarnation) -> None:
-        """Read every byte of the replica's segments again; damage raises `UnusableFile`."""
-        for table in self.view(partition, incarnation).tables.values():
-            for ranged in table.segments:
-                ranged.segment.verify()
+        disk.flush(replica)
 
     def compact(self, partition: PartitionId, incarnation: Incarnation) -> None:
         """Merge all segments of a replica."""
         disk, replica = self._replica((partition, incarnation))
-        disk.maintenance.compact(replica)
+        disk.compact(replica)
 
     def adopt(
         self, source: ReplicaKey, target: ReplicaKey, token_range: TokenRange = WHOLE
@@ -279,7 +258,7 @@ class Store:
         """
         disk, given = self._replica(target)
         origin, giver = self._replica(source)
-        disk.maintenance.adopt(giver, origin.maintenance, given, token_range)
+        disk.adopt(giver, origin, given, token_range)
 
     def shelve(
         self,
@@ -297,7 +276,7 @@ class Store:
         smaller than `least` bytes are returned instead.
         """
         disk, replica = self._replica(target)
-        return disk.maintenance.shelve(replica, rows, token_range, digest, collected, least)
+        return disk.shelve(replica, rows, token_range, digest, collected, least)
 
     def can_link(self, source: ReplicaKey, target: ReplicaKey) -> bool:
         """Are both on one file system? Otherwise bytes would be copied, which blocks others."""
@@ -313,19 +292,19 @@ class Store:
 class _Worker(threading.Thread):
     """Runs maintenance of all volumes as long as the store is open."""
 
-    def __init__(self, store: Store, disks: Mapping[str, TendedVolume]) -> None:
+    def __init__(self, store: Store, disks: Mapping[str, Maintenance]) -> None:
         super().__init__(name="limosa-maintenance", daemon=True)
         self._store = store
         self._disks = disks
         self._stopping = threading.Event()
         self._progress = threading.Event()
 
-    def wait_for_room(self, disk: TendedVolume, limit: int) -> None:
+    def wait_for_room(self, disk: Maintenance, limit: int) -> None:
         """Wait until enough was flushed; raises an error if maintenance can't flush."""
         while disk.volume.measure() > limit and not self._stopping.is_set():
             disk.volume.check()
             self._progress.clear()
-            trouble = disk.maintenance.trouble
+            trouble = disk.trouble
             if not self._progress.wait(WAIT_SECONDS) and trouble is not None:
                 advice = "free disk space: the memory for rows is full, too"
                 raise VolumeFailed(trouble, advice)
@@ -338,14 +317,14 @@ class _Worker(threading.Thread):
             else:
                 self._stopping.wait(TROUBLE_SECONDS if self._store.troubles else IDLE_SECONDS)
 
-    def _step(self, disk: TendedVolume) -> bool:
+    def _step(self, disk: Maintenance) -> bool:
         """Skip a volume that has failed: writes to it and syncs raise the error."""
         try:
-            return disk.maintenance.step()
+            return disk.step()
         except VolumeFailed:
             return False
         except Exception as error:  # a bug must not stop the other volumes
-            disk.maintenance.trouble = f"{type(error).__name__}: {error}"
+            disk.trouble = f"{type(error).__name__}: {error}"
             return False
 
     def stop(self) -> None:

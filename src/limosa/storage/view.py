@@ -21,7 +21,6 @@ from limosa.core.tokens import tokens
 from limosa.errors import BadInput, InvalidKey
 from limosa.storage.memtable import Filter, Memtable, Memtables
 from limosa.storage.segment import Segment
-from limosa.tabular.digest import Digest, digest, digests_by_bucket
 from limosa.tabular.merge import MergeSource, Span, cut, sweep, which_count
 from limosa.tabular.rows import Batch, Flags, concat, concat_columns, read_row
 from limosa.tabular.schema import Table, comparable_column, newer
@@ -36,19 +35,14 @@ NEW, GOING, SETTLED = 0, 1, 2
 """Levels of segments: new ones may overlap, going ones are swept, settled ones do not overlap."""
 
 
-class Ranged:
+class Ranged(Struct, eq=False):
     """The part of a segment that counts in this replica."""
 
-    __slots__ = ("file", "level", "offset", "range", "segment")
-
-    def __init__(
-        self, file: str, level: int, token_range: TokenRange, offset: int, segment: Segment
-    ) -> None:
-        self.file = file
-        self.level = level
-        self.range = token_range
-        self.offset = offset
-        self.segment = segment
+    file: str
+    level: int
+    range: TokenRange
+    offset: int
+    segment: Segment
 
     @property
     def min_version(self) -> Position:
@@ -107,7 +101,7 @@ class StoredRow(Struct, frozen=True):
 
     @property
     def is_deleted(self) -> bool:
-        return self.batch.deleted is not None and bool(self.batch.deleted[self.row])
+        return self.batch.is_deleted(self.row)
 
     def values(self, table: Table) -> dict[str, Any]:
         """The values as Python objects; an error if Python can't represent one of them."""
@@ -467,21 +461,6 @@ class View(Struct, frozen=True):
             return None
         assert batch.versions is not None
         return batch.deleted & (batch.versions <= self.collected)
-
-    def digests(self, table: Table, buckets: int = 1024) -> list[Digest]:
-        """Digests by token bucket, so that a difference can be located and repaired."""
-        sums = [Digest.EMPTY] * buckets
-        for batch in self.batches(table, tombstones=True):
-            if len(batch):
-                more = digests_by_bucket(batch.hashes(), batch.tokens, buckets)
-                sums = [one + other for one, other in zip(sums, more, strict=True)]
-        return sums
-
-    def table_digest(self, table: Table, token_range: TokenRange = WHOLE) -> Digest:
-        total = Digest.EMPTY
-        for batch in self.batches(table, token_range, tombstones=True):
-            total = total + digest(batch.hashes())
-        return total
 
     def count(self, table: Table, token_range: TokenRange = WHOLE) -> int:
         """The exact count; reads tokens and tombstones of all rows."""

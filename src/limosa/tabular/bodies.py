@@ -158,3 +158,22 @@ def log_entries(entries: Iterable[Entry], bodies: Bodies) -> tuple[LoggedEntry, 
         )
         for entry in entries
     )
+
+
+def read_entry(
+    entry: LoggedEntry,
+    bundle: Callable[[Iterable[BodyPart], pa.Buffer], Bundle],
+    bodies: pa.Buffer,
+) -> Entry:
+    """The entry with its rows, as `bundle` reads them from the bodies."""
+    return Entry(
+        entry.at,
+        entry.previous,
+        None if entry.parts is None else bundle(entry.parts, bodies),
+        entry.producer,
+        entry.sequence,
+        entry.floor,
+        entry.range,
+        entry.found,
+        entry.collects,
+    )

@@ -43,8 +43,6 @@ from limosa.tabular.schema import Table
 
 _Words: TypeAlias = NDArray[np.uint64]
 
-BUCKETS_MAX: Final = 2**16
-
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
@@ -78,36 +76,6 @@ Digest.EMPTY = Digest(0, 0, 0)
 def digest(hashes: _Words) -> Digest:
     """The digest of the rows that have these hashes."""
     return Digest(len(hashes), int(np.add.reduce(hashes)), int(np.bitwise_xor.reduce(hashes)))
-
-
-def digests_by_bucket(hashes: _Words, tokens: NDArray[np.int64], buckets: int) -> list[Digest]:
-    """Digests of `buckets` equal slices of the token space, in token order."""
-    if not 1 <= buckets <= BUCKETS_MAX or buckets & (buckets - 1):
-        raise BadInput(
-            f"the number of buckets is {buckets}", f"choose a power of two up to {BUCKETS_MAX}"
-        )
-    if len(tokens) != len(hashes):
-        raise BadInput(
-            f"{len(tokens)} tokens for {len(hashes)} hashes", "pass one token and one hash per row"
-        )
-    if buckets == 1 or not len(hashes):
-        return [digest(hashes), *[Digest.EMPTY] * (buckets - 1)]
-    bits = buckets.bit_length() - 1
-    from_least = tokens.view(np.uint64) ^ np.uint64(2**63)
-    # Sixteen bits, because NumPy sorts those by radix.
-    places = (from_least >> np.uint64(64 - bits)).astype(np.uint16)
-    order = np.argsort(places, kind="stable")
-    counts = np.bincount(places, minlength=buckets)
-    filled = np.flatnonzero(counts)
-    starts = (np.cumsum(counts) - counts)[filled]
-    sorted_hashes = hashes[order]
-    totals = np.add.reduceat(sorted_hashes, starts).tolist()
-    xors = np.bitwise_xor.reduceat(sorted_hashes, starts).tolist()
-    digests = [Digest.EMPTY] * buckets
-    parts = zip(filled.tolist(), counts[filled].tolist(), totals, xors, strict=True)
-    for place, count, total, xor in parts:
-        digests[place] = Digest(count, total, xor)
-    return digests
 
 
 # ---------------------------------------------------------------- rows

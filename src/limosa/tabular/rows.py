@@ -144,6 +144,9 @@ class Batch:
         assert self._versions is not None
         return int(self._versions[row])
 
+    def is_deleted(self, row: int) -> bool:
+        return self.deleted is not None and bool(self.deleted[row])
+
     def slice(self, start: int, stop: int) -> "Batch":
         """Consecutive rows, without a copy."""
         return Batch(

@@ -19,15 +19,13 @@ _HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
 """Places of fields in Arrow's flat-buffer tables `Message` and `RecordBatch`."""
 
 
-def sound_batch(
-    body: pa.Buffer, schema: pa.Schema, rows_max: int = ROWS_MAX, trusted: bool = False
-) -> pa.RecordBatch:
+def sound_batch(body: pa.Buffer, schema: pa.Schema, trusted: bool = False) -> pa.RecordBatch:
     """The batch; raises `BadInput`. `trusted`: the node that sent it has checked it."""
     try:
         if trusted:
             return pa.ipc.read_record_batch(body, schema)
         message = pa.ipc.read_message(body)
-        _check_header(message, schema, rows_max)
+        _check_header(message, schema)
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
@@ -35,15 +33,15 @@ def sound_batch(
     return batch
 
 
-def _check_header(message: pa.Message, schema: pa.Schema, rows_max: int) -> None:
+def _check_header(message: pa.Message, schema: pa.Schema) -> None:
     if message.type != "record batch":
         raise BadInput(f"a body is a {message.type}, not a record batch", _ADVICE)
     header = _Table.root(message.metadata).table(_HEADER)
     if header.has(_COMPRESSION):
         raise BadInput("a compressed batch", _ADVICE)
     rows = header.int64(_LENGTH)
-    if not 0 <= rows <= rows_max:
-        raise BadInput(f"a batch has {rows} rows", f"send at most {rows_max} at once")
+    if not 0 <= rows <= ROWS_MAX:
+        raise BadInput(f"a batch has {rows} rows", f"send at most {ROWS_MAX} at once")
     # Arrow accepts a buffer whose size is not a multiple of its numbers; NumPy does not.
     numbers = header.vector(_BUFFERS, 2)
     for width, size in zip(_widths(schema), numbers[1::2], strict=True):

@@ -76,7 +76,9 @@ def errors_sent(report: Report | None = None) -> Iterator[None]:
     """Wraps the work of a handler, and the body of a generator that it returns."""
     try:
         yield
-    except Exception as error:
+    except GeneratorExit:
+        raise
+    except BaseException as error:
         raise to_flight_error(error, report) from None
 
 

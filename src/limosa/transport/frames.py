@@ -18,9 +18,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from limosa.errors import BadInput
+from limosa.tabular.bodies import ALIGNMENT, padded
 
-ALIGNMENT = 64
-"""Alignment of bodies within a frame."""
 ADDRESS_ALIGNMENT = 16
 """Alignment of what Arrow is given: the size of its largest number."""
 LARGE_BYTES = 16 << 10
@@ -29,10 +28,6 @@ HEAD_BYTES_MAX = 64 << 20
 _ZEROS = bytes(2 * ALIGNMENT)
 _SIZE_BITS = 27
 _FIRST = struct.Struct("<I")
-
-
-def padded(size: int) -> int:
-    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def pack(head: bytes, bodies: Sequence[pa.Buffer | bytes] = ()) -> bytes:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from limosa.errors import BadInput, Forbidden, Refused, Unauthenticated
-from limosa.transport.failures import to_flight_error
+from limosa.transport.failures import errors_sent, to_flight_error
 from limosa.transport.links import Encode, StreamSender
 from limosa.transport.security import (
     Security,
@@ -223,7 +223,7 @@ class Server(flight.FlightServerBase):
     # --- calls
 
     def do_action(self, context: Any, action: Any) -> list[Any]:
-        try:
+        with errors_sent(self._report):
             identity = identity_of(context)
             if action.body is not None and action.body.size > ACTION_BYTES_MAX:
                 raise BadInput(
@@ -231,23 +231,15 @@ class Server(flight.FlightServerBase):
                 )
             body = b"" if action.body is None else action.body.to_pybytes()
             return [flight.Result(pa.py_buffer(self._service.act(identity, action.type, body)))]
-        except BaseException as error:
-            raise self._told(error) from None
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        try:
+        with errors_sent(self._report):
             schema, batches = self._service.scan(identity_of(context), ticket.ticket)
-        except BaseException as error:
-            raise self._told(error) from None
-        return flight.GeneratorStream(schema, self._guarded(batches))
+            return flight.GeneratorStream(schema, self._guarded(batches))
 
     def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
+        with errors_sent(self._report):
             yield from batches
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            raise self._told(error) from None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         raise self._told(BadInput("DoPut is not supported", "write by a stream of messages"))

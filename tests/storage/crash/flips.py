@@ -26,14 +26,14 @@ from limosa.core.effects import (
 from limosa.core.model.keys import TOKEN_MIN, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.errors import UnusableFile
-from limosa.simulation.files import MemoryFiles
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.view import View
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
+from tests.storage.medium import MediumFiles
+from tests.storage.sole import SoleOwner
 
 DIRECTORY = "/v"
 SHORT = StorageSettings(log_file_bytes=5_500, log_bytes_max=9_000)
@@ -116,8 +116,8 @@ def _split(store: Store) -> None:
     store.adopt(("source", "i"), ("half", "i"), TokenRange(TOKEN_MIN, 0))
 
 
-def filled(snapshot: Snapshot) -> MemoryFiles:
-    files = MemoryFiles()
+def filled(snapshot: Snapshot) -> MediumFiles:
+    files = MediumFiles()
     for path, content in snapshot.items():
         files.make_directory(path.rpartition("/")[0])
         files.create(path).append([content])
@@ -127,7 +127,7 @@ def filled(snapshot: Snapshot) -> MemoryFiles:
 @cache
 def sound() -> Snapshot:
     """A volume's files; the lock is empty and says nothing."""
-    files = MemoryFiles()
+    files = MediumFiles()
     build(files)
     return {path: data for path, data in files.snapshot().items() if data}
 

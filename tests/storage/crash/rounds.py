@@ -65,6 +65,7 @@ from tests.storage.crash.worker import (
     payload_of,
     read_journal,
 )
+from tests.storage.samples import table_digest
 
 REPOSITORY = Path(__file__).parents[3]
 ROUNDS_IN_CHAIN = 5
@@ -426,8 +427,8 @@ class Judge:
             wanted = {"k": row, "op": name, "payload": payload}
             self.equal(view.get(ROWS, (row,)), wanted, f"row {row}")
         self.equal(view.count(ROWS), len(found), "the count of rows")
-        halves = [view.table_digest(ROWS, held) for held in HALVES]
-        self.equal(sum(halves, Digest.EMPTY), view.table_digest(ROWS), "the digest of both halves")
+        halves = [table_digest(view, ROWS, held) for held in HALVES]
+        self.equal(sum(halves, Digest.EMPTY), table_digest(view, ROWS), "the digest of both halves")
 
     def _records(self, view: View, wanted: list[dict[str, Any]]) -> None:
         _, records = view.read_from(EVENTS, 0, 1 << 30)

@@ -36,14 +36,14 @@ from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, WHOLE, Position, TokenR
 from limosa.core.model.rows import Entry
 from limosa.core.tokens import token_of
 from limosa.errors import VolumeFailed
-from limosa.storage import sole
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.sole import SoleOwner
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Kind, Table
+from tests.storage import sole
 from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, kill
+from tests.storage.sole import SoleOwner
 
 Key: TypeAlias = tuple[str, str]
 Mark: TypeAlias = tuple[str, int]

@@ -25,11 +25,10 @@ from limosa.cli.demo.ledger import (
 from limosa.cli.demo.screen import open_screen
 from limosa.cli.demo.script import Script
 from limosa.cli.shared.options import AsJson
-from limosa.cli.shared.pipelines import PipelineChoice
+from limosa.cli.shared.pipelines import PipelineChoice, check_installed
 from limosa.cli.shared.terminal import count, print_answer, tell
 from limosa.client.operator import Operator, operate
-from limosa.errors import BadInput, Refused
-from limosa.pipeline import java
+from limosa.errors import Refused
 from limosa.runtime.local import LocalCluster
 
 WRITERS, READERS = 4, 2
@@ -75,7 +74,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster's directory.")] = False,
     pipeline: Annotated[
         PipelineChoice, typer.Option("--pipeline", help="What copies the rows; auto is Spark.")
-    ] = PipelineChoice.AUTO,
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Change and break a cluster under load, and check its rows.
@@ -91,12 +90,7 @@ def demo(
       limosa demo
       limosa demo --seconds 60 --nodes 5 --json
     """
-    missing = "" if pipeline is PipelineChoice.THREADS else java.missing()
-    if missing:
-        raise BadInput(
-            f"this command needs Spark, and {missing}",
-            f"run {java.INSTALL} from the checkout, or add --pipeline threads",
-        )
+    check_installed(pipeline)
     directory = tempfile.mkdtemp(prefix="limosa-demo-")
     lease_seconds = max(1.0, min(3.0, seconds / 7))
     local = LocalCluster(
@@ -104,14 +98,14 @@ def demo(
         nodes,
         "demo",
         arguments=["--lease-seconds", f"{lease_seconds:.1f}"],
-        of_coordinators=["--pipeline", pipeline.value],
+        of_coordinators=["--pipeline", pipeline],
     )
     try:
         with _terminated_as_interrupted(), _cleaned_up(local, keep):
             tell(f"Starting {nodes} nodes in {directory} …")
             local.start()
             verdict = _run(local, seconds)
-            verdict.pipeline = "threads" if pipeline is PipelineChoice.THREADS else "Spark"
+            verdict.pipeline = "threads" if pipeline == "threads" else "Spark"
     finally:
         if keep:
             tell(f"The cluster is kept; start it with: limosa up --data {directory}")

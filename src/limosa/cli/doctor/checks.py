@@ -25,66 +25,63 @@ class CheckResult(Struct, frozen=True):
     advice: str = ""
 
 
+def _judged(
+    check: str, wrong: str, advice: str, fine: str, verdict: Verdict = "problem"
+) -> CheckResult:
+    """Fine if nothing is wrong."""
+    return CheckResult(check, verdict, wrong, advice) if wrong else CheckResult(check, "ok", fine)
+
+
 def reachable(overview: Overview) -> CheckResult:
-    if overview.failures:
-        node, why = min(overview.failures.items())
-        return CheckResult(
-            "reachable",
-            "problem",
-            f"no answer from {_some(overview.failures)}: {why}",
-            f"see the log of {node}, and check that its address can be reached from here",
-        )
-    return CheckResult("reachable", "ok", f"{count(len(overview.statuses), 'node')} answered")
+    node, why = min(overview.failures.items(), default=("", ""))
+    return _judged(
+        "reachable",
+        f"no answer from {_some(overview.failures)}: {why}" if node else "",
+        f"see the log of {node}, and check that its address can be reached from here",
+        f"{count(len(overview.statuses), 'node')} answered",
+    )
 
 
 def coordinator(overview: Overview) -> CheckResult:
     holder = overview.agreed["coordinator"]
-    if holder is None:
-        return CheckResult(
-            "coordinator",
-            "problem",
-            "no coordinator is active: no table can be created, and no dead owner is replaced",
-            "start one with `limosa serve coordinator`",
-        )
-    return CheckResult("coordinator", "ok", f"{holder} is active")
+    none = "no coordinator is active: no table can be created, and no dead owner is replaced"
+    return _judged(
+        "coordinator",
+        none if holder is None else "",
+        "start one with `limosa serve coordinator`",
+        f"{holder} is active",
+    )
 
 
 def live(overview: Overview) -> CheckResult:
     silent = [node for node in overview.members if node not in overview.live]
-    if silent:
-        return CheckResult(
-            "nodes",
-            "problem",
-            f"not live: {_some(silent)}",
-            "start them again; remove a node that is lost for good and holds no replicas with "
-            "`limosa node remove`",
-        )
-    return CheckResult("nodes", "ok", f"all {count(len(overview.members), 'node')} are live")
+    return _judged(
+        "nodes",
+        f"not live: {_some(silent)}" if silent else "",
+        "start them again; remove a node that is lost for good and holds no replicas with "
+        "`limosa node remove`",
+        f"all {count(len(overview.members), 'node')} are live",
+    )
 
 
 def owned(overview: Overview) -> CheckResult:
     lacking = overview.without_owner
-    if lacking:
-        return CheckResult(
-            "owners",
-            "problem",
-            f"{count(len(lacking), 'partition')} without an owner: {_some(lacking)}",
-            "wait a few seconds for an election, then start the nodes that hold their replicas",
-        )
-    return CheckResult(
-        "owners", "ok", f"{count(len(overview.topology.partitions), 'partition')} owned"
+    return _judged(
+        "owners",
+        f"{count(len(lacking), 'partition')} without an owner: {_some(lacking)}" if lacking else "",
+        "wait a few seconds for an election, then start the nodes that hold their replicas",
+        f"{count(len(overview.topology.partitions), 'partition')} owned",
     )
 
 
 def in_sync(overview: Overview) -> CheckResult:
     zones = overview.topology.zones
-    partitions = overview.topology.partitions
-    behind = overview.not_in_sync
-    short = []
-    for id in behind:
-        needed = routing.needed(partitions[id], zones[partitions[id].zone])
-        if len(routing.electable(partitions[id])) < needed:
-            short.append(id)
+    behind = [overview.topology.partitions[id] for id in overview.not_in_sync]
+    short = [
+        each.id
+        for each in behind
+        if len(routing.electable(each)) < routing.needed(each, zones[each.zone])
+    ]
     if short:
         return CheckResult(
             "in sync",
@@ -92,14 +89,14 @@ def in_sync(overview: Overview) -> CheckResult:
             f"{count(len(short), 'partition')} can't be written to: {_some(short)}",
             "start the nodes that hold the other replicas",
         )
-    if behind:
-        return CheckResult(
-            "in sync",
-            "warning",
-            f"{count(len(behind), 'partition')} with replicas out of sync: {_some(behind)}",
-            "wait until the replicas have caught up, or start the nodes that hold them",
-        )
-    return CheckResult("in sync", "ok", "every replica is in sync")
+    what = f"{count(len(behind), 'partition')} with replicas out of sync: "
+    return _judged(
+        "in sync",
+        what + _some(each.id for each in behind) if behind else "",
+        "wait until the replicas have caught up, or start the nodes that hold them",
+        "every replica is in sync",
+        "warning",
+    )
 
 
 def surprises(overview: Overview) -> CheckResult:
@@ -110,17 +107,17 @@ def surprises(overview: Overview) -> CheckResult:
         for what, times in sorted(status["surprises"].items())
     ]
     advice = "no data is lost; report it with the node's log"
-    return _listed("surprises", "warning", found, advice, "none reported")
+    return _judged("surprises", _some(found), advice, "none reported", "warning")
 
 
 def troubles(overview: Overview) -> CheckResult:
     advice = "repair the disk or free some space, then restart the node"
-    return _listed("disks", "problem", _said(overview, "troubles"), advice, "no errors reported")
+    return _judged("disks", _said(overview, "troubles"), advice, "no errors reported")
 
 
 def refused(overview: Overview) -> CheckResult:
     advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
-    return _listed("replicas", "problem", _said(overview, "refused"), advice, "none is damaged")
+    return _judged("replicas", _said(overview, "refused"), advice, "none is damaged")
 
 
 def free_space(overview: Overview) -> CheckResult:
@@ -131,34 +128,25 @@ def free_space(overview: Overview) -> CheckResult:
     }
     short = [name for name, left in sorted(free.items()) if left < FREE_BYTES_MIN]
     least = size(min(free.values(), default=0))
-    if short:
-        return CheckResult(
-            "free space",
-            "problem",
-            f"{least} left on {_some(short)}",
-            "free some space on these disks",
-        )
-    return CheckResult("free space", "ok", f"at least {least} on every disk")
+    wrong = f"{least} left on {_some(short)}" if short else ""
+    advice = "free some space on these disks"
+    return _judged("free space", wrong, advice, f"at least {least} on every disk")
 
 
 def clocks(overview: Overview) -> CheckResult:
     """Leases do not depend on synchronised clocks, but tokens and log lines do."""
     times = [status["time"] for status in overview.statuses.values()]
     apart = max(times) - min(times) if times else 0.0
-    if apart > CLOCK_SECONDS_MAX + overview.seconds:
-        return CheckResult(
-            "clocks", "warning", f"the nodes' clocks are {apart:.1f} s apart", "synchronise them"
-        )
-    return CheckResult("clocks", "ok", "the nodes' clocks agree")
+    is_far = apart > CLOCK_SECONDS_MAX + overview.seconds
+    wrong = f"the nodes' clocks are {apart:.1f} s apart" if is_far else ""
+    return _judged("clocks", wrong, "synchronise them", "the nodes' clocks agree", "warning")
 
 
 def versions(overview: Overview) -> CheckResult:
     found = sorted({status["version"] for status in overview.statuses.values()})
-    if len(found) > 1:
-        return CheckResult(
-            "versions", "warning", f"nodes run {', '.join(found)}", "upgrade the older ones"
-        )
-    return CheckResult("versions", "ok", f"all nodes run {''.join(found) or 'the same'}")
+    wrong = f"nodes run {', '.join(found)}" if len(found) > 1 else ""
+    fine = f"all nodes run {''.join(found) or 'the same'}"
+    return _judged("versions", wrong, "upgrade the older ones", fine, "warning")
 
 
 CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
@@ -171,15 +159,9 @@ def examine(overview: Overview) -> list[CheckResult]:
     return [check(overview) for check in CHECKS]
 
 
-def _said(overview: Overview, what: str) -> list[str]:
+def _said(overview: Overview, what: str) -> str:
     statuses = sorted(overview.statuses.items())
-    return [f"{node}: {each}" for node, status in statuses for each in status[what]]
-
-
-def _listed(check: str, verdict: Verdict, found: list[str], advice: str, fine: str) -> CheckResult:
-    if found:
-        return CheckResult(check, verdict, _some(found), advice)
-    return CheckResult(check, "ok", fine)
+    return _some(f"{node}: {each}" for node, status in statuses for each in status[what])
 
 
 def _some(names: Iterable[str]) -> str:

@@ -1,8 +1,7 @@
 """Which rows does a table have? `limosa read` reads them partition by partition."""
 
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import pyarrow as pa
 import typer
@@ -18,14 +17,7 @@ from limosa.errors import BadInput
 SHOWN_AT_MOST = 100
 
 
-class OutputShape(StrEnum):
-    """The formats of the output."""
-
-    table = "table"
-    csv = "csv"
-    ndjson = "ndjson"
-    parquet = "parquet"
-    arrow = "arrow"
+OutputShape: TypeAlias = Literal["table", "csv", "ndjson", "parquet", "arrow"]
 
 
 @with_groups
@@ -110,13 +102,13 @@ def read(
 
 def _shape(format: OutputShape | None, output: str | None, as_json: bool) -> Format | None:
     """None: a table."""
-    if as_json and format not in (None, OutputShape.ndjson):
+    if as_json and format not in (None, "ndjson"):
         raise BadInput("--json means --format ndjson", "omit one of them")
     if format is None and as_json:
         return Format.ndjson
     if format is None and output is not None:
         return format_of(output, None)
-    return None if format in (None, OutputShape.table) else Format(format.value)
+    return None if format in (None, "table") else Format(format)
 
 
 def _columns(table: TableHandle, given: str | None) -> list[str]:

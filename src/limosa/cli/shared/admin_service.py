@@ -1,12 +1,10 @@
-"""Where are the admin service's files, is it installed, and how does it reach its cluster?"""
+"""Where are the admin service's files, and is it installed?"""
 
 import os
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from limosa.client.discovery import DEFAULT_DIRECTORY, VARIABLE, find_local
-from limosa.client.operator import Operator, operate
 from limosa.errors import BadInput, Refused
 
 INSTALL_ADMIN = "pip install '.[admin]'"
@@ -35,31 +33,3 @@ def check_admin_installed() -> None:
         raise Refused(
             "the admin service needs FastAPI and uvicorn", f"install them: {INSTALL_ADMIN}"
         )
-
-
-def connector(
-    addresses: Sequence[str],
-    directory: str,
-    cluster: str,
-    token: str | None,
-    secret: str | None,
-    authority: str | None,
-    certificate: str | None,
-    key: str | None,
-) -> Callable[[], Operator]:
-    """How the service connects; its certificate is also its client certificate if nodes use TLS."""
-    calls_tls = authority is not None
-
-    def reach() -> Operator:
-        return operate(
-            list(addresses) or directory,
-            cluster_name=cluster,
-            token=token,
-            secret=secret,
-            authority=authority,
-            certificate=certificate if calls_tls else None,
-            key=key if calls_tls else None,
-            name="limosa-admin",
-        )
-
-    return reach

@@ -4,8 +4,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, TypeVar
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -13,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from limosa.admin.moves import EndedChange, Wanted, ending, look_at, record_of
-from limosa.cli.shared.durations import lasted
-from limosa.cli.shared.terminal import count, size, tell
+from limosa.cli.shared.quantities import lasted
+from limosa.cli.shared.terminal import count, print_json, size, tell
 from limosa.client.operator import Operator
 from limosa.core.insight.explaining import CopyProgress, Explanation
+from limosa.core.insight.watching import Moving
 from limosa.core.machines.catalogue import MACHINES
+from limosa.core.model.reports import Report
 from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.25
@@ -25,31 +28,42 @@ PATIENCE_SECONDS = 60.0
 """How long to retry while the cluster does not answer."""
 RATE_SECONDS = 10.0
 BAR_WIDTH = 30
+INTERRUPTED = 130
+
+Ended = TypeVar("Ended")
 
 
 # --- until it has ended
 
 
-def follow(
-    connection: Operator,
-    partition: str,
-    wanted: Wanted,
-    show: Callable[[Explanation], None],
-) -> EndedChange:
-    """Poll until the change has ended; retries while the cluster does not answer."""
+def poll(look: Callable[[], Ended | None], pause_seconds: float) -> Ended:
+    """Look until there is an end; retries while the cluster does not answer."""
     heard_at = time.monotonic()
     while True:
         try:
-            agreed = connection.state(partition)
-            ended = ending(agreed, record_of(agreed, partition), wanted)
+            ended = look()
             if ended is not None:
                 return ended
-            show(look_at(connection, partition))
             heard_at = time.monotonic()
         except (OutcomeUnknown, Refused):
             if time.monotonic() - heard_at > PATIENCE_SECONDS:
                 raise
-        time.sleep(LOOK_SECONDS)
+        time.sleep(pause_seconds)
+
+
+def follow(
+    connection: Operator, partition: str, wanted: Wanted, show: Callable[[Explanation], None]
+) -> EndedChange:
+    """Show a change until it has ended."""
+
+    def look() -> EndedChange | None:
+        agreed = connection.state(partition)
+        ended = ending(agreed, record_of(agreed, partition), wanted)
+        if ended is None:
+            show(look_at(connection, partition))
+        return ended
+
+    return poll(look, LOOK_SECONDS)
 
 
 # --- how it looks
@@ -96,17 +110,7 @@ def copy_words(copy: CopyProgress, bytes_per_second: float = 0.0) -> str:
     return ", ".join(words)
 
 
-class Staged(Protocol):
-    """Anything with a transition's kind and stage; `kind` is empty if there is no transition."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def stage(self) -> str: ...
-
-
-def stage_words(what: Staged) -> str:
+def stage_words(what: Explanation | Moving) -> str:
     """`streaming (3 of 6)`, or `dropping (rolling back)`."""
     if not what.kind:
         return what.stage
@@ -121,29 +125,51 @@ def stage_words(what: Staged) -> str:
     return f"{what.stage} ({forward.index(what.stage) + 1} of {len(forward)})"
 
 
+def took_words(report: Report) -> str:
+    """` in 3.1 s, with a pause of 12 ms`."""
+    took = f" in {lasted(max(0.0, report.ended - report.began))}" if report.began else ""
+    pause = f", with a pause of {lasted(report.pause_seconds)}" if report.pause_seconds else ""
+    return took + pause
+
+
 def on_errors() -> Console:
     """A console on standard error: the answer on standard output may be piped."""
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-class ProgressDisplay:
-    """Shows a move: a live display on a terminal, otherwise one line per change."""
+class LiveDisplay:
+    """A live display on a terminal, otherwise plain lines; nothing for programs (`quiet`)."""
 
-    def __init__(self, what: str, quiet: bool, console: Console) -> None:
-        self._what = what
+    def __init__(self, quiet: bool, console: Console) -> None:
         self._quiet = quiet
-        self._console = console
+        self._is_live = console.is_terminal and not quiet
         self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._rate = Rate()
-        self._began = time.monotonic()
-        self._said = ""
 
     def open(self) -> AbstractContextManager[object]:
         return self._live if self._is_live else nullcontext()
 
-    @property
-    def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._quiet
+    def until_ended(self, follow: Callable[[], Ended], goes_on: str, answer: Any) -> Ended:
+        """Ctrl-C ends the command, not the move or the run: it tells that this goes on."""
+        try:
+            with self.open():
+                return follow()
+        except KeyboardInterrupt:
+            pass
+        tell(goes_on)
+        if self._quiet:
+            print_json(answer)
+        raise typer.Exit(INTERRUPTED)
+
+
+class ProgressDisplay(LiveDisplay):
+    """Shows a move; without a terminal, one line per change."""
+
+    def __init__(self, what: str, quiet: bool, console: Console) -> None:
+        super().__init__(quiet, console)
+        self._what = what
+        self._rate = Rate()
+        self._began = time.monotonic()
+        self._said = ""
 
     def show(self, explanation: Explanation) -> None:
         if explanation.copy is not None:

@@ -1,6 +1,7 @@
 """Which options do several commands take? How they find their cluster, and how they answer."""
 
 import inspect
+import os
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -25,6 +26,11 @@ Client = TypeVar("Client", bound=Connection)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
+JobsOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores"),
+]
+
 # --- tables
 
 Partitions = Annotated[
@@ -34,6 +40,14 @@ Replicas = Annotated[
     int | None,
     typer.Option(min=1, help="Copies of every row.", show_default="3, or the number of nodes"),
 ]
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 # --- groups of options
 

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 import typer
 from msgspec import to_builtins
 
-from limosa.cli.shared.durations import lasted, seconds_of
 from limosa.cli.shared.options import OptionGroup
-from limosa.cli.shared.sizes import bytes_of
+from limosa.cli.shared.quantities import bytes_of, lasted, seconds_of
 from limosa.cli.shared.terminal import count, print_table, size
 from limosa.core.model.intent import Placement
 from limosa.core.model.runs import Estimate, Limits, PlannedMove, RunPlan

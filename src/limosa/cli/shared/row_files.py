@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -265,11 +266,10 @@ def _ndjson(name: str, stream: BinaryIO, types: Types | None) -> RowFile:
     first = next(blocks, [])
     names = list(dict.fromkeys(key for row in first for key in row))
     if types is None:
-        schema = pa.schema([(each, _inferred(name, each, first)) for each in names])
-    else:
-        # Columns that the table does not have are refused by `check_columns`.
-        schema = pa.schema([(each, types.get(each, pa.null())) for each in names])
-    return RowFile(name, schema, _ndjson_batches(name, first, blocks, schema, types))
+        types = {each: _inferred(name, each, first) for each in names}
+    # Columns that the table does not have are refused by `check_columns`.
+    schema = pa.schema([(each, types.get(each, pa.null())) for each in names])
+    return RowFile(name, schema, _as_batches(name, chain([first], blocks), types))
 
 
 def _objects(name: str, stream: BinaryIO) -> Iterator[list[dict[str, Any]]]:
@@ -305,21 +305,11 @@ def _inferred(name: str, column: str, rows: list[dict[str, Any]]) -> pa.DataType
         ) from None
 
 
-def _ndjson_batches(
-    name: str,
-    first: list[dict[str, Any]],
-    rest: Iterator[list[dict[str, Any]]],
-    schema: pa.Schema,
-    types: Types | None,
+def _as_batches(
+    name: str, blocks: Iterator[list[dict[str, Any]]], known: Types
 ) -> Iterator[pa.RecordBatch]:
-    known = dict(zip(schema.names, schema.types, strict=True)) if types is None else dict(types)
-    yield from _as_batches(name, first, known)
-    for rows in rest:
-        yield from _as_batches(name, rows, known)
-
-
-def _as_batches(name: str, rows: list[dict[str, Any]], known: Types) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(rows), ROWS_AT_ONCE):
+    starts = ((rows, start) for rows in blocks for start in range(0, len(rows), ROWS_AT_ONCE))
+    for rows, start in starts:
         some = rows[start : start + ROWS_AT_ONCE]
         columns = dict.fromkeys(key for row in some for key in row)
         unknown = [each for each in columns if each not in known]

@@ -6,18 +6,16 @@ line whenever a move starts or ends, and at least every few seconds.
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from rich import box
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from limosa.cli.shared.durations import lasted
-from limosa.cli.shared.move_progress import Rate, stage_words
+from limosa.cli.shared.move_progress import LiveDisplay, Rate, stage_words
 from limosa.cli.shared.plans import words
+from limosa.cli.shared.quantities import lasted
 from limosa.cli.shared.run_progress import moves_words
 from limosa.cli.shared.terminal import NOTHING, count, size, tell
 from limosa.core.insight.progress import Progress
@@ -31,25 +29,16 @@ SAY_SECONDS = 10.0
 NOT_BEGUN = "not started"
 
 
-class Watching:
+class Watching(LiveDisplay):
     """Shows a run until it has ended."""
 
     def __init__(
         self, quiet: bool, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._quiet = quiet
-        self._console = console
+        super().__init__(quiet, console)
         self._now = now
-        self._live = Live(console=console, transient=True, auto_refresh=False)
         self._drawing = Drawing(now)
         self._said = ("", 0.0)
-
-    def open(self) -> AbstractContextManager[object]:
-        return self._live if self._is_live else nullcontext()
-
-    @property
-    def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._quiet
 
     def show(self, watched: WatchedRun) -> None:
         if self._is_live:

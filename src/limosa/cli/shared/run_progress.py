@@ -1,37 +1,32 @@
 """How far is a run? Polls until it has ended, and describes its progress in words."""
 
-import time
 from collections.abc import Callable
 
-from limosa.cli.shared.durations import lasted
-from limosa.cli.shared.move_progress import PATIENCE_SECONDS
+from limosa.cli.shared.move_progress import poll
 from limosa.cli.shared.plans import words
+from limosa.cli.shared.quantities import lasted
 from limosa.cli.shared.terminal import count, labelled, size
 from limosa.client.cluster_view import watch
 from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
 from limosa.core.insight.watching import WatchedRun
 from limosa.core.model.runs import RunMove
-from limosa.errors import OutcomeUnknown, Refused
 
 LOOK_SECONDS = 0.5
 """Each poll asks every node for its status."""
 
 
 def follow(connection: Operator, run: str, show: Callable[[WatchedRun], None]) -> Progress:
-    """Poll until the run has ended; retries while the cluster does not answer."""
-    heard_at = time.monotonic()
-    while True:
-        try:
-            found = watch(connection, run)
-            if found.progress.run.outcome:
-                return found.progress
-            show(found)
-            heard_at = time.monotonic()
-        except (OutcomeUnknown, Refused):
-            if time.monotonic() - heard_at > PATIENCE_SECONDS:
-                raise
-        time.sleep(LOOK_SECONDS)
+    """Show a run until it has ended."""
+
+    def look() -> Progress | None:
+        found = watch(connection, run)
+        if found.progress.run.outcome:
+            return found.progress
+        show(found)
+        return None
+
+    return poll(look, LOOK_SECONDS)
 
 
 def lines_of(progress: Progress) -> list[str]:

@@ -8,13 +8,11 @@ from limosa.cli.shared.move_progress import on_errors
 from limosa.cli.shared.options import ClusterOptions
 from limosa.cli.shared.run_display import Watching
 from limosa.cli.shared.run_progress import follow, lines_of
-from limosa.cli.shared.terminal import count, print_answer, print_json, tell
+from limosa.cli.shared.terminal import count, print_answer
 from limosa.client.operator import Operator
 from limosa.core.insight.progress import Progress
 from limosa.core.model.requests import DrainNodes, StartRun
 from limosa.core.model.runs import RunPlan
-
-INTERRUPTED = 130
 
 Wait = Annotated[
     bool | None,
@@ -47,18 +45,12 @@ def is_watched(target: ClusterOptions) -> bool:
 
 def followed(target: ClusterOptions, connection: Operator, run: str) -> Progress:
     watching = Watching(target.as_json, on_errors())
-    try:
-        with watching.open():
-            return follow(connection, run, watching.show)
-    except KeyboardInterrupt:
-        pass
-    tell(
+    return watching.until_ended(
+        lambda: follow(connection, run, watching.show),
         f"The run continues. See its progress: `limosa rebalance status`; "
-        f"cancel it: `limosa rebalance cancel {run}`"
+        f"cancel it: `limosa rebalance cancel {run}`",
+        {"run": run, "state": "running", **next_of(run)},
     )
-    if target.as_json:
-        print_json({"run": run, "state": "running", **next_of(run)})
-    raise typer.Exit(INTERRUPTED)
 
 
 def tell_end(target: ClusterOptions, ended: Progress) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from limosa.cli.shared.admin_service import INSTALL_ADMIN, is_admin_installed
 from limosa.cli.shared.options import AsJson
@@ -88,13 +89,12 @@ def _can_serve_admin() -> bool:
     return False
 
 
-class UpState:
+class UpState(Struct):
     """How far the cluster has started, and how it is being stopped."""
 
-    def __init__(self) -> None:
-        self.was_ready = False
-        self.stopping_since: float | None = None
-        self.killed = False
+    was_ready: bool = False
+    stopping_since: float | None = None
+    killed: bool = False
 
 
 @contextmanager

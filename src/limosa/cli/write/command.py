@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -102,7 +103,7 @@ def write(
                     partitions=partitions or PARTITIONS,
                     replicas=replicas,
                 )
-            summary = _send(known, source, first, batches)
+            summary = _send(known, source, batches if first is None else chain([first], batches))
     told = (
         f"{count(summary['rows'], 'row')} written to {table} in {summary['seconds']:.1f} s "
         f"({summary['rows_per_second']:,.0f} rows/s)."
@@ -133,19 +134,12 @@ def _fitted(source: RowFile, table: Table) -> Iterator[pa.RecordBatch]:
             done += batch.num_rows
 
 
-def _send(
-    table: TableHandle,
-    source: RowFile,
-    first: pa.RecordBatch | None,
-    rest: Iterator[pa.RecordBatch],
-) -> dict[str, Any]:
+def _send(table: TableHandle, source: RowFile, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
     began = time.monotonic()
     with _progress(source.rows) as advance:
         sender = Sender(table, advance)
         try:
-            if first is not None:
-                sender.send(first)
-            for batch in rest:
+            for batch in batches:
                 sender.send(batch)
             sender.finish()
         except KeyboardInterrupt:

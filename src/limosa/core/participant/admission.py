@@ -1,7 +1,7 @@
 """May a write be ordered as it was routed? Checked against one applied topology.
 
-A write that can't be checked yet, or no longer, keeps no version that a layout could have: whatever
-the participant has applied when it takes the write, it answers with `Wait` or `Redirect`.
+A write that cannot be checked against this topology gets a version that no layout has. So the
+participant answers with `Wait` or `Redirect`, whichever topology it has applied by then.
 """
 
 from collections.abc import Iterable

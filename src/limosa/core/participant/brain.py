@@ -1,4 +1,4 @@
-"""What does a node do now? It keeps its lease, follows the topology, and serves what is its own.
+"""What does a node do now? It keeps its lease, applies the topology, and serves its partitions.
 
 A participant is the brain of one node in one run of its process. It is made of parts that share a
 `NodeState`; `handle` says which part takes which event and message, and mypy checks that no event
@@ -18,14 +18,14 @@ is forgotten.
 
 Three rules hold for all parts:
 
-- **The applied topology decides.** A call says "look", or names the revision, session or
-  incarnation that it is about; a call about the past changes nothing. A message whose sender knows
+- **The applied topology decides.** A call asks the node to look, or names a revision, session or
+  incarnation; a call about an older one changes nothing. A message whose sender knows
   a newer record waits until this node has applied it.
-- **A lease is a run.** An epoch is granted to one lease. What was begun under a lease (ownership,
-  permits, requests) ends with it, and a new lease counts only with a topology from after it.
-- **Nothing is said before it is durable.** Whatever changes a volume has a ticket; promises and
-  acknowledgements are sent when `Stored` has covered it. Effects are carried out in their order, so
-  that a volume knows a watermark before a client hears of the write.
+- **A lease is a run.** An epoch is granted to one lease. Ownership, permits and requests that began
+  under a lease end with it, and a new lease counts only with a topology from after it.
+- **Nothing is promised before it is durable.** Every change of a volume has a ticket; the node
+  sends promises and acknowledgements when `Stored` covers the ticket. The driver carries effects
+  out in their order, so that a volume knows a watermark before a client hears of the write.
 """
 
 from typing import assert_never

@@ -1,7 +1,7 @@
-"""How do copied rows get here? Under a session: a source reads slices, and they land at a target.
+"""How are rows copied? Under a session: the source reads slices, and the target stores them.
 
-A slice counts only after its `End`, and only while its session is open at its epoch. Nothing that
-is late, doubled or torn changes anything.
+A slice counts only after its `End`, and only while its session is open at its epoch. A slice that
+is late, duplicated or incomplete changes nothing.
 """
 
 from limosa.core import routing
@@ -24,9 +24,9 @@ class Copying:
         self._serving = serving
         self._slices: dict[int, tuple[Held, Fetch, str]] = {}
         self._shelving: dict[int, tuple[Held, End, str, int]] = {}
-        """Slices on their way to a file: of what, for whom, and since which beginning."""
+        """Slices being written to files: replica, message, sender, and `held.beginnings`."""
         self._links: dict[int, tuple[Held, Held, Link, int]] = {}
-        """What is being linked to what, why, and in which epoch the target was begun."""
+        """Links under way: target, source, message, and the epoch in which the target began."""
 
     def digest_taken(self, now: float, event: DigestTaken) -> None:
         held = self._node.held.get((event.partition, event.incarnation))
@@ -39,7 +39,7 @@ class Copying:
         elif held.check[1] == event.at == held.checked[0]:
             digest = (held.check[0], event.at, event.digest << 64 | held.checked[1])
             held.check = None
-            # The rows of there must survive a crash before anybody relies on them.
+            # The rows at this position must be durable before the coordinator relies on them.
             ticket = self._node.when_stored(lambda now: self._digest_stored(held, digest))
             self._node.out.append(
                 StoreEpoch(held.partition, held.replica.incarnation, ticket, held.epoch)
@@ -51,7 +51,7 @@ class Copying:
             self._node.changed = True
 
     def permit(self, partition: PartitionId, session: str, epoch: int) -> bool:
-        """The session is open, at this epoch, and its stage is one that moves data."""
+        """The session is open at this epoch, and its stage copies or repairs rows."""
         record = self._node.topology.partitions.get(partition)
         stage = None if record is None else routing.stage_of(record)
         if record is None or record.transition is None or stage is None:
@@ -110,7 +110,7 @@ class Copying:
         chunks = held.chunks.pop((message.session, message.slice, message.attempt), {})
         parts = list(chunks.values())
         landed = message.slice in held.landed.get((message.session, message.slices), ())
-        if landed or held.copied == message.session:  # what comes now would be newer than the rest
+        if landed or held.copied == message.session:  # these rows would be newer than the others
             self._node.send(sender, Landed(message.partition, message.session, message.slice))
             return
         problem = self.incomplete(held, message, parts)
@@ -126,9 +126,9 @@ class Copying:
             self._apply_slice(held, sender, message, rows)
 
     def may_shelve(self, held: Held, rows: tuple[Rows, ...]) -> bool:
-        """Large, and for a replica that nobody reads yet: its rows come in two steps. And every way
-        out of a stage that fills one passes a barrier, which waits for what is under way; a repair
-        ends without."""
+        """Only a large slice, and only for a replica that is not read yet, since its rows become
+        visible in two steps. Every way out of a stage that fills a replica passes a barrier, which
+        waits for slices under way; a repair ends without a barrier."""
         record = self._node.topology.partitions[held.partition]
         is_new = held.replica in routing.new_only(record)
         return is_new and sum(each.bytes for each in rows) >= self._node.settings.shelved_bytes
@@ -147,7 +147,7 @@ class Copying:
     def _shelve(self, held: Held, sender: str, message: End, rows: tuple[Rows, ...]) -> None:
         for under_way, slice, _, beginnings in self._shelving.values():
             if under_way is held and beginnings == held.beginnings and _is_same(slice, message):
-                return  # it takes its time; asked for again, it would take even longer
+                return  # storing it once more would only take longer
         ticket = next(self._node.tickets)
         self._shelving[ticket] = (held, message, sender, held.beginnings)
         held.permits[ticket] = message.session
@@ -164,7 +164,7 @@ class Copying:
         )
 
     def slice_shelved(self, now: float, event: SliceShelved) -> None:
-        """Its rows are there; the rest follows by the log, and only then has it landed."""
+        """Most rows are in a file; the rest goes through the log, and then the slice has landed."""
         shelving = self._shelving.pop(event.ticket, None)
         if shelving is None:
             return
@@ -175,7 +175,7 @@ class Copying:
             self._deny(sender, message, event.problem)
         elif (
             self._node.held.get((message.partition, message.to)) is held
-            and held.beginnings == beginnings  # or the rows may have been there, and are no more
+            and held.beginnings == beginnings  # otherwise the rows may have been removed
             and self.permit(message.partition, message.session, message.epoch)
         ):
             self._apply_slice(held, sender, message, event.rest)
@@ -186,7 +186,7 @@ class Copying:
         if not parts or sum(len(part.rows) for part in parts) != message.count:
             return "rows are missing"
         is_new = held.replica in routing.new_only(self._node.topology.partitions[held.partition])
-        # One that was filled in this epoch, and by now is read, is not being filled any more.
+        # A replica that was filled in this epoch and is read by now is no longer being filled.
         is_filled = is_new and held.begun == message.epoch
         if is_filled and message.through < held.base:
             return "the copy is older than where this replica begins"
@@ -195,7 +195,8 @@ class Copying:
         return ""
 
     def _landed(self, held: Held, sender: str, message: End, ticket: int, beginnings: int) -> None:
-        """Durable. It counts only if the session is still open, and nothing emptied it since."""
+        """The slice is durable. It counts only if the session is still open and the replica was not
+        emptied since."""
         del held.permits[ticket]
         self._node.changed = True
         permitted = self.permit(message.partition, message.session, message.epoch)
@@ -208,25 +209,25 @@ class Copying:
             held.copied = message.session
 
     def landed_of(self, held: Held, message: End) -> set[int]:
-        """Slices of one and the same number: a successor may cut the range into another one."""
+        """Slices of the same division: another mover may divide the range differently."""
         return held.landed.setdefault((message.session, message.slices), set())
 
     def link(self, now: float, sender: str, message: Link) -> None:
-        """A copy inside this node. Neither late nor asked for twice it changes anything."""
+        """A copy inside this node. A request that is late or duplicated changes nothing."""
         held = self._node.held.get((message.partition, message.to))
         source = self._node.held.get((message.partition, message.source))
         if held is None or source is None or held.permits or held.copied == message.session:
             return
         permitted = self.permit(message.partition, message.session, message.epoch)
         if not permitted or held.matched != message.epoch:
-            return  # too late, or too early: what an owner begins, it empties
+            return  # too late, or too early: the owner will empty the replica
         ticket = next(self._node.tickets)
         self._links[ticket] = (held, source, message, held.begun)
         held.permits[ticket] = message.session
         self._node.out.append(LinkRows(message.partition, message.to, ticket, message.source))
 
     def rows_linked(self, now: float, event: RowsLinked) -> None:
-        """Producers follow the rows; then it is as if one slice, the whole, had landed."""
+        """Store the producers, too; then the copy is complete, as if its only slice had landed."""
         linking = self._links.pop(event.ticket, None)
         if linking is None:
             return
@@ -236,10 +237,10 @@ class Copying:
         if not self._still_links(held, link, begun):
             return
         if event.through is None:
-            held.trouble = "unlinkable"  # so that its rows are carried instead
+            held.trouble = "unlinkable"  # so the pipeline copies its rows instead
             return
         if event.through < held.base:
-            return  # what lies between is in neither; it will be asked for again
+            return  # rows in between are missing; the coordinator will ask again
         producers = source.producers.value(event.through)
         held.producers.unite(producers)
         ticket = self._node.when_stored(lambda now: self._linked(held, link, begun, ticket))
@@ -255,7 +256,7 @@ class Copying:
             held.copied = link.session
 
     def _still_links(self, held: Held, link: Link, begun: int) -> bool:
-        """The session is open, and the target is there and was not emptied meanwhile."""
+        """The session is open, and the target exists and was not emptied in the meantime."""
         is_held = self._node.held.get((held.partition, held.replica.incarnation)) is held
         permitted = self.permit(link.partition, link.session, link.epoch)
         return is_held and permitted and held.begun == begun

@@ -1,4 +1,4 @@
-"""What does a follower do? It takes its owner's log without gaps, and says what is durable."""
+"""What does a follower do? It appends its owner's log without gaps and acks what is durable."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from limosa.core.participant.state import NodeState
 
 
 class Following:
-    """Replication, at the receiving end."""
+    """The receiving end of replication."""
 
     def __init__(self, node: NodeState, hosting: Hosting) -> None:
         self._node = node
@@ -138,7 +138,7 @@ class Following:
 
 
 def follow(last: Position, entries: tuple[Entry, ...]) -> bool:
-    """Each names the one before it, and the first the end of the log."""
+    """Each entry names the entry before it, and the first names the end of the log."""
     for entry in entries:
         if entry.previous != last:
             return False

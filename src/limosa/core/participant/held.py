@@ -1,4 +1,4 @@
-"""What does this node hold of a replica? Its log, how far it is committed, what runs on it."""
+"""What does a node know of one of its replicas? Its log, its watermark, and the work under way."""
 
 from bisect import bisect_right
 from collections import deque
@@ -18,10 +18,10 @@ RECENT_BYTES = 4 << 20
 
 
 class Held(Struct, eq=False):
-    """One replica on this node. All but the log, epoch and watermark is gone with the process.
+    """One replica on this node. Only the log, the epoch and the watermark survive the process.
 
-    Of the log, positions and sizes are here, and the last entries with their rows; the others are
-    read from the volume when somebody needs them.
+    The positions and sizes of the whole log are in memory, and the last entries with their rows;
+    older entries are read from the volume when they are needed.
     """
 
     partition: PartitionId
@@ -30,14 +30,14 @@ class Held(Struct, eq=False):
     revision: Revision = 0
     """The revision of the record that this replica acts on."""
     made: bool = False
-    """The replica is durable; until then a crash may lose it."""
+    """Created durably: until then a crash may remove it."""
     epoch: int = 0
     epoch_durable: int = 0
     begun: int = 0
     beginnings: int = 0
-    """How often it was emptied in this run."""
+    """How often the replica was emptied in this run."""
     matched: int = 0
-    """The epoch whose owner this log is known to be a prefix of."""
+    """The epoch of the owner whose log is known to start with this log."""
     positions: list[Position] = []
     """The position of every entry of the log."""
     sizes: list[int] = []
@@ -48,26 +48,26 @@ class Held(Struct, eq=False):
     recent_bytes: int = 0
     first: Position = ORIGIN
     base: Position = ORIGIN
-    """Entries behind this position were sent in this run; earlier rows may have been copied."""
+    """Entries committed above this position were sent in this run; the rest may be copied."""
     last: Position = ORIGIN
     durable: Position = ORIGIN
     watermark: Position = ORIGIN
     producers: Producers = field(default_factory=Producers)
     appending: dict[int, tuple[Revision, Position]] = {}
-    """Appends that are not durable yet, by ticket: the revision that they were made under, and the
-    end of the log after them."""
+    """Appends under way to the volume, by ticket: the revision that asked for the append, and the
+    end of the log after it."""
     permits: dict[int, SessionId] = {}
     chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
     landed: dict[tuple[SessionId, int], set[int]] = {}
-    """The slices that have landed, by session and by the number of slices of its copy."""
+    """The slices that landed, by session and by the number of slices of its division."""
     session: SessionId | None = None
     copied: SessionId | None = None
     check: tuple[SessionId, Position] | None = None
     """The position at which a digest is wanted."""
     taken: tuple[SessionId, Position] | None = None
-    """The position of the last digest that was started: repeated requests start no other."""
+    """Position at which the last digest started: one digest per position is enough."""
     checked: tuple[Position, int] = (ORIGIN, 0)
-    """The position of that digest, and the digest of the producers there."""
+    """The last position at which a digest was wanted, and the producers' digest there."""
     digest: tuple[SessionId, Position, int] | None = None
     trouble: Trouble = ""
 
@@ -103,9 +103,9 @@ class Held(Struct, eq=False):
         self.last = at
 
     def after(self, position: Position, bytes_max: int) -> tuple[Entry, ...] | None:
-        """Entries behind a position: one at least if there is one, then so many bytes.
+        """Entries above a position: at least one if there is one, then up to so many bytes.
 
-        None: they are so old that the volume must be asked.
+        None: they are older than those in memory, and must be read from the volume.
         """
         start = bisect_right(self.positions, position)
         wanted = len(self.positions) - start
@@ -120,7 +120,7 @@ class Held(Struct, eq=False):
         return tuple(newest[: index - start])
 
     def nearest(self, position: Position) -> Position | None:
-        """The last position here that is not behind the given one; None: the log starts later."""
+        """The last position of this log up to the given one; None: the log starts later."""
         index = bisect_right(self.positions, position)
         if index:
             return self.positions[index - 1]
@@ -138,7 +138,7 @@ class Held(Struct, eq=False):
         self.producers.forget_after(to)
 
     def begin(self, base: Position, epoch: int) -> None:
-        """Empty again: what was copied or sent before belongs to an owner of the past."""
+        """Empty the replica: all that was copied or sent before is from an earlier owner."""
         self.positions.clear()
         self.sizes.clear()
         self.recent.clear()
@@ -155,16 +155,16 @@ class Held(Struct, eq=False):
             self.appending[ticket] = (revision, min(end, to))
 
     def stored(self, up_to: int) -> bool:
-        """Everything up to this ticket is durable; True if something was waited for."""
+        """Everything up to this ticket is durable; True if an append was under way."""
         done = list(takewhile(lambda ticket: ticket <= up_to, self.appending))
         for ticket in done:
             self.durable = max(self.durable, self.appending.pop(ticket)[1])
         return bool(done)
 
     def trim(self, kept: int, bytes_kept: int) -> list[TrimLog]:
-        """Let go of the oldest committed entries; a replica that needs them must be rebuilt.
+        """Remove the oldest committed entries; a replica that needs them must be rebuilt.
 
-        Not a few at a time: once there is too much of it, half of the log goes.
+        Once the log is too long, half of it is removed, so that this happens rarely.
         """
         if len(self.positions) <= 2 * kept and self.bytes <= bytes_kept:
             return []
@@ -188,7 +188,7 @@ class Held(Struct, eq=False):
     # --- what is committed
 
     def wish(self, check: tuple[SessionId, Position]) -> None:
-        """A digest at exactly this position, unless it was asked for before, or is past by now."""
+        """Ask for a digest at exactly this position, unless one was started or it has passed."""
         if check != self.taken and check[1] >= self.watermark:
             self.check = check
 
@@ -197,7 +197,7 @@ class Held(Struct, eq=False):
         return None if self.check is None else self.check[1]
 
     def advance(self, to: Position) -> list[AdvanceWatermark]:
-        """Move the watermark, but stop where a digest is wanted: of exactly the rows there."""
+        """Move the watermark, but stop where a digest of exactly the rows there is wanted."""
         steps: list[AdvanceWatermark] = []
         if self.check not in (None, self.taken) and self.watermark <= self.check[1] <= to:
             self.taken = self.check
@@ -215,7 +215,7 @@ class Held(Struct, eq=False):
     # --- copying
 
     def copying(self) -> tuple[int, int] | None:
-        """How far the copy is that is ahead: (slices landed, slices in all)."""
+        """Progress of the division that is furthest: (slices landed, slices in all)."""
         return max(
             ((len(landed), slices) for (_, slices), landed in self.landed.items()),
             key=lambda each: each[0] / each[1],
@@ -234,7 +234,7 @@ class Held(Struct, eq=False):
     # --- what still runs
 
     def oldest_work(self, session: SessionId | None) -> Revision | None:
-        """The oldest revision under which something runs; a closed session's work is the oldest."""
+        """The oldest revision under which work runs; 0 for the work of a closed session."""
         if not (self.appending or self.permits):
             return None
         running = [revision for revision, _ in self.appending.values()]

@@ -1,7 +1,7 @@
-"""Which replicas are here? Those that the applied topology names; whatever else is here is dropped.
+"""Which replicas are here? Those that the applied topology names; the node drops all others.
 
-A missing replica is made from nothing only if it was never used. Any other one that is missing is
-lost, and says so.
+A node creates a missing replica only if the replica was never used. Every other missing replica is
+lost, and the node reports it.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ Stamped = Probe | Replicate | Seal | DropReplica
 
 
 class Hosting:
-    """Applies topologies: makes, keeps and drops replicas, and says whose they are."""
+    """Applies topologies: creates, keeps and drops replicas, and decides which ones it owns."""
 
     def __init__(self, node: NodeState, serving: Serving) -> None:
         self._node = node
@@ -39,7 +39,7 @@ class Hosting:
         """The same replicas as `node.held`, by partition."""
         self.discarding: dict[tuple[PartitionId, Incarnation], Replica] = {}
         self._dropped: deque[tuple[PartitionId, Incarnation]] = deque(maxlen=256)
-        """What this run has dropped at a transition's end; whatever else is missing is lost."""
+        """Replicas that this run dropped at a transition's end; other missing ones are lost."""
         self._ahead: list[Received] = []
         """Messages of senders that know a newer topology: they wait until it is applied."""
         self._reading = False
@@ -58,20 +58,20 @@ class Hosting:
             self.refresh(now)
 
     def refresh(self, now: float) -> None:
-        """One question at a time; a lost one is asked again."""
+        """Read the topology: one read at a time; a read without an answer is retried."""
         if not self._reading or now - self._refreshed_at > self._node.settings.resend_seconds:
             self._reading = True
             self._refreshed_at = now
             self._node.out.append(ReadTopology())
 
     def catch_up(self, now: float) -> None:
-        """Look for a newer topology at once, if somebody is known to have one."""
+        """Read the topology at once, if a sender is known to have a newer one."""
         if self._node.is_outdated:
             self._node.is_outdated = False
             self.refresh(now)
 
     def is_ahead(self, message: Stamped) -> bool:
-        """The sender acted on a newer record: this node must catch up before it judges."""
+        """The sender acted on a newer record: this node must apply it before it decides."""
         return message.revision > self._node.topology.revision_of(message.partition)
 
     def wait(self, now: float, event: Received) -> None:
@@ -82,11 +82,11 @@ class Hosting:
         self._ahead.clear()
 
     def topology_read(self, now: float, event: TopologyRead) -> list[Received]:
-        """Applies it if it is newer; returns the messages that waited for it."""
+        """Apply the topology if it is newer; returns the messages that waited for it."""
         node = self._node
         self._reading = self._reading and not event.asked
         if node.lease is None or not (node.lease.registered or self.is_fresh(event.revision)):
-            return []  # it may be older than what an earlier run acted on
+            return []  # it may be older than the topology of an earlier run
         if self.is_newer(event.topology):
             before = node.topology
             node.topology = event.topology
@@ -103,11 +103,11 @@ class Hosting:
         return topology.generation > self._node.topology.generation
 
     def is_fresh(self, revision: Revision) -> bool:
-        """Only a topology from after the new lease shows what happened while there was none."""
+        """Only a topology from after the new lease shows what happened while no lease was held."""
         return self._node.lease is not None and revision >= self._node.lease.revision
 
     def register(self, now: float) -> None:
-        """Apply everything as if for the first time, and drop what the topology does not name."""
+        """Apply the whole topology, and drop the replicas that it does not name."""
         node = self._node
         assert node.lease is not None
         node.lease.registered = True
@@ -143,7 +143,7 @@ class Hosting:
         self._here.setdefault(held.partition, []).append(held)
 
     def may_create(self, record: Partition, replica: Replica) -> bool:
-        """Only what was never used is made from nothing; anything else that is missing is lost."""
+        """Only a replica that was never used is created; any other missing replica is lost."""
         if record.transition is None:
             return record.epoch == 0
         return routing.prepares(record.transition) and replica in routing.new_only(record)
@@ -161,7 +161,7 @@ class Hosting:
         self._promise(held, record.epoch)
 
     def _made(self, held: Held) -> None:
-        """It counts from now on. What is on its way to the volume later does not change that."""
+        """The replica counts from now on, whatever else is under way to the volume."""
         held.made = True
         self._node.changed = True
 
@@ -171,7 +171,7 @@ class Hosting:
         return held
 
     def drop(self, message: DropReplica) -> None:
-        """At the end of a transition; a call that names another revision does nothing."""
+        """Drop a replica at the end of a transition; a call for another revision does nothing."""
         node = self._node
         held = node.held.get((message.partition, message.to))
         record = node.topology.partitions.get(message.partition)
@@ -213,7 +213,7 @@ class Hosting:
             self._serving.disown(held)
 
     def _promise(self, held: Held, epoch: int) -> None:
-        """Nothing of an older epoch is accepted from now on; the promise counts once durable."""
+        """Refuse older epochs from now on; the promise counts once it is durable."""
         if epoch > held.epoch:
             held.epoch = epoch
             ticket = self._node.when_stored(lambda now: self._promised(held, epoch))
@@ -225,7 +225,7 @@ class Hosting:
         self._node.changed = True
 
     def is_mine(self, record: Partition, replica: Replica) -> bool:
-        """An epoch is granted to one run of one process: another lease is another run."""
+        """An epoch is granted to one run of a process: another lease is another run."""
         grant, lease = record.owner, self._node.lease
         return (
             grant is not None

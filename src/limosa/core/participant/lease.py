@@ -1,4 +1,4 @@
-"""Is this run of this process alive? As long as its lease holds, by its own clock."""
+"""Is this run of the process alive? As long as its lease holds, by the node's own clock."""
 
 from math import inf
 
@@ -9,7 +9,7 @@ from limosa.core.participant.settings import ParticipantSettings
 
 
 class Lease:
-    """This run of this process is alive, as long as renewals succeed."""
+    """The lease of this run of the process; it holds as long as renewals succeed."""
 
     __slots__ = ("id", "registered", "revision", "valid_until")
 
@@ -21,7 +21,7 @@ class Lease:
         """A topology at or after the lease's revision was applied."""
 
     def extend(self, sent_at: float, settings: ParticipantSettings) -> None:
-        """Time runs from the *sending* of the renewal, and ends a margin before the metastore's."""
+        """Counted from the *sending* of the renewal, and a margin shorter than the metastore's."""
         until = sent_at + settings.lease_seconds * (1 - settings.lease_margin)
         self.valid_until = max(self.valid_until, until)
 
@@ -32,10 +32,10 @@ class Lease:
 def registration(
     node: NodeId, lease: LeaseId, row: Revision, previous: Revision | None = None
 ) -> Commit:
-    """This run of the node is alive.
+    """The commit that says that this run of the node is alive.
 
-    Guarded by the node's row, so that a node that was removed meanwhile does not come to life; and
-    by the revision of its former lease key, if the caller knows it.
+    It is guarded by the node's row, so that a node that was removed in the meantime does not
+    return, and by the revision of its former lease key, if the caller knows it.
     """
     guards = {node_key(node): row}
     if previous is not None:

@@ -1,4 +1,4 @@
-"""How does a run stay alive? It acquires a lease, renews it, and ends what it began with it."""
+"""How does a run stay alive? It acquires a lease, renews it, and ends its work with the lease."""
 
 from math import inf
 
@@ -11,7 +11,7 @@ from limosa.core.participant.state import NodeState
 
 
 class Leasing:
-    """Acquires the lease, renews it, and ends with it whatever was begun under it."""
+    """Acquires and renews the lease; all work that began under a lease ends with it."""
 
     def __init__(self, node: NodeState, hosting: Hosting, serving: Serving) -> None:
         self._node = node
@@ -33,7 +33,7 @@ class Leasing:
     def granted(self, now: float, event: LeaseGranted) -> None:
         node = self._node
         if node.lease is not None and event.revision <= node.lease.revision:
-            return  # a late or doubled answer: a run begins once, and with it counters
+            return  # a late or duplicated answer: a run begins only once
         self._forget_run()
         node.lease = Lease(event.lease, event.revision)
         node.lease.extend(event.sent_at, node.settings)
@@ -55,7 +55,7 @@ class Leasing:
             self._asked_at = -inf
 
     def _forget_run(self) -> None:
-        """Requests, permits and ownership end with the lease that they were begun under."""
+        """Requests, permits and ownership end with the lease under which they began."""
         node = self._node
         node.lease = None
         self._hosting.forget_waiting()

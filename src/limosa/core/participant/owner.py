@@ -1,8 +1,8 @@
-"""What does an owner do? It orders writes, makes the whole write set hold them, and commits.
+"""What does an owner do? It orders writes, replicates them to the whole write set, and commits.
 
-One rule covers an ordinary write, a stage that moved on in the middle of one, and a failover: the
-watermark is what *today's* write set holds durably. A row is acknowledged when the watermark has
-passed it, and read from then on.
+One rule covers an ordinary write, a stage that changes during a write, and a failover: the
+watermark is the position that the *current* write set holds durably. A row is acknowledged, and
+visible to reads, when the watermark has passed it.
 """
 
 from collections import deque
@@ -54,12 +54,12 @@ class Owner(Replication):
     ) -> None:
         super().__init__(held, record, lease, tickets, settings)
         self.needed = 1
-        """How many in-sync replicas the zone asks for."""
+        """How many in-sync replicas the zone requires."""
         self.collecting: tuple[Position, Revision] | None = None
         """A collection that is not committed yet: barriers wait for it."""
         self.open = False
         self.opened: Position = 0
-        """What was committed when it opened: whoever reads here must see all of that."""
+        """The watermark at which the owner opened: every read here must see all rows up to it."""
         self.counter = 0
         self.pending: deque[Pending] = deque()
         self.sealed: Revision | None = None
@@ -67,14 +67,14 @@ class Owner(Replication):
         self.verified_at = -inf
         self.verified_for = 0.0
         self.slowest = (0.0, -inf)
-        """The longest that a write lately took to be committed, and when that was."""
+        """The longest recent commit of a write, in seconds, and when it happened."""
         self.proposed: dict[Replica, float] = {}
-        """Replicas that the next commit may put in sync again: acks wait for them already."""
+        """Replicas that the next commit may make in sync again: acks already wait for them."""
         self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
-        """What the coordinator was last told of."""
+        """What was last reported to the coordinator: open or not, and the seal."""
 
     def holds(self, now: float) -> bool:
-        """The lease that this epoch was granted to, not a later one."""
+        """Whether the lease that this epoch was granted to holds; a later lease does not count."""
         return self.lease.holds(now)
 
     # --- the record
@@ -90,9 +90,9 @@ class Owner(Replication):
         self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
         for peer in self.peers.values():
             peer.since = now
-            peer.reading = 0  # it would go under an old revision
+            peer.reading = 0  # it would be sent under an old revision
             if peer.replica in routing.may_return(record):
-                peer.matched = False  # it must answer anew before it is proposed
+                peer.matched = False  # it must answer again before it is proposed
             if not peer.matched:
                 self.probe(peer)
         self.commit(now)
@@ -102,13 +102,13 @@ class Owner(Replication):
         return None
 
     def required(self) -> list[Replica]:
-        """Today's write set, and those whom a commit may add to it without us knowing yet."""
+        """The current write set, and replicas that a commit may have added to it already."""
         return [*routing.writers(self.record), *self.proposed]
 
     # --- writing
 
     def write(self, now: float, client: str, message: Write, found: Position) -> Answer | None:
-        """Order one part; the answer comes when it is committed, unless it is known at once."""
+        """Order one part; the answer follows its commit, unless the answer is known at once."""
         held = self.held
         if held.producers.is_past(message.producer, message.sequence):
             return Refuse(
@@ -164,7 +164,7 @@ class Owner(Replication):
         )
 
     def collect(self) -> None:
-        """Tombstones go when no transition runs and every replica, in sync or not, has them."""
+        """Collect tombstones that every replica has, in sync or not, if no transition runs."""
         point = self.held.watermark
         for replica in self.record.replicas:
             if replica != self.held.replica:
@@ -214,7 +214,7 @@ class Owner(Replication):
         if not self.open:
             if point < self.held.last or not self.all_matched():
                 return
-            self.opened = point  # before it is open: readers do not wait for us
+            self.opened = point  # before `open`: reads run in other threads
             self.open = True
         self.out += self.held.advance(point)
         if self.pending and self.pending[0].at <= self.held.watermark:
@@ -224,13 +224,13 @@ class Owner(Replication):
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
 
     def commit_seconds(self, now: float) -> float:
-        """The longest that a write lately took, or that one has waited by now."""
+        """The longest recent commit, or the wait of the oldest pending write if that is longer."""
         seconds, at = self.slowest
         lately = seconds * max(0.0, 1 - (now - at) / self.settings.slowest_seconds)
         return max(lately, now - self.pending[0].since) if self.pending else lately
 
     def as_promised(self, answer: Answer) -> Answer:
-        """If replicas were taken out since it was admitted, it is neither acked nor refused."""
+        """Too few replicas are left in sync since the write was admitted: outcome unknown."""
         if len(routing.electable(self.record)) >= self.needed:
             return answer
         return Redirect(answer.id, self.held.replica.node, 0, 0, definite=False)
@@ -250,7 +250,9 @@ class Owner(Replication):
             if not peer.matched:
                 self.probe(peer)
             elif peer.acked < held.last:
-                if now - peer.since >= self.settings.resend_seconds:  # else it is on its way
+                if (
+                    now - peer.since >= self.settings.resend_seconds
+                ):  # otherwise entries are still under way
                     self.replicate(peer, peer.acked)
             else:
                 peer.since = now
@@ -268,7 +270,7 @@ class Owner(Replication):
             self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
 
     def propose(self, now: float, peer: Peer) -> None:
-        """A replica that has everything may come back: from now on nothing is acked without it."""
+        """A replica that has caught up may return: from now on all acks wait for it."""
         if (
             self.open
             and peer.matched
@@ -279,7 +281,7 @@ class Owner(Replication):
             self.proposed[peer.replica] = now
 
     def silent(self, now: float) -> tuple[Replica, ...]:
-        """Who has owed an answer for too long."""
+        """Replicas that have not answered for too long."""
         return tuple(
             peer.replica
             for peer in self.peers.values()
@@ -289,7 +291,7 @@ class Owner(Replication):
         )
 
     def touch(self, why: str) -> None:
-        """An empty change of the record: it voids every seal and proposal for its revision."""
+        """Commit the record unchanged: this voids every seal and proposal of its revision."""
         guards = {
             partition_key(self.record.id): self.revision,
             lease_key(self.held.replica.node): self.lease.revision,
@@ -304,17 +306,17 @@ class Owner(Replication):
             self.sealed_at = now
 
     def seal_report(self) -> tuple[Revision, Position] | None:
-        """Sealed, and everything that was begun has ended on the whole write set."""
+        """The seal, once all writes in flight are committed on the whole write set."""
         held = self.held
         if self.sealed is None or self.pending or held.watermark < held.last:
             return None
         return self.sealed, held.last
 
     def verify(self, now: float, session: SessionId) -> None:
-        """Choose the position at which digests are compared: where the log ends now.
+        """Choose the position at which digests are compared: the present end of the log.
 
-        Not too often: the slower of the two must have the time to read all of its rows, however
-        many there are. So each time it is given twice as long.
+        The slower replica needs time to read all of its rows, however many there are, so each
+        attempt waits twice as long as the one before.
         """
         chosen = self.held.check or self.held.digest
         again = chosen is not None and chosen[0] == session

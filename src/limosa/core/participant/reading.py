@@ -2,23 +2,23 @@
 
 Reads do not go through `handle`, and do not wait for it. A driver calls `admit`, takes a view of
 the replica from the volume, and calls `check`, each at any moment and in any thread. These calls
-change nothing but `is_outdated`, which the next tick looks at. A scan is the same: its view is
-checked once, and stays what it is however long the reader takes.
+change only `is_outdated`, which the next tick looks at. A scan takes the same steps: its view is
+checked once, and does not change however long the reader takes.
 
 Why an owner's answer is linearizable:
 
-- When it is admitted, this node is the owner and its lease holds, so that nobody else has
-  acknowledged anything that is not in this log. The view is taken later. An owner moves the
-  watermark on the volume before it acknowledges, so all that was acknowledged before is in it.
-- An owner is open a moment before the volume knows its watermark. `check` refuses a view that is
-  older than what was committed when the owner opened.
-- What is in a view is committed, and stays so under every later owner: the views of a replica that
-  was once complete never go back. So what a view shows was the newest at some moment between
-  `admit` and `check`.
+- When a read is admitted, this node is the owner and its lease holds, so every write that any node
+  has acknowledged is in this log. The view is taken later. An owner moves the watermark on the
+  volume before it acknowledges a write, so the view has all writes that were acknowledged before.
+- An owner opens a moment before the volume knows its watermark. `check` refuses a view that lacks
+  a row that was committed when the owner opened.
+- The rows in a view are committed, and stay committed under every later owner: the views of a
+  replica that was once complete never go back. So a view shows the newest rows of some moment
+  between `admit` and `check`.
 
-Why a barrier need not wait for reads: nothing that a transition does makes such an answer wrong
-afterwards. A replica that was dropped, or that stopped being complete, fails `check`: an eventual
-read is asked for its right to read once more, by the topology that is applied by then.
+Why a barrier need not wait for reads: no later step of a transition makes such an answer wrong. An
+eventual read of a replica that was dropped, or is no longer complete, fails `check`, which decides
+once more by the topology that is applied by then.
 """
 
 from msgspec import Struct
@@ -71,8 +71,8 @@ class Reading:
         return self._serving.routed(now, read)
 
     def check(self, now: float, admitted: Admitted, through: Position | None) -> Answer | None:
-        """After a view with the watermark `through` was taken (None: there is none): nothing if the
-        view may be answered from; otherwise what the client is told instead."""
+        """After a view with the watermark `through` was taken (None: there is no view): None if the
+        node may answer from the view, otherwise the answer that refuses the read."""
         read = admitted.read
         if through is not None and not self._node.is_over:
             still = self.is_still_readable if read.eventual else self.is_still_owner
@@ -95,11 +95,11 @@ class Reading:
         return owner.holds(now)
 
     def is_complete(self, owner: Owner, through: Position) -> bool:
-        """A view of this owner's replica has all that earlier owners acknowledged."""
+        """The view has all rows that earlier owners acknowledged."""
         return through >= owner.opened
 
     def readable(self, read: Read) -> Held | None:
-        """An eventual read is served by either side, unless it was begun before the fence."""
+        """Either side serves an eventual read, unless the read was routed before the fence."""
         node = self._node
         record = node.topology.partitions.get(read.partition)
         if record is None or read.revision < record.fence:
@@ -113,5 +113,5 @@ class Reading:
 
 
 def complete_replicas(record: Partition) -> tuple[Replica, ...]:
-    """Replicas that hold everything: the side that is read, and the one that was until now."""
+    """Replicas that have all rows: the side that is read, and the side that was read before."""
     return record.replicas if routing.is_copied(record) else routing.written(record)

@@ -1,7 +1,7 @@
-"""How are the other replicas made equal to an owner's log, and kept so? By log matching.
+"""How do other replicas get an owner's log? By log matching, and then by appending.
 
-The owner asks a replica where its log ends, has it cut where the two logs part, and sends what
-follows. A replica that is still being filled begins with an empty log in every epoch.
+The owner asks a replica where its log ends, has it truncated where the two logs differ, and sends
+the rest. A replica that is still being filled begins with an empty log in every epoch.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +43,7 @@ class Peer(Struct, eq=False):
 
 
 class Replication(ABC):
-    """An owner's log, on its way to the other replicas."""
+    """Sends an owner's log to the other replicas."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Replication(ABC):
             peer.base = self.base()
             self.replicate(peer, peer.base, "begin")
             return
-        peer.base = None  # perhaps it is another run of it, which has let go of some of its log
+        peer.base = None  # it may be another run of the replica, which has lost some of its log
         common = self.held.nearest(message.last)
         if common is None:
             peer.reachable = False
@@ -92,17 +92,17 @@ class Replication(ABC):
             self.replicate(peer, message.last)
 
     def must_begin(self, replica: Replica, begun: int) -> bool:
-        """A replica that is still being filled starts from nothing in every epoch."""
+        """A replica that is still being filled starts empty in every epoch."""
         filling = routing.is_copied(self.record)
         return filling and begun != self.epoch and replica in routing.new_only(self.record)
 
     def base(self) -> Position:
-        """Where a new replica's log begins: what is committed is copied, the rest is sent."""
+        """Where a new replica's log begins: committed rows are copied, later entries are sent."""
         return self.held.watermark
 
     def copied_up_to(self) -> Position | None:
-        """What was committed later than this, every new replica has in its log: a copy may leave it
-        out. None: nobody knows."""
+        """Every new replica has the entries after this position in its log, so a copy may leave
+        them out. None: unknown."""
         stage = routing.stage_of(self.record)
         if stage is None or Work.COPY not in stage.work:
             return None
@@ -156,7 +156,7 @@ class Replication(ABC):
         self.out.append(ReadTail(held.partition, incarnation, peer.reading, previous, limit))
 
     def tail_read(self, ticket: int, tail: Tail, entries: tuple[Entry, ...]) -> None:
-        """Goes as if it had been at hand, unless it is not what the peer needs any more."""
+        """Send entries that were read from the volume, if the peer still needs them."""
         peer = self.peers.get(tail.to)
         if peer is None or peer.reading != ticket:
             return
@@ -194,7 +194,7 @@ class Replication(ABC):
             and message.replica in routing.writers(self.record)
             and self.lease.holds(now)
         ):
-            # Every process is at most one stage away, so nobody refuses what is sent under today's.
+            # All processes are at most one stage apart, so no replica may refuse this.
             self.out.append(
                 Surprise(
                     self.held.partition, f"{message.replica.node} refused its owner: {message.why}"

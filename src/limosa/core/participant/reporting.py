@@ -1,4 +1,4 @@
-"""What does the coordinator hear of this node? Where each replica is, and what still runs here."""
+"""What does a node report to the coordinator? The state of its replicas, and work under way."""
 
 from math import inf
 
@@ -13,7 +13,7 @@ STATUS_SECONDS_EACH = 0.00002
 
 
 class Reporting:
-    """Tells the coordinator that last looked, and only of changes."""
+    """Reports changes to the coordinator that looked last."""
 
     def __init__(self, node: NodeState, hosting: Hosting) -> None:
         self._node = node
@@ -26,12 +26,14 @@ class Reporting:
     def look(self, now: float, sender: str, message: Look) -> None:
         self._coordinator = sender
         if message.generation > self._node.topology.generation:
-            self._hosting.refresh(now)  # and tell then: what is said now would be out of date
+            self._hosting.refresh(
+                now
+            )  # and report afterwards: a report of now would be out of date
         else:
             self._tell(now)
 
     def measured(self, event: Measured) -> None:
-        """The coordinator hears of it with whatever it hears of next."""
+        """Sizes are part of the next report."""
         self._size = event
 
     def tell_changes(self, now: float) -> None:
@@ -39,7 +41,7 @@ class Reporting:
             self._tell(now)
 
     def _quiet_seconds(self) -> float:
-        """Between two reports: one of many replicas takes longer to make and to read."""
+        """Seconds between two reports: a report of more replicas costs more."""
         return self._node.settings.status_seconds + STATUS_SECONDS_EACH * len(self._node.held)
 
     def _tell(self, now: float) -> None:

@@ -1,6 +1,6 @@
-"""What does this node do for clients of the partitions that it owns? It orders their writes.
+"""What does a node do for the partitions that it owns? It orders writes, and routes reads.
 
-One `Owner` for each partition that the applied topology grants to this run of this process.
+There is one `Owner` for each partition that the applied topology grants to this run of the process.
 """
 
 from math import inf
@@ -27,7 +27,7 @@ from limosa.core.participant.state import NodeState
 
 
 class Serving:
-    """Who owns what here, and what owners are told."""
+    """The owners on this node, and the events and messages that they handle."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
@@ -56,7 +56,7 @@ class Serving:
             self._node.send(pending.client, answer)
 
     def collect_from(self, owner: Owner) -> None:
-        """What the owner wants done; and whether the coordinator should hear of it."""
+        """Take over the owner's effects, and note whether the coordinator needs a report."""
         node = self._node
         if owner.out:
             node.out += owner.out
@@ -76,7 +76,7 @@ class Serving:
     # --- clients
 
     def routed(self, now: float, message: Write | Read) -> Owner | Answer:
-        """Who serves it here, or why nobody does."""
+        """The owner that serves the message here, or the answer that refuses it."""
         node = self._node
         version = node.version(message.partition)
         if message.version > version:
@@ -147,7 +147,7 @@ class Serving:
             self.collect_from(owner)
 
     def stored(self, now: float, event: Stored) -> None:
-        """Logs are durable further on: followers acknowledge, owners commit."""
+        """More of the logs is durable: followers acknowledge, owners commit."""
         node = self._node
         concerned = node.tickets.stored(event.ticket)
         for held in concerned:

@@ -14,11 +14,11 @@ from limosa.core.participant.tickets import Tickets
 
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
-"""However many replicas there are, each keeps so much of its log."""
+"""Each replica keeps at least so much of its log, however many replicas there are."""
 
 
 class NodeState:
-    """Everything that more than one part reads or changes, and nothing else."""
+    """The state that more than one part reads or changes, and nothing else."""
 
     def __init__(self, node: NodeId, settings: ParticipantSettings) -> None:
         self.node = node
@@ -29,19 +29,19 @@ class NodeState:
         self.owners: dict[PartitionId, Owner] = {}
         self.tickets = Tickets()
         self.out: list[Effect] = []
-        """What the driver is asked to do about the present event."""
+        """The effects of the present event."""
         self.changed = False
-        """Something that the coordinator should hear of."""
+        """The coordinator needs a new report."""
         self.is_outdated = False
-        """Somebody knows a newer topology."""
+        """A sender has a newer topology."""
         self.is_over = False
-        """This run serves nothing any more: the process stops, or its disk has failed."""
+        """This run serves nothing more: the process stops, or its disk has failed."""
 
     def send(self, to: str, message: Message) -> None:
         self.out.append(Send(to, message))
 
     def when_stored(self, then: Callable[[float], None]) -> int:
-        """The ticket of a change of a volume, and what happens once it is durable."""
+        """A ticket for a change of a volume; `then` is called once the change is durable."""
         return self.tickets.when_stored(next(self.tickets), then)
 
     def run(self) -> LeaseId:
@@ -61,12 +61,12 @@ class NodeState:
         return Redirect(request, owner, self.version(partition), generation, definite)
 
     def in_transition(self, partition: PartitionId) -> bool:
-        """Then the coordinator may wait for what runs here."""
+        """During a transition, the coordinator may wait for work on this node."""
         record = self.topology.partitions.get(partition)
         return record is not None and record.transition is not None
 
     def trimmed(self, held: Held) -> list[TrimLog]:
-        """A log that is too long gives up its oldest committed entries."""
+        """Remove the oldest committed entries of a log that is too long."""
         count = max(1, len(self.held))
         entries = max(LOG_ENTRIES_MIN, self.settings.log_entries_kept // count)
         share = max(LOG_BYTES_MIN, self.settings.log_bytes_kept // count)

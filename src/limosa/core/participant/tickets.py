@@ -1,4 +1,4 @@
-"""What is on its way to the volumes, and from them? Tickets name it; they count for a whole run."""
+"""Which writes and reads of volumes are under way? Each has a ticket, numbered within a run."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from limosa.core.participant.held import Held
 
 
 class Tail(Struct, frozen=True, gc=False):
-    """A part of the log that is being read again, and to whom it goes then."""
+    """A part of the log that is being read from the volume, and the replica that needs it."""
 
     partition: PartitionId
     epoch: int
@@ -24,31 +24,31 @@ class Tail(Struct, frozen=True, gc=False):
 
 
 class Tickets:
-    """One row of numbers for all replicas of a node."""
+    """One sequence of numbers for all replicas of a node."""
 
     __slots__ = ("_last", "_then", "storing", "tails")
 
     def __init__(self) -> None:
         self._last = 0
         self.storing: deque[tuple[int, Held]] = deque()
-        """What was appended to which log, and is not known to be durable."""
+        """Appends, and their replicas, that are not known to be durable."""
         self.tails: dict[int, Tail] = {}
         self._then: deque[tuple[int, Callable[[float], None]]] = deque()
-        """What happens once a ticket is durable."""
+        """Called once their ticket is durable."""
 
     def __next__(self) -> int:
         self._last += 1
         return self._last
 
     def appending(self, held: Held, revision: Revision) -> int:
-        """The log as it is now is on its way; barriers wait for it, under this revision."""
+        """An append up to the present end of the log; barriers wait for it, by its revision."""
         ticket = next(self)
         held.appending[ticket] = (revision, held.last)
         self.storing.append((ticket, held))
         return ticket
 
     def stored(self, up_to: int) -> list[Held]:
-        """Whose logs became durable, each once."""
+        """The replicas whose logs became durable, each once."""
         concerned: dict[Held, None] = {}
         while self.storing and self.storing[0][0] <= up_to:
             concerned[self.storing.popleft()[1]] = None
@@ -59,6 +59,6 @@ class Tickets:
         return ticket
 
     def follow_up(self, now: float, up_to: int) -> None:
-        """Everything up to this ticket is durable: do what waited for that."""
+        """Everything up to this ticket is durable: call what waited for it."""
         while self._then and self._then[0][0] <= up_to:
             self._then.popleft()[1](now)

@@ -71,11 +71,7 @@ def check(operations: Iterable[ObservedOperation], steps_max: int = STEPS_MAX) -
     """Check each key by itself; a proven violation outranks a search that gave up."""
     by_key: dict[str, list[ObservedOperation]] = {}
     for operation in operations:
-        mine = by_key.get(operation.key)
-        if mine is None:
-            by_key[operation.key] = [operation]
-        else:
-            mine.append(operation)
+        by_key.setdefault(operation.key, []).append(operation)
     gave_up: dict[str, str] = {}
     for key, mine in by_key.items():
         steps = _steps(mine)

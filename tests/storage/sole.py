@@ -1,7 +1,7 @@
 """How does one process use a replica that it shares with nobody?
 
 This is the owner's part of the protocol without followers: ordered positions, compare-and-set,
-harmless retries, and commits as soon as the rows are on disk. For tests, benchmarks and tools.
+harmless retries, and commits as soon as the rows are on disk. For tests and benchmarks.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""How are durations and times read and written? `10m`, `3.4 s`, `2026-11-15 18:20:26`."""
+"""How are quantities read and written? `10m`, `3.4 s`, `2026-11-15 18:20:26`, `100MiB`."""
 
 import re
 from datetime import datetime
@@ -16,6 +16,10 @@ SECONDS = {
 SECONDS_MAX = 7 * 86_400.0
 
 _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>[a-z]*)")
+
+BYTES = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+BYTES |= {f"{unit}b": factor for unit, factor in BYTES.items() if unit in "kmgt" and unit}
+BYTES |= {f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", 1)}
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -55,3 +59,10 @@ def moment(at: float) -> str:
         return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S") if at > 0 else ""
     except (OverflowError, OSError, ValueError):
         return ""
+
+
+def bytes_of(given: str) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", given)
+    if found is None or found[2].lower() not in BYTES:
+        raise BadInput(f"{given!r} is not a number of bytes", "write 100MiB, 1GB or 0")
+    return float(found[1]) * BYTES[found[2].lower()]
