@@ -51,6 +51,7 @@ from limosa.transport.tokens import issue, make_secret, read_secret
 from tests.transport import attacker
 from tests.transport.attacker import Attacker, Talk, frame, read, told, write
 from tests.transport.certificates import Authority
+from tests.waiting import eventually
 
 MEGABYTE = 1 << 20
 GROWTH_MAX = 64 * MEGABYTE
