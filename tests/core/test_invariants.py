@@ -76,7 +76,7 @@ CASES: list[tuple[Invariant, Partition, Intent, tuple[Change, ...], str]] = [
      "p is owned by a, which is not in sync or not read"),
     (invariants.the_owner_can_own, moving(READ_NEW), intends(),
      (Put(moving(READ_NEW, owner=A, epoch=4)),), "p is owned by a"),
-    (invariants.another_owner_needs_seal_or_end, stable(), HERE,
+    (invariants.a_new_epoch_needs_a_seal_or_the_end_of_the_lease, stable(), HERE,
      (Put(stable(owner=None, epoch=4)),), "p took the epoch from an owner that lives"),
     (invariants.in_sync_replicas_are_written, stable(), HERE, (Put(stable(in_sync=(A, B, D))),),
      "p counts on a replica that the record does not name"),
@@ -167,7 +167,7 @@ def test_every_invariant_has_a_commit_that_trips_it() -> None:
         | {case[0] for case in CASES}
         | {
             invariants.features_stay_enabled,
-            invariants.what_is_given_up_does_not_switch,
+            invariants.a_change_that_was_given_up_does_not_switch,
         }
     )
     assert tripped == set(INVARIANTS)

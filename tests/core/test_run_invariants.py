@@ -127,9 +127,14 @@ def forget_a_move(cluster: Cluster) -> tuple[Change, ...]:
 
 CASES: list[tuple[Invariant, Callable[[], Cluster], Bad, str]] = [
     # the invariant, the state before, the bad commit, and what is said
-    (invariants.who_has_left_holds_nothing, draining, leave, "a has left, and holds a replica of"),
     (
-        invariants.who_has_left_holds_nothing,
+        invariants.nodes_that_left_hold_nothing,
+        draining,
+        leave,
+        "a has left, and holds a replica of",
+    ),
+    (
+        invariants.nodes_that_left_hold_nothing,
         with_one_that_left,
         come_back,
         "e has left, and holds a replica of p0",
@@ -212,21 +217,21 @@ CASES: list[tuple[Invariant, Callable[[], Cluster], Bad, str]] = [
         "failed, and is still under way",
     ),
     (
-        invariants.what_somebody_stopped_is_not_tried_again,
+        invariants.moves_that_an_operator_stopped_are_not_retried,
         failed,
         change_move(0, state="PENDING"),
         "was stopped by an operator, and is retried",
     ),
-    (invariants.an_ended_run_leaves_nothing, begun, end_with("cancelled"), "of p0 has not"),
+    (invariants.an_ended_run_leaves_no_work, begun, end_with("cancelled"), "of p0 has not"),
     (
-        invariants.an_ended_run_leaves_nothing,
+        invariants.an_ended_run_leaves_no_work,
         committed,
         end_with("failed-in-part"),
         "failed-in-part, and its move of p2 was not made",
     ),
-    (invariants.an_ended_run_leaves_nothing, failed, end_with("done"), "of p0 is FAILED"),
+    (invariants.an_ended_run_leaves_no_work, failed, end_with("done"), "of p0 is FAILED"),
     (
-        invariants.an_ended_run_leaves_nothing,
+        invariants.an_ended_run_leaves_no_work,
         draining,
         end_with("cancelled"),
         "was cancelled, and a is still being emptied",

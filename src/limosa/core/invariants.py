@@ -62,7 +62,9 @@ def the_owner_can_own(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"{new.id} is owned by {new.owner.replica.node}, which is not in sync or not read"
 
 
-def another_owner_needs_seal_or_end(before: Agreed, after: Agreed) -> Iterator[str]:
+def a_new_epoch_needs_a_seal_or_the_end_of_the_lease(
+    before: Agreed, after: Agreed
+) -> Iterator[str]:
     """While the owner's lease lives, a new epoch is a hand-over, which names the next owner."""
     for old, new in _changed(before, after):
         if old is None or old.owner is None or new.epoch == old.epoch:
@@ -145,7 +147,7 @@ def a_cancelled_change_does_not_switch(before: Agreed, after: Agreed) -> Iterato
             yield f"{new.id} switched although it was cancelled"
 
 
-def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
+def a_change_that_was_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
     """A copy that once differed from its source is never read, whatever later checks find."""
     for new, was in _switched_to_new(before, after):
         if was.given_up_by:
@@ -201,7 +203,7 @@ def features_stay_enabled(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"the feature {name} is not enabled any more"
 
 
-def who_has_left_holds_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
+def nodes_that_left_hold_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
     """No replica is on a node that leaves, and none is placed on a node that has left."""
     left = {name for name, node in after.topology.nodes.items() if node.state == "left"}
     went = {name for name in left if _state_of(before, name) not in ("left", "")}
@@ -331,7 +333,7 @@ def failed_means_ended(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"{new.partition} in {new.run} failed, and is still under way"
 
 
-def what_somebody_stopped_is_not_tried_again(before: Agreed, after: Agreed) -> Iterator[str]:
+def moves_that_an_operator_stopped_are_not_retried(before: Agreed, after: Agreed) -> Iterator[str]:
     for old, new in _changed_moves(before, after):
         report = after.reports.get(report_key(new.partition, transition_id(new.trigger)))
         stopped = report is not None and report.given_up_by == "operator"
@@ -344,7 +346,7 @@ def _is_under_way(agreed: Agreed, move: RunMove) -> bool:
     return move.trigger > 0 and pending is not None and pending.trigger == move.trigger
 
 
-def an_ended_run_leaves_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
+def an_ended_run_leaves_no_work(before: Agreed, after: Agreed) -> Iterator[str]:
     """No transition, and so no session; and no move that would never be continued."""
     for name, run in after.runs.items():
         if not run.outcome or name not in before.runs or before.runs[name].outcome:
@@ -367,19 +369,19 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     counters_never_go_back,
     one_owner_per_epoch,
     the_owner_can_own,
-    another_owner_needs_seal_or_end,
+    a_new_epoch_needs_a_seal_or_the_end_of_the_lease,
     in_sync_replicas_are_written,
     replicas_are_on_distinct_nodes,
     stages_follow_the_table,
     sessions_are_open_where_the_table_says,
     transitions_come_from_intent,
     a_cancelled_change_does_not_switch,
-    what_is_given_up_does_not_switch,
+    a_change_that_was_given_up_does_not_switch,
     intent_matches_the_replicas,
     tables_and_partitions_have_a_zone,
     nodes_follow_their_life,
     features_stay_enabled,
-    who_has_left_holds_nothing,
+    nodes_that_left_hold_nothing,
     one_run_at_a_time,
     the_checkpoint_holds_all_moves,
     a_rebalance_follows_its_life,
@@ -389,8 +391,8 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     runs_keep_their_limits,
     committed_means_switched,
     failed_means_ended,
-    what_somebody_stopped_is_not_tried_again,
-    an_ended_run_leaves_nothing,
+    moves_that_an_operator_stopped_are_not_retried,
+    an_ended_run_leaves_no_work,
 )
 
 

@@ -357,9 +357,9 @@ _ADVICE: Final[dict[int, str]] = {
     pa.lib.Type_STRING_VIEW: "cast them to string",
     pa.lib.Type_BINARY_VIEW: "cast them to binary",
     pa.lib.Type_DICTIONARY:  "cast them to the type of the dictionary's values",
-    pa.lib.Type_TIME32:      "Spark does not hash them so: cast them to int64",
-    pa.lib.Type_TIME64:      "Spark does not hash them so: cast them to int64",
-    pa.lib.Type_DURATION:    "Spark does not hash them so: cast them to int64",
+    pa.lib.Type_TIME32:      "Spark does not hash this type: cast them to int64",
+    pa.lib.Type_TIME64:      "Spark does not hash this type: cast them to int64",
+    pa.lib.Type_DURATION:    "Spark does not hash this type: cast them to int64",
 }
 # fmt: on
 
