@@ -76,10 +76,10 @@ CASES: list[tuple[Invariant, Partition, Intent, tuple[Change, ...], str]] = [
      "p is owned by a, which is not in sync or not read"),
     (invariants.the_owner_can_own, moving(READ_NEW), intends(),
      (Put(moving(READ_NEW, owner=A, epoch=4)),), "p is owned by a"),
-    (invariants.another_owner_needs_seal_or_end, stable(), HERE,
-     (Put(stable(owner=None, epoch=4)),), "p took the epoch from an owner that lives"),
+    (invariants.a_new_epoch_needs_a_seal_or_the_end_of_the_lease, stable(), HERE,
+     (Put(stable(owner=None, epoch=4)),), "p took the epoch from an owner whose lease lives"),
     (invariants.in_sync_replicas_are_written, stable(), HERE, (Put(stable(in_sync=(A, B, D))),),
-     "p counts on a replica that the record does not name"),
+     "p has an in-sync replica that the record does not name"),
     (invariants.replicas_are_on_distinct_nodes, stable(), HERE,
      (Put(stable(TWICE)), Put(Intent(P, placed(*TWICE)))), "p has two replicas on one node"),
     (invariants.replicas_are_on_distinct_nodes, stable(), intends(targets=TWICE),
@@ -100,20 +100,20 @@ CASES: list[tuple[Invariant, Partition, Intent, tuple[Change, ...], str]] = [
     (invariants.sessions_are_open_where_the_table_says, moving(USE_NEW), intends(),
      (Put(in_transition(CLEANUP, session="t9@3")),), "p: the session is wrong for cleanup"),
     (invariants.transitions_come_from_intent, stable(), HERE, (Put(moving(ALLOW)),),
-     "p started a transition that nobody asked for"),
+     "p started a transition without an intent"),
     (invariants.transitions_come_from_intent, stable(), intends(),
-     (Put(in_transition(ALLOW, id="t8")),), "p started a transition that nobody asked for"),
+     (Put(in_transition(ALLOW, id="t8")),), "p started a transition without an intent"),
     (invariants.a_cancelled_change_does_not_switch, moving(STREAMING), intends(cancel=9),
      (Put(moving(READ_NEW, epoch=4)),), "p switched although it was cancelled"),
     (invariants.intent_matches_the_replicas, stable(), HERE, (Put(Intent(P, placed(B, C, D))),),
      "p is not where its intent says"),
     (invariants.tables_and_partitions_have_a_zone, stable(), HERE,
      (Put(NamedTable("orders", "y", "i1", b"")),),
-     "the table orders is in the zone y, which is not there"),
+     "the table orders is in the zone y, which does not exist"),
     (invariants.tables_and_partitions_have_a_zone, stable(), HERE,
-     (Put(replace(stable(), zone="y")),), "p is in the zone y, which is not there"),
+     (Put(replace(stable(), zone="y")),), "p is in the zone y, which does not exist"),
     (invariants.nodes_follow_their_life, stable(), HERE, (Remove(node_key("d")),),
-     "d was forgotten"),
+     "the record of d was deleted"),
     (invariants.nodes_follow_their_life, stable(), HERE, (Put(Node("d", state="bootstrapping")),),
      "d went from normal to bootstrapping"),
 ]
@@ -167,7 +167,7 @@ def test_every_invariant_has_a_commit_that_trips_it() -> None:
         | {case[0] for case in CASES}
         | {
             invariants.features_stay_enabled,
-            invariants.what_is_given_up_does_not_switch,
+            invariants.a_change_that_was_given_up_does_not_switch,
         }
     )
     assert tripped == set(INVARIANTS)

@@ -211,7 +211,7 @@ def test_a_partition_whose_move_is_over_waits_for_nothing() -> None:
     assert explained(cluster, "p2") == NOTHING
 
 
-def test_a_request_that_is_held_back_says_by_what() -> None:
+def test_a_request_that_is_deferred_says_by_what() -> None:
     cluster = running()
     cluster.ask(LockCluster("an audit"))
     cluster.waiting(MovePartition("p2", source="a", target=None))

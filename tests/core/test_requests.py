@@ -182,9 +182,9 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             wanting(MOVE, placements=(*placed(A, B), Placement("x"))),
             {},
             "x is not a member",
-            "list the nodes",
+            "limosa nodes",
         ),
-        (MOVE, {"nodes": LEFT}, "d is not a member", "list the nodes"),
+        (MOVE, {"nodes": LEFT}, "d is not a member", "limosa nodes"),
         (MOVE, {"nodes": NO_TOKENS}, "d was started with --no-data", "choose another"),
         (
             wanting(MOVE, placements=(*placed(A, B), Placement("d", "v9"))),
@@ -303,7 +303,7 @@ TWO_VOLUMES = tuple(Node(name, volumes=("", "v2")) for name in NODES)
             Request("r", MovePartition(P, source="a", target=Placement("x"))),
             {},
             "x is not a member",
-            "list the nodes",
+            "limosa nodes",
         ),
         (
             MOVE,

@@ -127,15 +127,30 @@ def forget_a_move(cluster: Cluster) -> tuple[Change, ...]:
 
 CASES: list[tuple[Invariant, Callable[[], Cluster], Bad, str]] = [
     # the invariant, the state before, the bad commit, and what is said
-    (invariants.who_has_left_holds_nothing, draining, leave, "a has left, and holds a replica of"),
     (
-        invariants.who_has_left_holds_nothing,
+        invariants.nodes_that_left_hold_nothing,
+        draining,
+        leave,
+        "a has left, and holds a replica of",
+    ),
+    (
+        invariants.nodes_that_left_hold_nothing,
         with_one_that_left,
         come_back,
         "e has left, and holds a replica of p0",
     ),
-    (invariants.one_run_at_a_time, begun, start_again, "have not ended, but it is running"),
-    (invariants.one_run_at_a_time, begun, put(Rebalance()), "have not ended, but it is idle []"),
+    (
+        invariants.one_run_at_a_time,
+        begun,
+        start_again,
+        "have not ended, but the rebalance is running",
+    ),
+    (
+        invariants.one_run_at_a_time,
+        begun,
+        put(Rebalance()),
+        "have not ended, but the rebalance is idle []",
+    ),
     (invariants.the_checkpoint_holds_all_moves, begun, forget_a_move, "has 3 moves, and not all"),
     (
         invariants.a_rebalance_follows_its_life,
@@ -148,13 +163,13 @@ CASES: list[tuple[Invariant, Callable[[], Cluster], Bad, str]] = [
         invariants.a_run_stays_what_it_was,
         begun,
         lambda cluster: (Put(replace(cluster.run, action="another")),),
-        "is not what it was",
+        "was changed",
     ),
     (
         invariants.a_run_stays_what_it_was,
         ended,
         lambda cluster: (Put(replace(cluster.last_run(), words="another")),),
-        "is not what it was",
+        "was changed",
     ),
     (invariants.moves_follow_their_life, begun, change_move(1, state="COPYING"), "went from PEND"),
     (invariants.moves_follow_their_life, begun, change_move(1, source="b"), "is another move"),
@@ -175,7 +190,7 @@ CASES: list[tuple[Invariant, Callable[[], Cluster], Bad, str]] = [
         invariants.moves_begin_only_when_they_may,
         locked,
         change_move(1, state="DUAL_WRITE"),
-        "p1 began, though all is locked",
+        "p1 began, though the cluster is locked",
     ),
     (
         invariants.moves_begin_only_when_they_may,
@@ -202,21 +217,21 @@ CASES: list[tuple[Invariant, Callable[[], Cluster], Bad, str]] = [
         "failed, and is still under way",
     ),
     (
-        invariants.what_somebody_stopped_is_not_tried_again,
+        invariants.moves_that_an_operator_stopped_are_not_retried,
         failed,
         change_move(0, state="PENDING"),
-        "was stopped by hand, and is tried again",
+        "was stopped by an operator, and is retried",
     ),
-    (invariants.an_ended_run_leaves_nothing, begun, end_with("cancelled"), "of p0 has not"),
+    (invariants.an_ended_run_leaves_no_work, begun, end_with("cancelled"), "of p0 has not"),
     (
-        invariants.an_ended_run_leaves_nothing,
+        invariants.an_ended_run_leaves_no_work,
         committed,
         end_with("failed-in-part"),
-        "failed-in-part, and its move of p2 was left out",
+        "failed-in-part, and its move of p2 was not made",
     ),
-    (invariants.an_ended_run_leaves_nothing, failed, end_with("done"), "of p0 is FAILED"),
+    (invariants.an_ended_run_leaves_no_work, failed, end_with("done"), "of p0 is FAILED"),
     (
-        invariants.an_ended_run_leaves_nothing,
+        invariants.an_ended_run_leaves_no_work,
         draining,
         end_with("cancelled"),
         "was cancelled, and a is still being emptied",

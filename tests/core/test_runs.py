@@ -834,7 +834,7 @@ def test_a_coordinator_asks_once_for_each_state_and_again_after_a_while() -> Non
     assert f"p0: {cluster.run.id}: COPYING" in commits(cluster, coordinator, 5.1)
 
 
-def test_a_request_that_is_held_back_holds_nothing_else_up() -> None:
+def test_a_request_that_is_deferred_delays_nothing_else() -> None:
     """An unlock behind it is served, and its partition is looked after."""
     cluster = Cluster()
     cluster.ask(LockCluster())

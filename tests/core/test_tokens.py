@@ -327,7 +327,7 @@ EAST = timezone(timedelta(hours=9))
     ids=repr,
 )
 def test_values_that_the_column_could_not_hold_are_refused(value: Any, key_type: Any) -> None:
-    with pytest.raises(InvalidKey, match=f"a {type(value).__name__} that is no "):
+    with pytest.raises(InvalidKey, match=f"a {type(value).__name__} is not a "):
         token_of([value], [key_type])
 
 

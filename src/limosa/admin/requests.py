@@ -17,7 +17,7 @@ from limosa.admin.operations import leads_to_transition
 from limosa.admin.problems import Problem
 from limosa.admin.routing import Accepted, Calling
 from limosa.admin.service import Caller
-from limosa.core.coordinator.requests import act
+from limosa.core.coordinator.requests import handling
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import Agreed
 from limosa.core.model.requests import Request
@@ -114,7 +114,8 @@ Changing: TypeAlias = Annotated[ChangeRequest, Depends(change_of)]
 def checked(agreed: Agreed, request: Request) -> Request:
     """Refuse early what the coordinator would refuse, by the same rules."""
     view = ClusterView(agreed, {}, 0, 0.0)
-    act(view, request, agreed.revision + 1)
+    _, act = handling(view, request, agreed.revision + 1)
+    act()
     return request
 
 

@@ -17,7 +17,7 @@ from limosa.core.producers import ProducersValue
 
 
 class Effect(Struct, frozen=True, gc=False):
-    """Something to do."""
+    """Something that a driver does for a brain."""
 
 
 class Send(Effect, frozen=True, gc=False):
@@ -61,23 +61,23 @@ class VolumeEffect(ReplicaEffect, frozen=True, gc=False):
 
 
 class CreateReplica(VolumeEffect, frozen=True, gc=False):
-    """Make an empty one."""
+    """Create an empty replica."""
 
     volume: str
 
 
 class DiscardReplica(VolumeEffect, frozen=True, gc=False):
-    """Forget all of it."""
+    """Delete the replica."""
 
 
 class StoreEpoch(VolumeEffect, frozen=True, gc=False):
-    """Promise to accept nothing older."""
+    """Promise to accept no messages of earlier epochs."""
 
     epoch: int
 
 
 class BeginLog(VolumeEffect, frozen=True, gc=False):
-    """Forget rows and log, and start the log behind this position."""
+    """Delete rows and log, and start the log after this position."""
 
     base: Position
     epoch: int
@@ -88,33 +88,33 @@ class AppendEntries(VolumeEffect, frozen=True, gc=False):
 
 
 class TruncateLog(VolumeEffect, frozen=True, gc=False):
-    """Forget every entry behind this position."""
+    """Delete every entry after this position."""
 
     to: Position
 
 
 class TrimLog(VolumeEffect, frozen=True, gc=False):
-    """Let go of committed entries up to here; their rows stay."""
+    """Delete committed entries up to this position from the log; their rows stay."""
 
     to: Position
 
 
 class AdvanceWatermark(VolumeEffect, frozen=True, gc=False):
-    """Everything up to here is committed; take a digest of the rows there if asked to."""
+    """Everything up to this position is committed; take a digest of the rows there if asked to."""
 
     to: Position
     digest: bool = False
 
 
 class ApplySlice(VolumeEffect, frozen=True, gc=False):
-    """Copied rows: each counts only if its version is newer than what is there."""
+    """Apply copied rows: each only if its version is newer than that of the row there."""
 
     rows: tuple[Rows, ...]
     producers: ProducersValue
 
 
 class ReadTail(ReplicaEffect, frozen=True, gc=False):
-    """A replica's log behind a position: at least one entry, then no more than so many bytes.
+    """Read a replica's log after a position: at least one entry, then up to `bytes_max` bytes.
 
     Always answered by `TailRead`, without entries if they can't be read.
     """
@@ -124,19 +124,19 @@ class ReadTail(ReplicaEffect, frozen=True, gc=False):
 
 
 class ReadSlice(ReplicaEffect, frozen=True, gc=False):
-    """Committed rows, tombstones too, of one of so many slices of the range.
+    """Read the committed rows, and tombstones, of one of `slices` slices of the range.
 
-    Rows behind `up_to` may be left out, and older ones of their keys given instead.
+    Rows after `up_to` may be left out, and older versions returned instead.
     """
 
     slice: int
     slices: int
     up_to: Position | None = None
-    """None: all that are committed when they are read."""
+    """None: all rows that are committed at the time of the read."""
 
 
 class LinkRows(ReplicaEffect, frozen=True, gc=False):
-    """Give a replica all committed rows of another one here, at rest when it is answered.
+    """Give a replica all committed rows of another one on this node, durably.
 
     Always answered by `RowsLinked`.
     """
@@ -145,21 +145,21 @@ class LinkRows(ReplicaEffect, frozen=True, gc=False):
 
 
 class ShelveSlice(ReplicaEffect, frozen=True, gc=False):
-    """Copied rows of one of so many slices of the range, past the log: at rest when it is answered.
+    """Store copied rows of one of `slices` slices of the range durably, without the log.
 
-    Few rows may be given back instead, for the log. Each counts only if its version is newer than
-    what is there. Always answered by `SliceShelved`.
+    A few rows may be returned instead, for the log. Each row is applied only if its version is
+    newer than that of the row there. Always answered by `SliceShelved`.
     """
 
     slice: int
     slices: int
     rows: tuple[Rows, ...]
     digest: int
-    """Of what is then there, read again; otherwise none of it is."""
+    """The digest of the stored rows, read again; if it differs, none of them is stored."""
 
 
 class StartCopy(Effect, frozen=True, gc=False):
-    """Carry a partition's rows from its owner to other replicas; asking twice changes nothing."""
+    """Copy a partition's rows from its owner to other replicas; repeating it changes nothing."""
 
     partition: PartitionId
     session: SessionId
@@ -169,7 +169,7 @@ class StartCopy(Effect, frozen=True, gc=False):
 
 
 class Compare(Effect, frozen=True, gc=False):
-    """Which rows of these replicas differ from their owner's? Asking twice changes nothing."""
+    """Find the rows of these replicas that differ from the owner's; repeating it is harmless."""
 
     partition: PartitionId
     session: SessionId
@@ -186,10 +186,10 @@ class RenewOffice(Effect, frozen=True, gc=False):
 
 
 class Explain(Effect, frozen=True, gc=False):
-    """What a partition waits for, in words."""
+    """Report what a partition waits for, in words."""
 
     partition: PartitionId
     stage: str
     why: str
     work: Work | None = None
-    """Of the stage, if that is what is waited for."""
+    """The work of the stage that the partition waits for, if any."""

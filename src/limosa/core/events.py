@@ -21,7 +21,7 @@ from limosa.core.producers import ProducersValue
 
 
 class Received(Struct, frozen=True, gc=False):
-    """A message arrived. For a compare-and-set the driver looked up the row's version, in order."""
+    """A message arrived. For a compare-and-set the driver has looked up the row's version."""
 
     sender: str
     message: Message
@@ -29,11 +29,11 @@ class Received(Struct, frozen=True, gc=False):
 
 
 class Ticked(Struct, frozen=True, gc=False):
-    """Some time went by."""
+    """Time has passed."""
 
 
 class HeldReplica(Struct, frozen=True):
-    """What a volume had of one replica when the process started."""
+    """The state of one replica on a volume when the process started."""
 
     partition: PartitionId
     replica: Replica
@@ -42,12 +42,12 @@ class HeldReplica(Struct, frozen=True):
     first: Position
     watermark: Position
     log: tuple[tuple[Position, int], ...]
-    """Its entries: where each is, and about how many bytes it takes. Rows stay on the volume."""
+    """The position and approximate size of each entry. The rows stay on the volume."""
     producers: ProducersValue
 
 
 class Started(Struct, frozen=True):
-    """The process began to run, with what its volumes hold."""
+    """The process started, and its volumes hold these replicas."""
 
     held: tuple[HeldReplica, ...] = ()
 
@@ -58,11 +58,11 @@ class TopologyRead(Struct, frozen=True, gc=False):
     topology: Topology
     revision: Revision
     asked: bool = False
-    """The answer to a question; otherwise the watch brought it."""
+    """The answer to `ReadTopology`; otherwise the watch reported the topology."""
 
 
 class LeaseGranted(Struct, frozen=True, gc=False):
-    """This run of this process is alive from now on; its key was written at this revision."""
+    """This run of the process has a lease; the node's key was written at this revision."""
 
     lease: LeaseId
     revision: Revision
@@ -70,14 +70,14 @@ class LeaseGranted(Struct, frozen=True, gc=False):
 
 
 class LeaseRenewed(Struct, frozen=True, gc=False):
-    """The renewal that was sent then succeeded."""
+    """The renewal that was sent at `sent_at` succeeded."""
 
     lease: LeaseId
     sent_at: float
 
 
 class LeaseEnded(Struct, frozen=True, gc=False):
-    """The metastore does not know this lease any more."""
+    """The metastore no longer has this lease."""
 
     lease: LeaseId
 
@@ -89,14 +89,14 @@ class Stored(Struct, frozen=True, gc=False):
 
 
 class TailRead(Struct, frozen=True, gc=False):
-    """Entries of a log, with their rows; none: they are there no more, or can't be read."""
+    """Entries of a log, with their rows; none: they were trimmed, or can't be read."""
 
     ticket: int
     entries: tuple[Entry, ...]
 
 
 class SliceRead(Struct, frozen=True, gc=False):
-    """The committed rows of a slice, and up to where they were committed."""
+    """The committed rows of a slice, and the watermark at which they were read."""
 
     ticket: int
     rows: Rows
@@ -104,14 +104,14 @@ class SliceRead(Struct, frozen=True, gc=False):
 
 
 class RowsLinked(Struct, frozen=True, gc=False):
-    """A replica has the rows of another one, as they were committed at `through`; None: not so."""
+    """A replica has the rows of another one as of the watermark `through`; None: linking failed."""
 
     ticket: int
     through: Position | None
 
 
 class SliceShelved(Struct, frozen=True, gc=False):
-    """Copied rows are at rest, but for some that were not worth a file; or why not, in words."""
+    """Copied rows are durable, except `rest`, too few for a file; or the problem, in words."""
 
     ticket: int
     rest: tuple[Rows, ...] = ()
@@ -128,22 +128,22 @@ class DigestTaken(Struct, frozen=True, gc=False):
 
 
 class CollectionDue(Struct, frozen=True, gc=False):
-    """Tombstones of this partition have piled up."""
+    """This partition has enough tombstones to collect."""
 
     partition: PartitionId
 
 
 class Measured(Struct, frozen=True):
-    """How much is free on the volumes, and about what the replicas there take: (rows, bytes)."""
+    """The free space of the volumes, and the approximate sizes of replicas: (rows, bytes)."""
 
     free_bytes: dict[str, int]
     sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
     rates: dict[PartitionId, tuple[float, float]] = {}
-    """Of partitions that are used here: (rows written, keys read), each in a second."""
+    """Of partitions that are used here: (rows written, keys read) per second."""
 
 
 class Disconnected(Struct, frozen=True, gc=False):
-    """The connection to this node broke (for a client): what is under way may not arrive."""
+    """A client's connection to this node broke: requests under way may be lost."""
 
     node: NodeId
 
@@ -155,7 +155,7 @@ class AgreedRead(Struct, frozen=True, gc=False):
 
 
 class Compared(Struct, frozen=True, gc=False):
-    """The rows that were compared differ in this: some of them in words, and how many more."""
+    """The differences of the compared rows: some of them in words, and how many more."""
 
     partition: PartitionId
     session: SessionId
@@ -164,13 +164,13 @@ class Compared(Struct, frozen=True, gc=False):
 
 
 class Elected(Struct, frozen=True, gc=False):
-    """This process is the coordinator; its key has this revision."""
+    """This process became the coordinator; the coordinator's key has this revision."""
 
     revision: Revision
 
 
 class Deposed(Struct, frozen=True, gc=False):
-    """Its coordinator's lease has ended."""
+    """This process is no longer the coordinator: its lease has ended."""
 
 
 NodeEvent: TypeAlias = (

@@ -1,7 +1,7 @@
 """What is always true? One named function for each invariant of the agreed state.
 
-Each looks at one commit, the state before and after it, and yields what is wrong, in words. They
-are checked after every commit of a simulation, and by tests.
+Each function compares the states before and after one commit, and yields violations in words. The
+simulator checks all invariants after every commit, and so do tests.
 """
 
 from collections import Counter
@@ -56,27 +56,29 @@ def one_owner_per_epoch(before: Agreed, after: Agreed) -> Iterator[str]:
 
 
 def the_owner_can_own(before: Agreed, after: Agreed) -> Iterator[str]:
-    """It is in sync, and on the side that is read."""
+    """The owner is in sync, and on the side that is read."""
     for _, new in _changed(before, after):
         if new.owner is not None and new.owner.replica not in routing.electable(new):
             yield f"{new.id} is owned by {new.owner.replica.node}, which is not in sync or not read"
 
 
-def another_owner_needs_seal_or_end(before: Agreed, after: Agreed) -> Iterator[str]:
-    """A new epoch while the owner's lease lives is a hand-over: it names the next owner at once."""
+def a_new_epoch_needs_a_seal_or_the_end_of_the_lease(
+    before: Agreed, after: Agreed
+) -> Iterator[str]:
+    """While the owner's lease lives, a new epoch is a hand-over, which names the next owner."""
     for old, new in _changed(before, after):
         if old is None or old.owner is None or new.epoch == old.epoch:
             continue
         lease = before.leases.get(old.owner.replica.node)
         lives = lease is not None and lease.lease == old.owner.lease
         if lives and new.owner is None:
-            yield f"{new.id} took the epoch from an owner that lives"
+            yield f"{new.id} took the epoch from an owner whose lease lives"
 
 
 def in_sync_replicas_are_written(before: Agreed, after: Agreed) -> Iterator[str]:
     for _, new in _changed(before, after):
         if any(replica not in routing.everywhere(new) for replica in new.in_sync):
-            yield f"{new.id} counts on a replica that the record does not name"
+            yield f"{new.id} has an in-sync replica that the record does not name"
 
 
 def replicas_are_on_distinct_nodes(before: Agreed, after: Agreed) -> Iterator[str]:
@@ -87,7 +89,7 @@ def replicas_are_on_distinct_nodes(before: Agreed, after: Agreed) -> Iterator[st
 
 
 def stages_follow_the_table(before: Agreed, after: Agreed) -> Iterator[str]:
-    """At most one transition; it starts at its first stage, and every step is a drawn edge."""
+    """At most one transition; it starts at its first stage, and follows the edges of its table."""
     for old, new in _changed(before, after):
         was = None if old is None else old.transition
         now = new.transition
@@ -120,7 +122,7 @@ def transitions_come_from_intent(before: Agreed, after: Agreed) -> Iterator[str]
         if new.transition is not None and (old is None or old.transition is None):
             pending = _pending(before, new.id)
             if pending is None or transition_id(pending.trigger) != new.transition.id:
-                yield f"{new.id} started a transition that nobody asked for"
+                yield f"{new.id} started a transition without an intent"
 
 
 def _pending(agreed: Agreed, partition: PartitionId) -> Assignment | None:
@@ -145,7 +147,7 @@ def a_cancelled_change_does_not_switch(before: Agreed, after: Agreed) -> Iterato
             yield f"{new.id} switched although it was cancelled"
 
 
-def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
+def a_change_that_was_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[str]:
     """A copy that once differed from its source is never read, whatever later checks find."""
     for new, was in _switched_to_new(before, after):
         if was.given_up_by:
@@ -153,7 +155,7 @@ def what_is_given_up_does_not_switch(before: Agreed, after: Agreed) -> Iterator[
 
 
 def intent_matches_the_replicas(before: Agreed, after: Agreed) -> Iterator[str]:
-    """Outside a transition the replicas are where `stable` says."""
+    """Outside a transition the replicas are at the places that `stable` names."""
     for name, intent in after.intents.items():
         record = after.topology.partitions.get(name)
         if record is None or record.transition is not None:
@@ -167,24 +169,24 @@ def tables_and_partitions_have_a_zone(before: Agreed, after: Agreed) -> Iterator
     zones = after.topology.zones
     for table in after.topology.tables.values():
         if table.zone not in zones or table.zone not in after.topology.layouts:
-            yield f"the table {table.name} is in the zone {table.zone}, which is not there"
+            yield f"the table {table.name} is in the zone {table.zone}, which does not exist"
     for _, new in _changed(before, after):
         if new.zone not in zones:
-            yield f"{new.id} is in the zone {new.zone}, which is not there"
+            yield f"{new.id} is in the zone {new.zone}, which does not exist"
 
 
 def nodes_follow_their_life(before: Agreed, after: Agreed) -> Iterator[str]:
-    """A node is never forgotten, and whatever it becomes its life allows, if in several steps."""
+    """A node's record is never deleted; its machine allows each new state, in one or more steps."""
     for name, old in before.topology.nodes.items():
         new = after.topology.nodes.get(name)
         if new is None:
-            yield f"{name} was forgotten"
+            yield f"the record of {name} was deleted"
         elif new.state != old.state and new.state not in _reachable(old.state):
             yield f"{name} went from {old.state} to {new.state}"
 
 
 def _reachable(state: str) -> set[str]:
-    """Every state that a node can come to be in from this one."""
+    """Every state that a node can reach from this one."""
     found: set[str] = set()
     ahead = [state]
     while ahead:
@@ -201,8 +203,8 @@ def features_stay_enabled(before: Agreed, after: Agreed) -> Iterator[str]:
             yield f"the feature {name} is not enabled any more"
 
 
-def who_has_left_holds_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
-    """Nothing was left behind on a node that leaves, and nothing comes to one that has left."""
+def nodes_that_left_hold_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
+    """No replica is on a node that leaves, and none is placed on a node that has left."""
     left = {name for name, node in after.topology.nodes.items() if node.state == "left"}
     went = {name for name in left if _state_of(before, name) not in ("left", "")}
     records = (
@@ -235,14 +237,14 @@ def one_run_at_a_time(before: Agreed, after: Agreed) -> Iterator[str]:
     named = [] if now.state == "idle" else [now.run]
     active = [run.id for run in after.runs.values() if not run.outcome]
     if active != named:
-        yield f"{active} have not ended, but it is {now.state} {named}"
+        yield f"{active} have not ended, but the rebalance is {now.state} {named}"
 
 
 def the_checkpoint_holds_all_moves(before: Agreed, after: Agreed) -> Iterator[str]:
-    """From the commit on that begins the run."""
+    """The commit that starts a run stores all of its moves."""
     run = after.runs.get(after.rebalance.run)
     if run is not None and len(after.moves.get(run.id, {})) != run.moves:
-        yield f"{run.id} has {run.moves} moves, and not all of them are written down"
+        yield f"{run.id} has {run.moves} moves, and not all of them are stored"
 
 
 def a_rebalance_follows_its_life(before: Agreed, after: Agreed) -> Iterator[str]:
@@ -254,14 +256,14 @@ def a_rebalance_follows_its_life(before: Agreed, after: Agreed) -> Iterator[str]
 
 
 def a_run_stays_what_it_was(before: Agreed, after: Agreed) -> Iterator[str]:
-    """Its words and its plan never change; once it has ended, nothing of it does."""
+    """The plan of a run never changes; after its end, nothing of the run changes."""
     for name, run in after.runs.items():
         old = before.runs.get(name)
         if old is None or old is run:
             continue
         blank = {"ended": 0.0, "outcome": "", "words": "", "totals": Totals(), "starts": 0}
         if old.outcome or replace(old, **blank) != replace(run, **blank):
-            yield f"{name} is not what it was"
+            yield f"{name} was changed"
 
 
 def moves_follow_their_life(before: Agreed, after: Agreed) -> Iterator[str]:
@@ -287,7 +289,7 @@ def moves_begin_only_when_they_may(before: Agreed, after: Agreed) -> Iterator[st
         if before.rebalance.state != "running" or before.rebalance.run != new.run:
             yield f"{new.partition} began, but {new.run} is not running"
         if before.controls.locked:
-            yield f"{new.partition} began, though all is locked"
+            yield f"{new.partition} began, though the cluster is locked"
         if run.by == "balancer" and not before.controls.balancing:
             yield f"{new.partition} began, though balancing is off"
 
@@ -307,7 +309,7 @@ def runs_keep_their_limits(before: Agreed, after: Agreed) -> Iterator[str]:
 
 
 def committed_means_switched(before: Agreed, after: Agreed) -> Iterator[str]:
-    """Nobody reads the old replica any more, and nothing can bring it back."""
+    """A committed move has switched for good: its old replica is not read any more."""
     for old, new in _changed_moves(before, after):
         if new.state == "COMMITTED" and old is not None and old.state != new.state:
             report = after.reports.get(report_key(new.partition, transition_id(new.trigger)))
@@ -325,18 +327,18 @@ def _switched(agreed: Agreed, move: RunMove) -> bool:
 
 
 def failed_means_ended(before: Agreed, after: Agreed) -> Iterator[str]:
-    """What is left of the attempt is gone before the move is called failed."""
+    """The attempt has ended completely before its move is failed."""
     for _, new in _changed_moves(before, after):
         if new.state == "FAILED" and _is_under_way(after, new):
             yield f"{new.partition} in {new.run} failed, and is still under way"
 
 
-def what_somebody_stopped_is_not_tried_again(before: Agreed, after: Agreed) -> Iterator[str]:
+def moves_that_an_operator_stopped_are_not_retried(before: Agreed, after: Agreed) -> Iterator[str]:
     for old, new in _changed_moves(before, after):
         report = after.reports.get(report_key(new.partition, transition_id(new.trigger)))
-        by_hand = report is not None and report.given_up_by == "operator"
-        if by_hand and new.state == "PENDING" and old is not None and old.state == "FAILED":
-            yield f"{new.partition} in {new.run} was stopped by hand, and is tried again"
+        stopped = report is not None and report.given_up_by == "operator"
+        if stopped and new.state == "PENDING" and old is not None and old.state == "FAILED":
+            yield f"{new.partition} in {new.run} was stopped by an operator, and is retried"
 
 
 def _is_under_way(agreed: Agreed, move: RunMove) -> bool:
@@ -344,8 +346,8 @@ def _is_under_way(agreed: Agreed, move: RunMove) -> bool:
     return move.trigger > 0 and pending is not None and pending.trigger == move.trigger
 
 
-def an_ended_run_leaves_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
-    """No transition, and so no session; no move that nobody will look at again."""
+def an_ended_run_leaves_no_work(before: Agreed, after: Agreed) -> Iterator[str]:
+    """No transition, and so no session; and no move that would never be continued."""
     for name, run in after.runs.items():
         if not run.outcome or name not in before.runs or before.runs[name].outcome:
             continue
@@ -354,7 +356,7 @@ def an_ended_run_leaves_nothing(before: Agreed, after: Agreed) -> Iterator[str]:
                 yield f"{name} has ended, and its move of {move.partition} has not"
             left = move.state == "PENDING" or (move.state == "FAILED" and not move.final)
             if left and run.outcome != "cancelled":
-                yield f"{name} is {run.outcome}, and its move of {move.partition} was left out"
+                yield f"{name} is {run.outcome}, and its move of {move.partition} was not made"
             if run.outcome == "done" and move.state != "COMMITTED":
                 yield f"{name} is done, and its move of {move.partition} is {move.state}"
         for node in run.drains:
@@ -367,19 +369,19 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     counters_never_go_back,
     one_owner_per_epoch,
     the_owner_can_own,
-    another_owner_needs_seal_or_end,
+    a_new_epoch_needs_a_seal_or_the_end_of_the_lease,
     in_sync_replicas_are_written,
     replicas_are_on_distinct_nodes,
     stages_follow_the_table,
     sessions_are_open_where_the_table_says,
     transitions_come_from_intent,
     a_cancelled_change_does_not_switch,
-    what_is_given_up_does_not_switch,
+    a_change_that_was_given_up_does_not_switch,
     intent_matches_the_replicas,
     tables_and_partitions_have_a_zone,
     nodes_follow_their_life,
     features_stay_enabled,
-    who_has_left_holds_nothing,
+    nodes_that_left_hold_nothing,
     one_run_at_a_time,
     the_checkpoint_holds_all_moves,
     a_rebalance_follows_its_life,
@@ -389,8 +391,8 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     runs_keep_their_limits,
     committed_means_switched,
     failed_means_ended,
-    what_somebody_stopped_is_not_tried_again,
-    an_ended_run_leaves_nothing,
+    moves_that_an_operator_stopped_are_not_retried,
+    an_ended_run_leaves_no_work,
 )
 
 

@@ -1,16 +1,15 @@
 """Which partition holds a token?
 
-A layout's partitions tile the token space, so their sorted starts say it all, and a binary search
-would find the last start that is not above a token. But random tokens mispredict the branches of
-that search. Tokens are hashes, spread evenly whatever the keys are, so their top bits nearly tell
-the partition:
+A layout's partitions tile the token space, so a binary search of their sorted starts finds the
+partition of a token. But with random tokens the branches of such a search are mispredicted. Tokens
+are hashes and evenly distributed, so their top bits nearly determine the partition:
 
     2**k partitions of equal size            the top k bits are the partition
-    every start where a bucket starts        a table over the top bits tells it
-    at most one start inside a bucket        the table tells the first of two, a comparison decides
-    more starts inside a bucket              binary search, for the few rows beyond that comparison
+    every start is the start of a bucket     a table of the top bits gives the partition
+    at most one start inside a bucket        the table gives the first of two, a comparison decides
+    more starts inside a bucket              binary search for the few rows that are left
 
-Each is exact for the layouts it is used for; they differ in speed only.
+Each method is exact for the layouts that it is used for; they differ in speed only.
 """
 
 from bisect import bisect_right
@@ -29,14 +28,14 @@ LAST_TOKEN: Final = 2**63 - 1
 
 _SIGN: Final = np.uint64(2**63)
 
-# Sixteen to thirty-two buckets a partition: where starts lie at random, about one row in five
-# hundred is then left to the binary search. A larger table would fall out of the cache.
+# 16 to 32 buckets for each partition: with random starts, about one row in 500 is left to the
+# binary search. A larger table would not fit into the cache.
 _MORE_BITS: Final = 4
 _MOST_BITS: Final = 18
 
 
 class Share(NamedTuple):
-    """What one partition gets of a batch: its rows in the batch's order, and where they stood."""
+    """The rows of a batch that belong to one partition, in their order, and their indexes in it."""
 
     partition: int
     rows: NDArray[np.int64]
@@ -44,7 +43,7 @@ class Share(NamedTuple):
 
 
 class Lookup:
-    """The partitions of one layout, each known by its place in the order of tokens."""
+    """The partitions of one layout, each identified by its index in the order of tokens."""
 
     __slots__ = ("_bounds", "_crowded", "_inside", "_lasts", "_shift", "_starts", "_table")
 
@@ -59,7 +58,7 @@ class Lookup:
             bits = min(bits + _MORE_BITS, _MOST_BITS)
             firsts = _even_starts(bits)
             table = self._search(firsts)
-            # How many starts lie inside each bucket, beyond the one at or before its own start.
+            # The number of starts inside each bucket, after the bucket's own start.
             starts_inside = np.diff(table, append=len(self) - 1)
             starts_inside[:-1] -= self._starts[table[1:]] == firsts[1:]
             self._inside = bool(starts_inside.any())
@@ -71,12 +70,12 @@ class Lookup:
         return len(self._bounds)
 
     def partition_index(self, token: int) -> int:
-        """The partition that holds one token."""
+        """The partition of one token."""
         return bisect_right(self._bounds, token) - 1
 
     def partition_indexes(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The partition that holds each token."""
-        # Without the sign flipped, the negative tokens would come last.
+        """The partition of each token."""
+        # The sign bit is flipped, since negative tokens come first.
         buckets = tokens.view(np.uint64) ^ _SIGN
         buckets >>= self._shift
         indexes = buckets.view(np.int64)
@@ -94,15 +93,15 @@ class Lookup:
         """Each partition's share of a batch, in the order of tokens; rows keep their order."""
         if len(tokens) != batch.num_rows:
             raise InvalidKey(
-                f"{len(tokens)} tokens for {batch.num_rows} rows", "hash this very batch's key"
+                f"{len(tokens)} tokens for {batch.num_rows} rows", "hash the keys of this batch"
             )
         indexes = self.partition_indexes(tokens)
-        # NumPy sorts sixteen bits by radix, several times quicker than wider ones.
+        # NumPy sorts 16-bit integers by radix, several times faster than wider ones.
         narrow = indexes.astype(np.uint16) if len(self) <= 2**16 else indexes
         rows = np.argsort(narrow, kind="stable")
         grouped = indexes[rows]
         cuts = [0, *(np.flatnonzero(np.diff(grouped)) + 1).tolist(), len(rows)]
-        # One take, then slices: a take per partition would cost more than all the rest.
+        # One take, then slices: a take for each partition would cost more than everything else.
         taken = batch.take(rows) if len(cuts) > 2 else batch
         return [
             Share(int(grouped[start]), rows[start:stop], taken.slice(start, stop - start))
@@ -123,7 +122,9 @@ def _even_starts(bits: int) -> NDArray[np.int64]:
 def _checked(starts: Sequence[int]) -> list[int]:
     bounds = [int(start) for start in starts]
     if not bounds or bounds[0] != FIRST_TOKEN:
-        raise InvalidLayout("no partition holds the first token", "let the first start at -2**63")
+        raise InvalidLayout("no partition holds the first token", "start the first at -2**63")
     if bounds[-1] > LAST_TOKEN or any(start >= following for start, following in pairwise(bounds)):
-        raise InvalidLayout("starts that do not rise within 64 bits", "sort them, each once")
+        raise InvalidLayout(
+            "the starts do not rise within 64 bits", "sort them, without duplicates"
+        )
     return bounds

@@ -1,7 +1,7 @@
 """Which messages do processes send to each other?
 
-Every message of a partition names the incarnation that it is for, the epoch, and the revision of
-the record that its sender acted on, so that a late one can be told from a live one.
+A message to a replica names its incarnation, the epoch, and the revision of the record that the
+sender acted on, so that the receiver can recognise a message that arrives too late.
 """
 
 from typing import Literal, TypeAlias
@@ -26,11 +26,11 @@ Appending: TypeAlias = Literal["append", "match", "begin"]
 """How entries are added to a log: at its end; after it was cut to `previous`; to an empty log that
 starts there."""
 Objection: TypeAlias = Literal["stale epoch", "fenced", "dropped", "lost", "unmatched"]
-"""Why a replica does not take a message of its owner."""
+"""Why a replica refuses a message of its owner."""
 
 
 class Message(Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """Something said."""
+    """A message from one process to another."""
 
 
 # --- a client and an owner
@@ -63,13 +63,13 @@ class Read(Message, frozen=True, gc=False):
     epoch: int
     revision: Revision
     keys: object
-    """Opaque: the storage's business, as the rows that are found."""
+    """Opaque to the core, like the rows that are found: the storage interprets them."""
     table: str = ""
     eventual: bool = False
 
 
 class Answer(Message, frozen=True, gc=False):
-    """To a client's request."""
+    """The answer to a client's request."""
 
     id: str
 
@@ -87,13 +87,13 @@ class Mismatched(Answer, frozen=True, gc=False):
 
 
 class Found(Answer, frozen=True, gc=False):
-    """The rows of these keys, as the storage gives them."""
+    """The rows of these keys, as the storage returns them."""
 
     rows: object
 
 
 class Redirect(Answer, frozen=True, gc=False):
-    """Not here, or routed by another layout: refresh and route again."""
+    """Another node owns the partition, or the layout has changed: refresh and route again."""
 
     owner: NodeId | None
     version: int
@@ -103,7 +103,7 @@ class Redirect(Answer, frozen=True, gc=False):
 
 
 class Wait(Answer, frozen=True, gc=False):
-    """Here, but not now: ask again."""
+    """This node owns the partition but can't serve the request yet: retry."""
 
     why: str
     after: int = 0
@@ -111,11 +111,11 @@ class Wait(Answer, frozen=True, gc=False):
 
 
 class Refuse(Answer, frozen=True, gc=False):
-    """It did not happen and will not: say why."""
+    """The request did not take effect, and will not."""
 
     why: str
     code: str = "Refused"
-    """Which error it is, by the name of its class."""
+    """The name of the error's class."""
     advice: str = ""
 
 
@@ -145,7 +145,7 @@ class Replicate(ReplicaMessage, frozen=True, gc=False):
     check: tuple[SessionId, Position] | None = None
     """Take a digest at exactly this position, for this session's verification."""
     probed: LeaseId = 0
-    """For `match`: the run that was probed. A late one must not cut the log of a later run."""
+    """For `match`: the run that was probed. A late message must not truncate a later run's log."""
 
 
 class ReplicaReply(Message, frozen=True, gc=False):
@@ -157,26 +157,26 @@ class ReplicaReply(Message, frozen=True, gc=False):
 
 
 class Probed(ReplicaReply, frozen=True, gc=False):
-    """My log ends here (or: it has nothing between `previous` and here)."""
+    """The end of the replica's log, or: its log has no entry between `previous` and here."""
 
     last: Position
     begun: int
-    """The epoch in which this replica was last begun from nothing."""
+    """The epoch in which this replica last began with an empty log."""
     run: LeaseId
 
 
 class Acked(ReplicaReply, frozen=True, gc=False):
-    """Everything up to here is durable here, and so far I know it committed."""
+    """The replica's log is durable up to `position`, and it knows this watermark."""
 
     position: Position
     watermark: Position
 
 
 class Unheld(ReplicaReply, frozen=True, gc=False):
-    """I can't take this: why."""
+    """The replica refuses a message of its owner."""
 
     revision: Revision
-    """That the refused message was sent under."""
+    """The revision in the refused message."""
     why: Objection
 
 
@@ -193,7 +193,7 @@ class SessionMessage(Message, frozen=True, gc=False):
 
 
 class Fetch(SessionMessage, frozen=True, gc=False):
-    """Give me one slice of the committed rows."""
+    """Ask for one slice of the committed rows."""
 
     slice: int
     slices: int
@@ -212,7 +212,7 @@ class Fetched(Message, frozen=True, gc=False):
 
 
 class Chunk(SessionMessage, frozen=True, gc=False):
-    """Some rows of a slice; they count only after the `End` of the same attempt."""
+    """Some rows of a slice; they are applied only after the `End` of the same attempt."""
 
     slice: int
     attempt: str
@@ -221,7 +221,7 @@ class Chunk(SessionMessage, frozen=True, gc=False):
 
 
 class End(SessionMessage, frozen=True, gc=False):
-    """That was the slice: so many rows, with this digest."""
+    """The end of a slice: the number of its rows, and their digest."""
 
     slice: int
     slices: int
@@ -241,7 +241,7 @@ class Landed(Message, frozen=True, gc=False):
 
 
 class Denied(Message, frozen=True, gc=False):
-    """The session is closed here, or not open yet: stop."""
+    """The session is closed here, or not open yet: the mover must stop."""
 
     partition: PartitionId
     session: SessionId
@@ -250,7 +250,7 @@ class Denied(Message, frozen=True, gc=False):
 
 
 class Link(SessionMessage, frozen=True, gc=False):
-    """Give this replica the rows of another one on your volumes, by naming its files again."""
+    """Give this replica the rows of another replica of the same node, by linking its files."""
 
     source: Incarnation
 
@@ -259,27 +259,27 @@ class Link(SessionMessage, frozen=True, gc=False):
 
 
 class Look(Message, frozen=True, gc=False):
-    """Look at the topology, and tell me where you are."""
+    """Read the topology, and send a status."""
 
     generation: Revision
 
 
 class Seal(Message, frozen=True, gc=False):
-    """Stop serving for this one revision of the record, and say when you have finished."""
+    """Stop serving under this one revision of the record, and report when all work has ended."""
 
     partition: PartitionId
     revision: Revision
 
 
 class Verify(Message, frozen=True, gc=False):
-    """Take digests, yours and the targets', at one position."""
+    """Take digests of the owner's and the targets' rows at one position."""
 
     partition: PartitionId
     session: SessionId
 
 
 class DropReplica(Message, frozen=True, gc=False):
-    """The record at this revision leaves this incarnation behind: drop it."""
+    """The record at this revision no longer names this incarnation: drop it."""
 
     partition: PartitionId
     to: Incarnation
@@ -290,11 +290,11 @@ Trouble: TypeAlias = Literal["", "unreadable", "unlinkable"]
 
 
 class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
-    """Where one replica is."""
+    """The state of one replica."""
 
     replica: Replica
     epoch: int
-    """Durably promised: nothing older is accepted any more."""
+    """Durably promised: messages of earlier epochs are refused."""
     last: Position
     watermark: Position
     open_epoch: int = 0
@@ -306,29 +306,29 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     unreachable: tuple[Replica, ...] = ()
     """Replicas that this owner's log no longer reaches back to."""
     copying: tuple[int, int] | None = None
-    """At a target: how many slices have landed, and of how many."""
+    """At a target: the slices that have landed, and the slices in all."""
     commit_seconds: float = 0.0
-    """At an owner: how long it lately took from a write to its commit, at the longest."""
+    """At an owner: the longest recent time from a write to its commit."""
     rows: int = 0
-    """About what it holds, as its node last measured it; 0: it is not known."""
+    """Approximate, as its node last measured it; 0: unknown. `bytes` likewise."""
     bytes: int = 0
     checking: Position | None = None
-    """Where a digest is being taken."""
+    """The position at which a digest is being taken."""
     trouble: Trouble = ""
-    """In this session: its rows can't be read, or those beside it can't be linked."""
+    """In this session: its rows can't be read, or its neighbour's files can't be linked."""
     rates: tuple[float, float] = (0.0, 0.0)
-    """At an owner: rows written and keys read lately, in a second."""
+    """At an owner: rows written and keys read per second, lately."""
 
 
 class Status(Message, frozen=True, gc=False):
-    """Where a node is. Facts in it stay true while its lease lasts."""
+    """The state of a node. What it says stays true while the node's lease lasts."""
 
     node: NodeId
     lease: LeaseId
     sequence: int
     generation: Revision
     busy: dict[PartitionId, Revision]
-    """The oldest revision under which something of this partition still runs here."""
+    """By partition: the oldest revision under which work is still under way on the node."""
     replicas: dict[PartitionId, tuple[ReplicaStatus, ...]]
     free_bytes: dict[str, int] = {}
     """By volume, as the node last measured it."""

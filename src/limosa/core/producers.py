@@ -1,7 +1,7 @@
-"""Which sequences of each producer are applied? The list is kept and moved with the partition.
+"""Which sequences of each producer are applied? Every replica stores them, and copies carry them.
 
-An exact set of (producer, sequence, token range), not a maximum: a maximum would call a lost part a
-duplicate, and would forget which half of a batch arrived before a merge.
+This is an exact set of (producer, sequence, token range). A maximum for each producer would not do:
+it would take a lost part for a duplicate, and could not tell which half of a batch has arrived.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from limosa.core.model.rows import Entry
 
 
 class Applied(Struct, frozen=True, gc=False):
-    """One part that is in the log."""
+    """One part of a batch that is in the log."""
 
     range: TokenRange
     at: Position
@@ -24,7 +24,7 @@ class Applied(Struct, frozen=True, gc=False):
 
 
 class _Raise(NamedTuple):
-    """A floor that an entry brought."""
+    """An entry of the log that raised a producer's floor."""
 
     at: Position
     producer: str
@@ -32,7 +32,7 @@ class _Raise(NamedTuple):
 
 
 ProducersValue: TypeAlias = tuple[tuple[str, int, tuple[tuple[int, tuple[Applied, ...]], ...]], ...]
-"""(producer, floor, ((sequence, parts), …)) for each: what is sent along with a copy."""
+"""(producer, floor, ((sequence, parts), …)) for each producer; sent along with a copy."""
 
 
 class Producers:
@@ -43,9 +43,9 @@ class Producers:
     def __init__(self) -> None:
         self._floors: dict[str, int] = {}
         self._committed: dict[str, int] = {}
-        """Floors as of the watermark: two replicas that know the same entries up to there agree."""
+        """Floors as of the watermark: replicas with the same entries up to there agree on them."""
         self._raises: deque[_Raise] = deque()
-        """... and those that entries behind the watermark brought."""
+        """Floors that entries above the watermark raised."""
         self._parts: dict[str, dict[int, tuple[Applied, ...]]] = {}
 
     def applied(self, producer: str, sequence: int) -> tuple[Applied, ...]:
@@ -53,17 +53,17 @@ class Producers:
         return () if parts is None else parts.get(sequence, ())
 
     def is_past(self, producer: str, sequence: int) -> bool:
-        """The producer has said that it no longer waits for this one."""
+        """Does the producer no longer wait for this sequence?"""
         return sequence < self._floors.get(producer, 0)
 
     def record(self, entry: Entry, committed: bool = True) -> None:
-        """What lies below its floor goes, at once or once it is committed."""
+        """Add the entry. Sequences below its floor are dropped when the entry is committed."""
         if not entry.producer:
             return
         part = Applied(entry.range or WHOLE, entry.at, entry.found)
         parts = self._parts.setdefault(entry.producer, {})
         known = parts.get(entry.sequence, ())
-        if part not in known:  # a copy may have brought it already
+        if part not in known:  # a copy may have added it already
             parts[entry.sequence] = (*known, part)
         if entry.floor > self._floors.get(entry.producer, 0):
             self._floors[entry.producer] = entry.floor
@@ -73,7 +73,7 @@ class Producers:
                 self._raises.append(_Raise(entry.at, entry.producer, entry.floor))
 
     def commit(self, up_to: Position) -> None:
-        """Entries up to here are committed."""
+        """Entries up to this position are committed."""
         while self._raises and self._raises[0].at <= up_to:
             raised = self._raises.popleft()
             self._drop_below(raised.producer, raised.floor)
@@ -82,13 +82,13 @@ class Producers:
         if floor > self._committed.get(producer, 0):
             self._committed[producer] = floor
             parts = self._parts.get(producer, {})
-            # They come nearly in order: one behind a later one goes when that goes.
+            # Sequences are nearly in order; one that follows a higher one is dropped with it.
             for sequence in list(takewhile(lambda sequence: sequence < floor, parts)):
                 del parts[sequence]
 
     def forget_after(self, position: Position) -> None:
-        """Its entries were cut off the log, and with them the floors that they brought: two
-        replicas of which one never had them must agree."""
+        """Entries above this position were truncated: forget them and the floors they raised, so
+        that this replica agrees with one that never had them."""
         while self._raises and self._raises[-1].at > position:
             self._raises.pop()
         self._floors = dict(self._committed)
@@ -103,22 +103,14 @@ class Producers:
                     del parts[sequence]
 
     def value(self, up_to: Position) -> ProducersValue:
-        """What is known of entries up to a position; later ones go with the log."""
+        """Everything up to a position; the log carries later entries."""
         return tuple(
-            (
-                producer,
-                self._committed.get(producer, 0),
-                tuple(
-                    (sequence, tuple(part for part in applied if part.at <= up_to))
-                    for sequence, applied in sorted(parts.items())
-                    if applied[0].at <= up_to and sequence >= self._committed.get(producer, 0)
-                ),
-            )
-            for producer, parts in sorted(self._parts.items())
+            (producer, floor, self._known(producer, floor, up_to))
+            for producer, floor in self._committed_floors()
         )
 
     def unite(self, value: ProducersValue) -> None:
-        """Take over what another replica knows; knowing it already changes nothing."""
+        """Add everything that another replica knows; repeating this changes nothing."""
         for producer, floor, all_parts in value:
             mine = self._parts.setdefault(producer, {})
             for sequence, parts in all_parts:
@@ -129,23 +121,20 @@ class Producers:
             self._drop_below(producer, floor)
 
     def digest(self, up_to: Position) -> int:
-        """Of what is known as of the watermark, which is `up_to`; however it came to be known."""
-        known = [
-            (producer, floor, self._known(producer, floor, up_to))
-            for producer, floor in sorted(self._committed_floors())
-        ]
-        encoded = msgpack.encode([each for each in known if each[1] or each[2]])
+        """The digest of `value` at the watermark, which is `up_to`; producers that have left
+        nothing behind do not count."""
+        encoded = msgpack.encode([each for each in self.value(up_to) if each[1] or each[2]])
         return int.from_bytes(blake2b(encoded, digest_size=8).digest())
 
     def _committed_floors(self) -> list[tuple[str, int]]:
-        return [(producer, self._committed.get(producer, 0)) for producer in self._parts]
+        return [(producer, self._committed.get(producer, 0)) for producer in sorted(self._parts)]
 
     def _known(
         self, producer: str, floor: int, up_to: Position
-    ) -> list[tuple[int, tuple[Applied, ...]]]:
-        found = [
+    ) -> tuple[tuple[int, tuple[Applied, ...]], ...]:
+        found = (
             (sequence, tuple(part for part in applied if part.at <= up_to))
             for sequence, applied in sorted(self._parts[producer].items())
             if sequence >= floor
-        ]
-        return [each for each in found if each[1]]
+        )
+        return tuple(each for each in found if each[1])

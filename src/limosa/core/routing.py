@@ -1,6 +1,6 @@
-"""Who serves a partition now? The stage and the record determine the readers and the writers.
+"""Which replicas serve a partition? The record and its stage determine the readers and writers.
 
-Nothing here looks at a clock, a lease or a cache: two processes that know the same record agree.
+Nothing else does (no clock, lease or cache), so two processes with the same record agree.
 """
 
 from limosa.core.machines.catalogue import MACHINES
@@ -18,22 +18,22 @@ def stage_of(partition: Partition) -> Stage | None:
 
 
 def prepares(change: Transition) -> bool:
-    """May nodes make the new replicas now?"""
+    """May nodes create the new replicas in this stage?"""
     return Work.PREPARE in machine_of(change)[change.stage].work
 
 
 def may_end_hold(change: Transition) -> bool:
-    """Is the transition where it keeps both sides, now that the new one is read?"""
+    """Is the transition in the stage in which a hold keeps both sides, and the new one is read?"""
     return Work.HOLD in machine_of(change)[change.stage].work
 
 
 def is_held(change: Transition) -> bool:
-    """Does the transition stay there for a while?"""
+    """Is the transition held in that stage?"""
     return may_end_hold(change) and bool(change.hold_seconds) and not change.released
 
 
 def side(partition: Partition, wanted: Side) -> tuple[Replica, ...]:
-    """The replicas of a side, in-sync or not; outside a transition there is one side only."""
+    """The replicas of a side, in sync or not; outside a transition there is one side only."""
     if partition.transition is None or wanted is Side.OLD:
         return partition.replicas
     if wanted is Side.NEW:
@@ -42,14 +42,14 @@ def side(partition: Partition, wanted: Side) -> tuple[Replica, ...]:
 
 
 def new_only(partition: Partition) -> tuple[Replica, ...]:
-    """Replicas that the transition makes."""
+    """Replicas that the transition creates."""
     if partition.transition is None:
         return ()
     return tuple(r for r in partition.transition.targets if r not in partition.replicas)
 
 
 def old_only(partition: Partition) -> tuple[Replica, ...]:
-    """Replicas that the transition leaves behind."""
+    """Replicas that the transition drops."""
     if partition.transition is None:
         return ()
     return tuple(r for r in partition.replicas if r not in partition.transition.targets)
@@ -61,43 +61,43 @@ def everywhere(partition: Partition) -> tuple[Replica, ...]:
 
 
 def readers(partition: Partition) -> tuple[Replica, ...]:
-    """Whom an `eventual` read may ask, and who may be elected."""
+    """Replicas that `eventual` reads may ask, and that may be elected if they are in sync."""
     stage = stage_of(partition)
     return side(partition, Side.OLD if stage is None else stage.reads)
 
 
 def written(partition: Partition) -> tuple[Replica, ...]:
-    """Who is sent the log; a replica that is not in sync is being caught up."""
+    """Replicas that the owner sends its log to; those that are not in sync catch up."""
     stage = stage_of(partition)
     return side(partition, Side.OLD if stage is None else stage.writes)
 
 
 def is_copied(partition: Partition) -> bool:
-    """Are rows of it carried to other replicas now?"""
+    """Is a session open in which rows are copied to other replicas?"""
     stage = stage_of(partition)
     return stage is not None and stage.session
 
 
 def writers(partition: Partition) -> tuple[Replica, ...]:
-    """The write set: on whose disks a row must be before it is committed."""
+    """The write set: replicas that must store a row before it is committed."""
     return tuple(r for r in written(partition) if r in partition.in_sync)
 
 
 def electable(partition: Partition) -> tuple[Replica, ...]:
-    """Who may become owner: in sync, and on the side that is read."""
+    """Replicas that may become the owner: in sync, and on the side that is read."""
     return tuple(r for r in readers(partition) if r in partition.in_sync)
 
 
 def needed(partition: Partition, zone: Zone) -> int:
-    """How many replicas must be in sync for a write: what the zone says, or a majority.
+    """How many replicas must be in sync for a write: the zone's minimum, or a majority.
 
-    Of those that there are: a zone that was given more replicas goes on while they are copied.
+    Never more than exist: writes continue while additional replicas of a zone are copied.
     """
     there = len(readers(partition))
     return min(zone.min_in_sync or there // 2 + 1, there)
 
 
 def may_return(partition: Partition) -> tuple[Replica, ...]:
-    """Who may come back in sync by catching up: not one that a transition will leave behind."""
+    """Replicas that may catch up and be in sync again, except those that a transition drops."""
     out = (r for r in readers(partition) if r not in partition.in_sync)
     return tuple(r for r in out if r not in old_only(partition))

@@ -1,24 +1,24 @@
 """Which token does a key have?
 
-A token is what Spark SQL's `xxhash64` says of the key's columns, bit for bit, as a signed 64-bit
-number: XXH64 with seed 42 over the first column, then over each further column with the last
-result as its seed. So Spark, Arrow and NumPy agree on who holds a row, and nobody has to ask.
+A token is the result of Spark SQL's `xxhash64` of the key's columns, bit for bit, as a signed
+64-bit number: XXH64 with seed 42 of the first column, then of each further column with the previous
+result as its seed. So Spark, Arrow and NumPy compute the partition of a row without asking a node.
 
-What a value is hashed as, which is all that XXH64 needs to know:
+XXH64 hashes these bytes of a value:
 
     boolean, int8, int16, int32, date32     4 little-endian bytes, sign extended
     int64, timestamp[us], with zone or not  8 little-endian bytes
     float32, float64                        their IEEE bits, once -0.0 has become 0.0
-    string, binary (large, fixed size)      the bytes as they are, strings as UTF-8
+    string, binary (large, fixed size)      the bytes, strings as UTF-8
     decimal128, precision up to 18          the unscaled value as 8 little-endian bytes
     decimal128, precision above 18          the unscaled value in its fewest big-endian bytes
 
-Spark would skip a null column and hash every NaN alike. Both would make rows that no point get
-finds again, so a key must not hold them.
+Spark skips nulls and hashes all NaNs alike. A point get could not find such rows, so keys must not
+contain them.
 
-`tokens` hashes whole Arrow columns, `token_of` one key of Python values; they agree. Columns are
-hashed where they lie, in NumPy, with one instruction for all rows of equal length; a value that is
-long, or whose length is rare, is quicker in xxhash's C.
+`tokens` hashes whole Arrow columns, `token_of` one key of Python values, with the same results.
+NumPy hashes columns without copying them, all rows of one length at once; values that are long, or
+whose length is rare, are hashed by xxhash's C function, which is quicker for them.
 """
 
 import struct
@@ -48,22 +48,24 @@ _PRIME_5: Final = np.uint64(0x27D4EB2F165667C5)
 _ALL_ONES: Final = np.uint64(2**64 - 1)
 _PRIME_1_PLUS_2: Final = np.uint64((int(_PRIME_1) + int(_PRIME_2)) % 2**64)
 
-# Rows hashed at once: enough to forget the price of a NumPy call, few enough to stay in the cache.
+# Rows hashed at once: enough to make the cost of a NumPy call negligible, few enough for the cache.
 _BLOCK_ROWS: Final = 16_384
 
-# Beyond this length xxhash's C, at a call per row, is quicker than NumPy, at calls per eight bytes.
+# For longer values xxhash's C function (a call per row) is quicker than NumPy (calls per 8 bytes).
 _LONG_BYTES: Final = 256
 
 
 def tokens(columns: Sequence[Column]) -> NDArray[np.int64]:
-    """The token of every row, given its key columns in the order of the key."""
+    """The token of every row, from the key columns in the order of the key."""
     if not columns:
         raise InvalidKey("a key without columns has no token", "name at least one key column")
     rows = len(columns[0])
     hashes = np.full(rows, SEED, dtype=np.uint64)
     for column in columns:
         if len(column) != rows:
-            raise InvalidKey(f"key columns of {rows} and of {len(column)} rows", "pass one batch's")
+            raise InvalidKey(
+                f"key columns of {rows} and of {len(column)} rows", "pass columns of one batch"
+            )
         check_key_type(column.type)
         if column.null_count:
             raise InvalidKey(f"{column.null_count} null keys", "a key column must have no nulls")
@@ -76,7 +78,7 @@ def tokens(columns: Sequence[Column]) -> NDArray[np.int64]:
 
 
 def token_of(values: Sequence[object], types: Sequence[pa.DataType]) -> int:
-    """The token of one key, given as Python values; quick enough for a point get."""
+    """The token of one key of Python values; fast enough for a point get."""
     if not values or len(values) != len(types):
         raise InvalidKey(
             f"a key of {len(values)} values for {len(types)} key columns",
@@ -89,7 +91,7 @@ def token_of(values: Sequence[object], types: Sequence[pa.DataType]) -> int:
 
 
 def tokener(types: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], int]:
-    """`token_of` for keys of these types; quicker for the commonest ones."""
+    """`token_of` for keys of these types, with a fast path for the most common types."""
     known = tuple(types)
     common = _COMMON.get(known[0].id)
     if len(known) > 1 or common is None:
@@ -102,7 +104,7 @@ def tokener(types: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], int]:
         try:
             digest: int = xxh64_intdigest(encode(values[0]), SEED)
         except (struct.error, ValueError):
-            return token_of(values, known)  # it says what is wrong
+            return token_of(values, known)  # raises an error that says what is wrong
         return digest - 2**64 if digest >= 2**63 else digest
 
     return token
@@ -115,7 +117,7 @@ _COMMON: Final[dict[int, tuple[type, Callable[[Any], bytes]]]] = {
 
 
 def check_key_type(key_type: pa.DataType) -> None:
-    """Refuse a type that has no token, with advice; for schemas as well as for batches."""
+    """Refuse types that have no token, with advice; used for schemas and for batches."""
     if isinstance(key_type, pa.TimestampType):
         if key_type.unit != "us":
             raise InvalidKey(f"{key_type} keys have no token", "cast them to timestamp[us]")
@@ -126,7 +128,7 @@ def check_key_type(key_type: pa.DataType) -> None:
         raise InvalidKey(f"{key_type} keys have no token", advice)
 
 
-# ---------------------------------------------------------------- one value: to the bytes it is
+# ---------------------------------------------------------------- the bytes of one value
 
 
 def _encode(value: object, key_type: pa.DataType) -> bytes:
@@ -137,10 +139,10 @@ def _encode(value: object, key_type: pa.DataType) -> bytes:
     try:
         return _KINDS[key_type.id].encode(value, key_type)
     except (TypeError, ValueError, OverflowError, struct.error) as error:
-        # The value itself stays out of the message: keys can be personal data.
+        # The message does not contain the value: keys can be personal data.
         raise InvalidKey(
-            f"a {type(value).__name__} that is no {key_type} key: {error}",
-            "pass the key column's own type, exactly representable",
+            f"a {type(value).__name__} is not a {key_type} key: {error}",
+            "pass a value that the key column's type represents exactly",
         ) from None
 
 
@@ -163,10 +165,10 @@ def _encode_float(value: Any, key_type: pa.DataType) -> bytes:
     if isinstance(value, bool):
         raise TypeError("expected a number")
     if not isinstance(value, float | np.float32) and float(index(value)) != value:
-        raise ValueError("expected a number that a float can hold")
+        raise ValueError("expected a number that a float represents exactly")
     if value != value:
         raise ValueError("NaN equals nothing, not even itself")
-    # Rounding to a float32 can make a -0.0, so it goes first.
+    # Rounding to a float32 can result in -0.0, so round first.
     (rounded,) = struct.unpack(form, struct.pack(form, value))
     return struct.pack(form, rounded + 0.0)
 
@@ -187,7 +189,7 @@ def _encode_binary(value: Any, key_type: pa.DataType) -> bytes:
 
 
 def _encode_date(value: Any, key_type: Any) -> bytes:
-    # Arrow would cut a datetime down to its day and take a number for days.
+    # Arrow would truncate a datetime to its date, and take a number as days.
     if not hasattr(value, "toordinal") or hasattr(value, "tzinfo"):
         raise TypeError("expected a date")
     return struct.pack("<i", pa.scalar(value, key_type).value)
@@ -196,7 +198,7 @@ def _encode_date(value: Any, key_type: Any) -> bytes:
 def _encode_timestamp(value: Any, key_type: Any) -> bytes:
     if not hasattr(value, "tzinfo") or not hasattr(value, "toordinal"):
         raise TypeError("expected a datetime")
-    # Arrow would guess UTC; a guessed zone is a key that is not found.
+    # Arrow would assume UTC; with a wrong time zone the key would not be found.
     if (value.tzinfo is None) != (key_type.tz is None):
         raise ValueError("expected a time zone exactly where the column has one")
     return struct.pack("<q", pa.scalar(value, key_type).value)
@@ -208,13 +210,13 @@ def _encode_decimal(value: Any, key_type: Any) -> bytes:
         raise ValueError("too many digits")
     if key_type.precision <= 18:
         return struct.pack("<q", unscaled)
-    # Java's BigInteger.toByteArray: the magnitude's bits and one for the sign.
+    # As Java's BigInteger.toByteArray: the bits of the magnitude and a sign bit.
     bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
     return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
 
 
 def _unscaled(value: Any, scale: int) -> int:
-    """The value times ten to the scale, in integers: a decimal context would round."""
+    """The value times ten to the scale, in integers, since a decimal context would round."""
     if isinstance(value, bool) or not isinstance(value, Decimal | int):
         raise TypeError("expected a decimal")
     sign, digits, exponent = Decimal(value).as_tuple()
@@ -223,7 +225,7 @@ def _unscaled(value: Any, scale: int) -> int:
     if not any(digits):
         return 0
     power = exponent + scale
-    # Beyond these it can't fit, and the power of ten might fill the memory.
+    # Outside of these bounds it can't fit, and the power of ten could fill the memory.
     if not -len(digits) < power <= 38:
         raise ValueError("too many digits")
     magnitude: int = int("".join(map(str, digits)))
@@ -236,11 +238,11 @@ def _unscaled(value: Any, scale: int) -> int:
     return -magnitude if sign else magnitude
 
 
-# ---------------------------------------------------------------- one column: where its bytes lie
+# ---------------------------------------------------------------- the bytes of one column
 
 
 class _Even(NamedTuple):
-    """Rows of one length, a fixed stride apart."""
+    """Values of one length, at a fixed stride."""
 
     data: _Bytes
     first: int
@@ -249,7 +251,7 @@ class _Even(NamedTuple):
 
 
 class _Ragged(NamedTuple):
-    """Rows of any length, anywhere."""
+    """Values of any length, anywhere in the buffer."""
 
     data: _Bytes
     starts: NDArray[np.int64]
@@ -280,7 +282,7 @@ def _lay_out_widened(array: Any) -> _Layout:
 def _lay_out_floats(array: Any) -> _Layout:
     values: NDArray[Any] = array.to_numpy()
     if np.isnan(values).any():
-        raise InvalidKey("NaN keys", "NaN equals nothing, so no get would find it: drop the rows")
+        raise InvalidKey("NaN keys", "NaN equals nothing, so no get would find them: drop the rows")
     return _even(values + values.dtype.type(0))  # -0.0 + 0.0 is 0.0
 
 
@@ -304,7 +306,7 @@ def _lay_out_decimals(array: Any) -> _Layout:
     words = data.view("<u8").reshape(-1, 2)
     sign = (words[:, 1].view(np.int64) >> 63).view(np.uint64)
     low, high = words[:, 0] ^ sign, words[:, 1] ^ sign
-    low[high != 0] = _ALL_ONES  # a bit of the upper word needs all the bytes of the lower one
+    low[high != 0] = _ALL_ONES  # if the upper word is used, all bytes of the lower word are
     lengths = np.ones(len(array), np.int64)
     for bits in range(7, 64, 8):
         lengths += (low >> np.uint64(bits)) != 0
@@ -314,7 +316,7 @@ def _lay_out_decimals(array: Any) -> _Layout:
     return _Ragged(big_endian, starts, lengths)
 
 
-# ---------------------------------------------------------------- one type: both views of it
+# ---------------------------------------------------------------- encoders by type
 
 
 class _Kind(NamedTuple):
@@ -341,7 +343,7 @@ _KINDS: Final[dict[int, _Kind]] = {
     pa.lib.Type_DECIMAL128:        _Kind(_encode_decimal,   _lay_out_decimals),
 }
 
-# What needs no further check: of timestamps, only some have tokens.
+# Types that need no further check; of timestamps, only some units have tokens.
 _PLAIN: Final = frozenset(_KINDS) - {pa.lib.Type_TIMESTAMP}
 
 _ADVICE: Final[dict[int, str]] = {
@@ -355,9 +357,9 @@ _ADVICE: Final[dict[int, str]] = {
     pa.lib.Type_STRING_VIEW: "cast them to string",
     pa.lib.Type_BINARY_VIEW: "cast them to binary",
     pa.lib.Type_DICTIONARY:  "cast them to the type of the dictionary's values",
-    pa.lib.Type_TIME32:      "Spark does not hash them so: cast them to int64",
-    pa.lib.Type_TIME64:      "Spark does not hash them so: cast them to int64",
-    pa.lib.Type_DURATION:    "Spark does not hash them so: cast them to int64",
+    pa.lib.Type_TIME32:      "Spark does not hash this type: cast them to int64",
+    pa.lib.Type_TIME64:      "Spark does not hash this type: cast them to int64",
+    pa.lib.Type_DURATION:    "Spark does not hash this type: cast them to int64",
 }
 # fmt: on
 
@@ -378,9 +380,9 @@ def _hash_all(layout: _Layout, hashes: _Hashes) -> None:
 
 
 def _hash_ragged(layout: _Ragged, hashes: _Hashes) -> None:
-    """Rows of equal length take equal steps, so gather those and hash them as even rows."""
+    """Gather values of equal length, which take the same steps, and hash them together."""
     data, starts, lengths = layout
-    # Sixteen bits, because NumPy sorts those by radix. All that is long may be one group.
+    # NumPy sorts 16-bit integers by radix. All long values form one group.
     groups = np.minimum(lengths, _LONG_BYTES + 1).astype(np.uint16)
     order = np.argsort(groups, kind="stable")
     cuts = np.flatnonzero(np.diff(groups[order])) + 1
@@ -395,15 +397,15 @@ def _hash_ragged(layout: _Ragged, hashes: _Hashes) -> None:
 
 
 def _is_quicker_singly(rows: int, length: int) -> bool:
-    """As measured: NumPy's price is per step of the hash, so long rows must be many."""
+    """As measured: NumPy's cost is per step of the hash, so it pays off for many rows only."""
     return length > _LONG_BYTES or rows < 64 + 4 * length
 
 
 def _gather(data: _Bytes, starts: NDArray[np.int64], length: int) -> _Bytes:
-    """The bytes of rows of one length, side by side."""
+    """The bytes of values of one length, side by side."""
     if not length:
         return data
-    # A view of every window of that many bytes: indexing it copies whole rows, aligned or not.
+    # A view of every window of this length: indexing it copies whole values, aligned or not.
     windows: NDArray[np.void] = np.ndarray(
         (len(data) - length + 1,), np.dtype((np.void, length)), data, strides=(1,)
     )
@@ -425,7 +427,7 @@ def _hash_even(rows: _Even, hashes: _Hashes) -> None:
 
 
 def _hash_block(rows: _Even, hashes: _Hashes) -> None:
-    """XXH64, as its specification says it, in place."""
+    """XXH64 as specified, in place."""
     scratch, spare = np.empty_like(hashes), np.empty_like(hashes)
     if rows.length >= 32:
         _hash_stripes(rows, hashes, scratch, spare)
@@ -456,7 +458,7 @@ def _hash_block(rows: _Even, hashes: _Hashes) -> None:
 
 
 def _hash_stripes(rows: _Even, hashes: _Hashes, scratch: _Hashes, spare: _Hashes) -> None:
-    """All whole stripes of 32 bytes: four lanes that only meet at the end."""
+    """All whole stripes of 32 bytes: four lanes that are merged at the end."""
     lanes = [hashes + _PRIME_1_PLUS_2, hashes + _PRIME_2, hashes.copy(), hashes - _PRIME_1]
     for at in range(0, rows.length - rows.length % 32, 8):
         lane = lanes[at // 8 % 4]
@@ -479,7 +481,7 @@ def _hash_stripes(rows: _Even, hashes: _Hashes, scratch: _Hashes, spare: _Hashes
 
 
 def _lane(rows: _Even, at: int, form: str, count: int) -> NDArray[Any]:
-    """The same few bytes of every row as numbers, without a copy; NumPy checks the bounds."""
+    """The same bytes of every row as numbers, without a copy; NumPy checks the bounds."""
     return np.ndarray((count,), form, rows.data, rows.first + at, (rows.stride,))
 
 

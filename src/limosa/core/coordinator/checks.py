@@ -78,7 +78,7 @@ def replicas_left(view: ClusterView, record: Partition, new: Assignment) -> int:
 def member(view: ClusterView, name: NodeId) -> Node:
     node = view.agreed.topology.nodes.get(name)
     if node is None or node.state == "left":
-        raise IllegalRequest(f"{name} is not a member", "list the nodes")
+        raise IllegalRequest(f"{name} is not a member", "list them with `limosa nodes`")
     return node
 
 

@@ -135,7 +135,7 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
     topology = view.agreed.topology
     node = topology.nodes.get(wish.node)
     if node is None:
-        raise IllegalRequest(f"there is no node {wish.node}", "list the nodes")
+        raise IllegalRequest(f"there is no node {wish.node}", "list them with `limosa nodes`")
     if node.state == "left":
         raise IllegalRequest(f"{node.id} has left already", "nothing to do")
     if view.is_live(node.id):

@@ -87,13 +87,9 @@ def without_plan(request: Request) -> Request:
     return request
 
 
-def act(view: ClusterView, request: Request, trigger: Revision) -> RequestAnswer:
-    """What the request leads to; raises `IllegalRequest` or `IllegalTransition` to refuse it."""
-    return handling(view, request, trigger)[1]()
-
-
 def handling(view: ClusterView, request: Request, trigger: Revision) -> Handling:
-    """The keys that the answer depends on, accepted or refused, and the function that answers."""
+    """The keys that the answer depends on, accepted or refused, and the function that answers; it
+    raises `IllegalRequest` or `IllegalTransition` to refuse the request."""
     what = request.what
     match what:
         case wishes.PartitionWish() as wish:

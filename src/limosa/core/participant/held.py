@@ -2,9 +2,8 @@
 
 from bisect import bisect_right
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
-
-from msgspec import Struct, field
 
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
@@ -17,7 +16,8 @@ from limosa.core.producers import Producers
 RECENT_BYTES = 4 << 20
 
 
-class Held(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Held:
     """One replica on this node. Only the log, the epoch and the watermark survive the process.
 
     The positions and sizes of the whole log are in memory, and the last entries with their rows;
@@ -38,9 +38,9 @@ class Held(Struct, eq=False):
     """How often the replica was emptied in this run."""
     matched: int = 0
     """The epoch of the owner whose log is known to start with this log."""
-    positions: list[Position] = []
+    positions: list[Position] = field(default_factory=list)
     """The position of every entry of the log."""
-    sizes: list[int] = []
+    sizes: list[int] = field(default_factory=list)
     bytes: int = 0
     """The sum of the sizes."""
     recent: deque[Entry] = field(default_factory=deque)
@@ -53,12 +53,12 @@ class Held(Struct, eq=False):
     durable: Position = ORIGIN
     watermark: Position = ORIGIN
     producers: Producers = field(default_factory=Producers)
-    appending: dict[int, tuple[Revision, Position]] = {}
+    appending: dict[int, tuple[Revision, Position]] = field(default_factory=dict)
     """Appends under way to the volume, by ticket: the revision that asked for the append, and the
     end of the log after it."""
-    permits: dict[int, SessionId] = {}
-    chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = {}
-    landed: dict[tuple[SessionId, int], set[int]] = {}
+    permits: dict[int, SessionId] = field(default_factory=dict)
+    chunks: dict[tuple[SessionId, int, str], dict[int, Chunk]] = field(default_factory=dict)
+    landed: dict[tuple[SessionId, int], set[int]] = field(default_factory=dict)
     """The slices that landed, by session and by the number of slices of its division."""
     session: SessionId | None = None
     copied: SessionId | None = None

@@ -5,8 +5,7 @@ the rest. A replica that is still being filled begins with an empty log in every
 """
 
 from abc import ABC, abstractmethod
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from limosa.core import routing
 from limosa.core.effects import Effect, ReadTail, Send, Surprise
@@ -21,7 +20,8 @@ from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tail, Tickets
 
 
-class Peer(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Peer:
     """What the owner knows of another replica, in this epoch."""
 
     replica: Replica
