@@ -90,7 +90,7 @@ SEEDS: dict[str, int] = {
     "stale_side_still_read": 250,
     "stale_watch_trusted": 2,
     "switch_despite_a_mismatch": 27,
-    "tombstone_collected_early": 4565,
+    "tombstone_collected_early": 5195,
     "tried_without_end": 415,
     "unknown_called_failed": 10,
     "view_from_before_the_opening": 39,
