@@ -55,7 +55,7 @@ SEEDS: dict[str, int] = {
     "follower_commits_by_itself": 20,
     "hand_over_without_seal": 37,
     "lease_before_the_topology": 8,
-    "lease_counted_from_the_answer": 3605,
+    "lease_counted_from_the_answer": 7048,
     "left_with_a_replica": 82,
     "leftover_reused": 56,
     "limits_ignored": 10,
