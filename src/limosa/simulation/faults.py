@@ -142,6 +142,14 @@ def cut_target_from_metastore(world: World, record: Partition) -> None:
     _cut(world, node, others, both_ways=True)
 
 
+def cut_old_owner_from_peers(world: World, record: Partition) -> None:
+    """An owner that was just replaced hears nothing of it, while clients still reach it."""
+    left = routing.old_only(record)
+    if left:
+        others = [METASTORE, *(c.name for c in world.coordinators), *world.nodes]
+        _cut(world, world.nodes[left[0].node], others, both_ways=True)
+
+
 def wipe_replica(world: World, record: Partition) -> None:
     """A node restarts with an empty disk, while others have all of its rows and nothing fails."""
     node = world.nodes[world.dice.choice(routing.everywhere(record)).node]
@@ -249,6 +257,9 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
     )
 }
 
+AIMED_FAULTS = {cut_old_owner_from_peers.__name__: cut_old_owner_from_peers}
+"""Faults that make sense in few stages; only themes that aim at these stages inject them."""
+
 STAGES: tuple[str, ...] = (
     "stable",
     *dict.fromkeys(stage.name for machine in MACHINES.values() for stage in machine.stages),
@@ -275,8 +286,8 @@ def inject(world: World, partition: str, fault: str) -> None:
     if world.healed or world.now < world.quiet_until:
         return
     world.faults += 1
-    world.cells.add((world.stage_name(partition), fault))
+    of_stage = (world.stage_name(partition), fault)
     of_run = (f"rebalance {world.agreed.rebalance.state}", fault)
-    world.cells |= {of_run} & set(CELLS)
+    world.cells |= {of_stage, of_run} & set(CELLS)
     world.tell(f"FAULT {fault}", partition)
-    FAULTS[fault](world, record)
+    (FAULTS | AIMED_FAULTS)[fault](world, record)

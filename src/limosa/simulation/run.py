@@ -32,7 +32,7 @@ from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.faults import inject
 from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
-from limosa.simulation.themes import REPAIRS, RUNS, THEMES, Theme, weather_of
+from limosa.simulation.themes import REPAIRS, RUNS, SEALS, THEMES, Theme, weather_of
 from limosa.simulation.workloads import (
     KINDS,
     Bank,
@@ -50,6 +50,8 @@ LIVE_MOVES = 6
 """One in so many seeds is about failures of a copy, and about moves with conditions."""
 RUN_SEEDS = 12
 """Of so many seeds, two are about runs of many moves, and one is about repairs."""
+SEAL_SEEDS = 60
+"""One in so many seeds is about sealed owners."""
 
 
 class Result(Struct, frozen=True):
@@ -75,6 +77,8 @@ def is_about_repairs(seed: int) -> bool:
 def theme_of(seed: int, dice: Random) -> Theme:
     if is_about_repairs(seed):
         return REPAIRS
+    if seed % SEAL_SEEDS == 14:
+        return SEALS
     return dice.choice(RUNS if is_about_runs(seed) else THEMES)
 
 
@@ -139,7 +143,7 @@ class Drama:
         self.theme = theme
         self.dice = dice
         self.seconds = dice.choice((6.0, 10.0, 14.0))
-        self.pace = dice.choice((0.03, 0.06, 0.12))
+        self.pace = dice.choice(theme.paces)
         self.aimed = dice.choice(theme.aimed)
         self.more_dice = Random(f"live moves {world.seed}")
         self.rebalancing = Rebalancing(world)

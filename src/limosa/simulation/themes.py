@@ -36,6 +36,8 @@ class Theme(Struct, frozen=True):
     owner_moves: float = 0.6
     operator_seconds: float = 1.2
     fault_seconds: tuple[float, ...] = (1.5, 4.0)
+    paces: tuple[float, ...] = (0.03, 0.06, 0.12)
+    """Half the seconds between two operations of a client, on average."""
     stuck: tuple[float, ...] = (0.0, 0.0, 0.004, 0.02)
     hold_seconds: tuple[float, ...] = (0.0, 0.0, 1.0)
     replicas: tuple[int, ...] = (1, 2, 2, 3, 3, 3)
@@ -162,6 +164,25 @@ REPAIRS = Theme(
     partitions=(1,),
     bank=True,
 )  # fmt: skip
+
+SEALS = Theme(
+    "seals",
+    {"cut_old_owner_from_peers": 1},
+    {"move": 1},
+    {"read": 8, "write": 6, "compare": 1},
+    aimed=(0.9,),
+    stages=(READ_NEW,),
+    delays=(0.0,),
+    waits=0.0,
+    paces=(0.12, 0.3),
+    owner_moves=1.0,
+    operator_seconds=0.7,
+    fault_seconds=(20.0,),
+    stuck=(0.0,),
+    replicas=(1, 2, 2, 3),
+    partitions=(1,),
+)
+"""A sealed owner hears nothing of the hand-over that follows, while clients still reach it."""
 
 RUNS: tuple[Theme, ...] = (
     Theme(
