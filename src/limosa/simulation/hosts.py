@@ -533,7 +533,8 @@ class _Task(Struct, eq=False):
     def is_about(self, message: Fetched | Landed | Denied) -> bool:
         """Sessions of several partitions may share a name: that of the request that began them."""
         named = (message.partition, message.session, message.slice)
-        return named == (self.job.partition, self.job.session, self.slice)
+        is_same_cut = message.slices in (0, self.slices)
+        return is_same_cut and named == (self.job.partition, self.job.session, self.slice)
 
 
 class SimulatedMover(Process):
