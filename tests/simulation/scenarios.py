@@ -30,7 +30,7 @@ from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.hosts import SimulatedCoordinator, SimulatedNode
-from limosa.simulation.network import FAIR, Network
+from limosa.simulation.network import Weather(), Network
 from limosa.simulation.reads import ReadUnderWay
 from limosa.simulation.rows import token_of
 from limosa.simulation.workloads import KINDS, OperationHistory, Workload, rows_of
@@ -61,7 +61,7 @@ class Wire(Network):
     """A network that remembers what was said, and on which some of it waits until it is let go."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world.dice, world.schedule, FAIR)
+        super().__init__(world.dice, world.schedule, Weather())
         self._world = world
         self.said: list[Said] = []
         self.waiting: list[Said] = []

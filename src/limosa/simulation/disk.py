@@ -92,6 +92,10 @@ class SimulatedReplica:
             self.producers.value(FOREVER),
         )
 
+    @property
+    def last(self) -> Position:
+        return max(self.watermark, self.entries[-1].at if self.entries else self.first)
+
     # --- changes
 
     def apply(self, change: VolumeEffect) -> None:
@@ -220,6 +224,16 @@ class SimulatedDisk:
         """Make everything up to this ticket durable."""
         while self._journal and self._journal[0].ticket <= ticket:
             carry_out(self._durable, self._journal.popleft(), node, ignore)
+
+    def kept(self, partition: PartitionId, incarnation: Incarnation) -> Position | None:
+        """The end of the replica's log that a crash would leave; None: there is no replica."""
+        stored = self._durable.get((partition, incarnation))
+        return None if stored is None else stored.last
+
+    def promised(self, partition: PartitionId, incarnation: Incarnation) -> int | None:
+        """The epoch that a crash would leave; None: there is no replica."""
+        stored = self._durable.get((partition, incarnation))
+        return None if stored is None else stored.epoch
 
     def collected(self, partition: PartitionId, incarnation: Incarnation) -> Position:
         stored = self.live.get((partition, incarnation))

@@ -31,12 +31,7 @@ def _target(world: World, record: Partition) -> SimulatedNode:
 
 
 def _restart_later(world: World, process: Process, least: float, most: float) -> None:
-    world.schedule(world.dice.uniform(least, most), _start, process)
-
-
-def _start(process: Process) -> None:
-    if not process.run:
-        process.start()
+    world.schedule(world.dice.uniform(least, most), world.start, process)
 
 
 def _crash(world: World, process: Process) -> None:
@@ -174,6 +169,8 @@ def stop_keepers(world: World, partition: str, wiped: str) -> None:
     in-sync set. Nor in a transition: until then, the transition may fall back to it. Both cases
     would wait for an operator."""
     records = world.agreed.topology.partitions
+    if partition not in records:
+        return
     if any(each.owner is None or each.owner.replica.node == wiped for each in records.values()):
         return
     if records[partition].transition is not None:
@@ -217,7 +214,7 @@ def _start_empty(world: World, node: SimulatedNode) -> None:
     )
     if not counted:
         node.disk.wipe()
-    node.start()
+    world.start(node)
 
 
 def replace_coordinator(world: World, record: Partition) -> None:
@@ -237,6 +234,58 @@ def kill_mover(world: World, record: Partition) -> None:
     _restart_later(world, world.mover, 0.01, 1.0)
 
 
+def power_failure(world: World, record: Partition) -> None:
+    """All nodes stop at once. Often one of them, most often the owner, stays away for good."""
+    if world.dice.random() < 0.6 and not world.gone and not world.wiped:
+        node = _owner(world, record) if world.dice.random() < 0.7 else _target(world, record)
+        _leave_for_good(world, node.name)
+    late = world.dice.random() < 0.6
+    for each in world.nodes.values():
+        each.crash()
+        _restart_later(world, each, *((3.2, 7.0) if late else (0.05, 0.8)))
+
+
+def _leave_for_good(world: World, node: str) -> None:
+    topology = world.agreed.topology
+    world.gone.add(node)
+    world.survivors |= {
+        name
+        for name, record in topology.partitions.items()
+        if routing.needed(record, topology.zones[record.zone]) > 1
+        and any(replica.node != node for replica in routing.electable(record))
+    }
+
+
+def stall_disk(world: World, record: Partition) -> None:
+    """Syncs of one node take long, or hang."""
+    node = _owner(world, record) if world.dice.random() < 0.5 else _target(world, record)
+    seconds = world.dice.choice((0.05, 0.2, 0.2, 1.0, 5.0))
+    node.stalled_until = max(node.stalled_until, world.now + seconds)
+
+
+def slow_link(world: World, record: Partition) -> None:
+    """The owner and one of the other nodes, or a client, stay far apart for seconds."""
+    one = _owner(world, record).name
+    other = world.dice.choice([name for name in world.processes if name != one])
+    world.network.slow_down(one, other, world.dice.choice((0.05, 0.3, 0.9)))
+    world.schedule(world.dice.choice((1.0, 4.0)), world.network.slow_down, one, other, 0.0)
+
+
+def lose_metastore(world: World, record: Partition) -> None:
+    """Nobody reaches the metastore for a while: perhaps for longer than leases last."""
+    seconds = world.dice.choice((0.5, 2.0, 4.0))
+    for name in world.processes:
+        world.network.cut(METASTORE, name)
+        world.schedule(seconds, world.network.mend, METASTORE, name)
+
+
+def crash_client(world: World, record: Partition) -> None:
+    """An application dies with its operations under way, and starts again as another producer."""
+    client = world.dice.choice(world.clients[1:])
+    client.crash()
+    _restart_later(world, client, 0.05, 1.0)
+
+
 FAULTS: dict[str, Callable[[World, Partition], None]] = {
     fault.__name__: fault
     for fault in (
@@ -254,6 +303,11 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
         wipe_replica,
         replace_coordinator,
         kill_mover,
+        power_failure,
+        stall_disk,
+        slow_link,
+        lose_metastore,
+        crash_client,
     )
 }
 
@@ -282,8 +336,8 @@ which the coordinator is replaced."""
 
 def inject(world: World, partition: str, fault: str) -> None:
     """Inject a fault now, and record the stage."""
-    record = world.agreed.topology.partitions[partition]
-    if world.healed or world.now < world.quiet_until:
+    record = world.agreed.topology.partitions.get(partition)
+    if record is None or world.healed or world.now < world.quiet_until:
         return
     world.faults += 1
     of_stage = (world.stage_name(partition), fault)

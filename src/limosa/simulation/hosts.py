@@ -72,6 +72,7 @@ from limosa.core.model.topology import Replica
 from limosa.core.participant.admission import admissible
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
+from limosa.simulation.checkers.durability import unsafe_commit
 from limosa.simulation.reads import NodeReads
 from limosa.simulation.rows import SimulatedRows
 
@@ -199,6 +200,8 @@ class SimulatedNode(Process):
         self.disk = world.make_disk(name)
         self.on_read: Callable[[], None] | None = None
         """Called when the next read is admitted."""
+        self.stalled_until = 0.0
+        """Until then the disk finishes no sync."""
         self._begin()
 
     def _begin(self) -> None:
@@ -303,6 +306,10 @@ class SimulatedNode(Process):
         if isinstance(change, ApplySlice):
             change = self.world.spoilt(self.brain.topology, change)
         self.disk.write(change, self.name)
+        if isinstance(change, AdvanceWatermark) and (
+            problem := unsafe_commit(self.world, self, change)
+        ):
+            self.world.violate(problem, change.partition)
         if isinstance(change, AdvanceWatermark) and change.digest:
             stored = self.disk.live.get((change.partition, change.incarnation))
             if stored is not None:
@@ -319,9 +326,9 @@ class SimulatedNode(Process):
         self._syncing = True
         dice = self.world.dice
         stall = 0.2 * dice.random() if dice.random() < 0.01 else 0.0
-        self.world.schedule(
-            0.0002 + 0.001 * dice.random() + stall, self._synced, self.run, self._wanted
-        )
+        delay = 0.0002 + 0.001 * dice.random() + stall
+        delay = max(delay, self.stalled_until - self.world.now)
+        self.world.schedule(delay, self._synced, self.run, self._wanted)
 
     def _synced(self, run: int, ticket: int) -> None:
         """The disk finishes a sync also while the process is paused."""
@@ -512,6 +519,11 @@ class ClientProcess(Process):
 
     def ask(self, asked: Asked) -> None:
         self.on_event(asked)
+
+    def crash(self) -> None:
+        """Its operations have an unknown outcome; nobody retries them."""
+        super().crash()
+        self.world.on_client_gone(self)
 
     def on_event(self, event: Any) -> None:
         for effect in self.brain.handle(self.now, event):

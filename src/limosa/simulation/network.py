@@ -20,8 +20,6 @@ class Weather(Struct, frozen=True):
     """Share of messages that take several seconds, and arrive when no process expects them."""
 
 
-FAIR = Weather()
-
 _ONCE = (Write, Read, Answer)
 """A client's request and its answer use one stream, which may lose but never duplicates them."""
 
@@ -34,14 +32,24 @@ class Network:
         self._schedule = schedule
         self.weather = weather
         self._cut: set[tuple[str, str]] = set()
+        self._slow: dict[tuple[str, str], float] = {}
+        """Links that stay slow, and the seconds that they add."""
 
     def cut(self, one: str, other: str, both_ways: bool = True) -> None:
         self._cut.add((one, other))
         if both_ways:
             self._cut.add((other, one))
 
+    def slow_down(self, one: str, other: str, seconds: float) -> None:
+        """Delay everything between two processes; 0: no longer."""
+        for path in ((one, other), (other, one)):
+            self._slow.pop(path, None)
+            if seconds:
+                self._slow[path] = seconds
+
     def is_troubled(self) -> bool:
-        return bool(self._cut) or self.weather.stuck > 0 or self.weather.dropped > 0
+        weather = self.weather
+        return bool(self._cut or self._slow) or weather.stuck > 0 or weather.dropped > 0
 
     def mend(self, one: str, other: str) -> None:
         self._cut.discard((one, other))
@@ -49,7 +57,8 @@ class Network:
 
     def heal(self) -> None:
         self._cut.clear()
-        self.weather = FAIR
+        self._slow.clear()
+        self.weather = Weather(latency_seconds=self.weather.latency_seconds)
 
     def send(
         self,
@@ -65,9 +74,9 @@ class Network:
         if weather.dropped and dice.random() < weather.dropped:
             return
         path = (sender, to)
-        self._schedule(self._latency(), self._arrive, path, arrive, arguments)
+        self._schedule(self._latency(path), self._arrive, path, arrive, arguments)
         if weather.doubled and dice.random() < weather.doubled and not isinstance(message, _ONCE):
-            self._schedule(self._latency(), self._arrive, path, arrive, arguments)
+            self._schedule(self._latency(path), self._arrive, path, arrive, arguments)
 
     def _arrive(
         self, path: tuple[str, str], arrive: Callable[..., None], arguments: tuple[object, ...]
@@ -76,8 +85,10 @@ class Network:
         if path not in self._cut:
             arrive(*arguments)
 
-    def _latency(self) -> float:
+    def _latency(self, path: tuple[str, str]) -> float:
         weather, dice = self.weather, self._dice
+        if path in self._slow:
+            return self._slow[path] * (0.8 + 0.4 * dice.random())
         chance = dice.random()
         if chance < weather.stuck:
             return 0.5 + dice.random() * 6

@@ -4,6 +4,7 @@ Every run has three phases: trouble, healing (in which every operation must end)
 """
 
 from itertools import chain
+from math import inf
 from random import Random
 from typing import Any
 
@@ -29,10 +30,21 @@ from limosa.core.model.requests import (
 from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
+from limosa.simulation.checkers.recovery import not_well
 from limosa.simulation.faults import inject
+from limosa.simulation.membership import Membership
 from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
-from limosa.simulation.themes import REPAIRS, RUNS, SEALS, THEMES, Theme, weather_of
+from limosa.simulation.themes import (
+    MEMBERS,
+    OUTAGES,
+    REPAIRS,
+    RUNS,
+    SEALS,
+    THEMES,
+    Theme,
+    weather_of,
+)
 from limosa.simulation.workloads import (
     KINDS,
     Bank,
@@ -46,6 +58,8 @@ from limosa.simulation.world import ZONE, World, WorldShape
 
 HEALING_SECONDS = 45.0
 LATEST_MESSAGE_SECONDS = 7.0
+RECOVERY_SECONDS = 15.0
+"""So long after the last fault, everything is served and in sync again, under load."""
 LIVE_MOVES = 6
 """One in so many seeds is about failures of a copy, and about moves with conditions."""
 RUN_SEEDS = 12
@@ -79,6 +93,10 @@ def theme_of(seed: int, dice: Random) -> Theme:
         return REPAIRS
     if seed % SEAL_SEEDS == 14:
         return SEALS
+    if seed % RUN_SEEDS in (1, 8):
+        return dice.choice(OUTAGES)
+    if seed % RUN_SEEDS == 4:
+        return MEMBERS
     return dice.choice(RUNS if is_about_runs(seed) else THEMES)
 
 
@@ -119,6 +137,7 @@ def run_seed(
     drama = Drama(world, history, theme, dice)
     try:
         drama.trouble()
+        drama.recover()
         drama.heal()
         drama.reckon()
     finally:
@@ -142,11 +161,12 @@ class Drama:
         self.history = history
         self.theme = theme
         self.dice = dice
-        self.seconds = dice.choice((6.0, 10.0, 14.0))
+        self.seconds = dice.choice(theme.seconds)
         self.pace = dice.choice(theme.paces)
         self.aimed = dice.choice(theme.aimed)
         self.more_dice = Random(f"live moves {world.seed}")
         self.rebalancing = Rebalancing(world)
+        self.membership = Membership(world, ZONE)
         self.requests = 0
         self.workloads: list[Workload] = []
         reader, *others = world.clients
@@ -174,6 +194,8 @@ class Drama:
             at += dice.expovariate(1 / self.theme.operator_seconds)
         if self.theme.run_seconds:
             self._operate_runs(end)
+        if self.theme.member_seconds:
+            self._operate_members(end)
         at = world.now + dice.uniform(0.2, 3)
         while at < end:
             partition = dice.choice(list(world.agreed.topology.partitions))
@@ -186,6 +208,12 @@ class Drama:
             self.rebalancing.operate()
             delay = self.rebalancing.dice.expovariate(1 / self.theme.run_seconds)
             self.world.schedule(delay, self._operate_runs, end)
+
+    def _operate_members(self, end: float) -> None:
+        if self.world.now < end and not self.world.healed:
+            self.membership.operate()
+            delay = self.membership.dice.expovariate(1 / self.theme.member_seconds)
+            self.world.schedule(delay, self._operate_members, end)
 
     def _run_turned(self, state: str) -> None:
         """A run changed its state: often the coordinator dies at that moment."""
@@ -289,7 +317,7 @@ class Drama:
         owner = None if record.owner is None else record.owner.replica
         if owner in record.replicas and self.dice.random() < self.theme.owner_moves:
             leaving = record.replicas.index(owner)
-        here[leaving] = Placement(self.dice.choice(free))
+        here[leaving] = Placement(self.dice.choice(free or list(self.world.nodes)))
         return tuple(here)
 
     def _other_volume(self, record: Partition) -> tuple[Placement, ...]:
@@ -308,18 +336,39 @@ class Drama:
 
     # --- phase two
 
+    def recover(self) -> None:
+        """Faults end, but a node that is gone stays away, and the load goes on."""
+        world = self.world
+        if not world.gone and not self.theme.loaded:
+            return
+        self._end_faults()
+        end = world.now + RECOVERY_SECONDS
+        for workload in self.workloads:
+            self._keep_busy(workload, end)
+        world.run_until(end, lambda: not not_well(world))
+        for problem, partition in not_well(world):
+            late = f"not well {RECOVERY_SECONDS:g} s after the last fault"
+            world.violate(f"{late}: {problem}", partition)
+
+    def _end_faults(self) -> None:
+        world = self.world
+        world.quiet_until = inf
+        world.network.heal()
+        world.deaf.clear()
+        world.tell("no more faults")
+        for node in world.nodes.values():
+            node.on_read = None
+            node.stalled_until = 0.0
+        for process in world.processes.values():
+            process.resume()
+            world.start(process)
+
     def heal(self) -> None:
         world = self.world
         world.healed = True
-        world.network.heal()
-        world.deaf.clear()
-        for node in world.nodes.values():
-            node.on_read = None
+        world.gone.clear()
+        self._end_faults()
         world.tell("everything heals")
-        for process in world.processes.values():
-            process.resume()
-            if not process.run:
-                process.start()
         # First, all messages that are still in the network arrive, however late.
         world.run_until(world.now + LATEST_MESSAGE_SECONDS)
         world.run_until(world.now + HEALING_SECONDS, lambda: not self._unfinished())

@@ -36,6 +36,11 @@ class Theme(Struct, frozen=True):
     owner_moves: float = 0.6
     operator_seconds: float = 1.2
     fault_seconds: tuple[float, ...] = (1.5, 4.0)
+    seconds: tuple[float, ...] = (6.0, 10.0, 14.0)
+    """How long the trouble lasts."""
+    latency_seconds: float = 0.002
+    loaded: bool = False
+    """Whether everything must be in sync again while the load goes on."""
     paces: tuple[float, ...] = (0.03, 0.06, 0.12)
     """Half the seconds between two operations of a client, on average."""
     stuck: tuple[float, ...] = (0.0, 0.0, 0.004, 0.02)
@@ -46,6 +51,8 @@ class Theme(Struct, frozen=True):
     """How many nodes there are, unless there is just one more than replicas."""
     run_seconds: float = 0.0
     """Seconds between two requests about runs; 0: no requests."""
+    member_seconds: float = 0.0
+    """Seconds between two requests about nodes, zones and tables; 0: no requests."""
     bank: bool = False
     """Whether all clients also transfer money, and read the accounts from any replica."""
     at_turns: float = 0.0
@@ -184,6 +191,72 @@ SEALS = Theme(
 )
 """A sealed owner hears nothing of the hand-over that follows, while clients still reach it."""
 
+OUTAGES: tuple[Theme, ...] = (
+    Theme(
+        "power",
+        {"power_failure": 4, "crash_owner": 1, "stall_disk": 2, "crash_client": 1},
+        {"move": 2, "collect": 1},
+        {"read": 3, "write": 6, "compare": 2, "batch": 1},
+        aimed=(0.05, 0.2),
+        delays=(0.0, 0.003, 0.02),
+        fault_seconds=(2.5, 5.0),
+        operator_seconds=2.0,
+        stuck=(0.0,),
+        seconds=(6.0, 10.0),
+        loaded=True,
+    ),
+    Theme(
+        "disks",
+        {"stall_disk": 8, "crash_owner": 2, "crash_target": 2, "power_failure": 1},
+        {"move": 2},
+        {"read": 3, "write": 6, "compare": 2},
+        aimed=(0.2, 0.5),
+        fault_seconds=(0.5, 1.0),
+        operator_seconds=1.5,
+        replicas=(2, 3, 3),
+    ),
+    Theme(
+        "crowd",
+        {"crash_target": 2, "isolate_target": 4, "stall_disk": 1, "slow_link": 2},
+        {"move": 1},
+        {"read": 1, "write": 6},
+        aimed=(0.05,),
+        fault_seconds=(1.0,),
+        operator_seconds=4.0,
+        stuck=(0.0,),
+        paces=(0.005, 0.01),
+        seconds=(4.0,),
+        latency_seconds=0.02,
+        replicas=(2, 3, 3),
+        partitions=(1,),
+        loaded=True,
+    ),
+    Theme(
+        "far away",
+        {"slow_link": 5, "lose_metastore": 3, "crash_client": 3, "replace_coordinator": 1},
+        OPERATOR,
+        CLIENTS,
+        aimed=(0.1, 0.3),
+        fault_seconds=(1.0, 2.0),
+        loaded=True,
+    ),
+)
+"""Power failures, slow disks, saturating load and long distances."""
+
+MEMBERS = Theme(
+    "members",
+    dict.fromkeys(FAULTS, 1.0),
+    {"move": 4, "cancel": 2, "rebuild": 1, "collect": 1},
+    CLIENTS,
+    aimed=(0.02, 0.1),
+    waits=0.02,
+    operator_seconds=2.0,
+    fault_seconds=(2.0, 5.0),
+    replicas=(1, 2, 3),
+    nodes=(4,),
+    member_seconds=0.5,
+)
+
 RUNS: tuple[Theme, ...] = (
     Theme(
         "runs",
@@ -220,6 +293,7 @@ RUNS: tuple[Theme, ...] = (
 
 def weather_of(theme: Theme, dice: Random) -> Weather:
     return Weather(
+        latency_seconds=theme.latency_seconds,
         dropped=dice.choice((0.0, 0.0, 0.01, 0.05)),
         doubled=dice.choice((0.0, 0.02, 0.1)),
         slow=dice.choice((0.0, 0.02, 0.1)),

@@ -33,9 +33,12 @@ class OperationHistory:
         self.expected: dict[str, object] = {}
         self._waiting: dict[str, tuple[Asked, float, Then]] = {}
         world.finished = self.finished
+        world.on_client_gone = self.abandoned
 
     def ask(self, client: ClientProcess, then: Then, there: object = None, **what: object) -> None:
         """`there` is the value that a compare-and-set had read with its version."""
+        if not client.run:
+            return
         self.asked += 1
         asked = Asked(f"{client.name}-{self.asked}", "zone", **what)  # type: ignore[arg-type]
         self.expected[asked.id] = there
@@ -56,6 +59,11 @@ class OperationHistory:
         then(effect)
         for operation in self._operations(asked, since, effect):
             self.operations.append(operation)
+
+    def abandoned(self, client: ClientProcess) -> None:
+        """A client died: nobody learns what became of its operations."""
+        for name in [each for each in self._waiting if each.split("-")[0] == client.name]:
+            self.finished(Finished(name, "unknown"))
 
     def unanswered(self) -> None:
         """Record operations without an answer at the end: each may have had an effect or not."""

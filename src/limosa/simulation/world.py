@@ -22,8 +22,9 @@ from limosa.core.model.changes import Agreed, Change, Commit, Put, Topology, uni
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
-from limosa.core.model.topology import Layout, Node, Partition, Replica, Zone
+from limosa.core.model.topology import Cluster, Layout, Node, Partition, Replica, Zone
 from limosa.core.participant.settings import ParticipantSettings
+from limosa.simulation.checkers.durability import unsafe_election
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
     METASTORE,
@@ -33,6 +34,7 @@ from limosa.simulation.hosts import (
     SimulatedMover,
     SimulatedNode,
 )
+from limosa.simulation.membership import CLUSTER
 from limosa.simulation.metastore import SimulatedMetastore
 from limosa.simulation.network import Network, Weather
 from limosa.simulation.rows import SimulatedRows
@@ -82,6 +84,11 @@ class World:
         self.mix: dict[str, float] = {"read": 1.0, "write": 1.0}
         """Operations of register clients, and their weights."""
         self.healed = False
+        self.gone: set[str] = set()
+        """Nodes that stay away until the world heals: at most one in a run."""
+        self.survivors: set[PartitionId] = set()
+        """Partitions of which another replica was in sync when that node went: all acknowledged
+        rows are there."""
         self.wiped: set[str] = set()
         """The wiped node: at most one in a run, since two could lose every copy of a row."""
         self.quiet_until = 0.0
@@ -103,6 +110,7 @@ class World:
         self.on_record: Callable[[PartitionId], None] = lambda partition: None
         self.on_wait: Callable[[PartitionId, Work | None], None] = lambda partition, work: None
         self.on_run: Callable[[str], None] = lambda state: None
+        self.on_client_gone: Callable[[ClientProcess], None] = lambda client: None
         settings = ParticipantSettings(
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
@@ -137,13 +145,35 @@ class World:
         starts = tuple(TOKEN_MIN + i * step for i in range(shape.partitions))
         layout = Layout(ZONE, 1, starts, names)
         records: list[Any] = [Zone(ZONE, shape.replicas, shape.min_in_sync), layout]
-        records += [Node(name, volumes=("", "v2")) for name in self.nodes]
+        records += [Cluster(CLUSTER, CLUSTER), *map(self.member, self.nodes)]
         for index, name in enumerate(names):
             nodes = [f"n{(index + i) % shape.nodes + 1}" for i in range(shape.replicas)]
             replicas = tuple(Replica(node, "made") for node in nodes)
             records.append(Partition(name, ZONE, layout.range_of(index), replicas, replicas))
             records.append(Intent(name, tuple(Placement(node) for node in nodes)))
         return Commit({}, tuple(Put(record) for record in records), "a world")
+
+    # --- members
+
+    def member(self, name: str) -> Node:
+        return Node(name, volumes=("", "v2"), host=f"host of {name}")
+
+    def add_node(self) -> SimulatedNode:
+        """A machine with an empty disk, which is not a member yet, and does not run."""
+        name = f"n{len(self.nodes) + 1}"
+        self.nodes[name] = node = SimulatedNode(self, name, self.settings)
+        self.processes[name] = node
+        return node
+
+    def start(self, process: Process) -> None:
+        """Start a process, unless it runs, is gone, or is a node that is not a member."""
+        if process.run or process.name in self.gone:
+            return
+        if process.name in self.nodes:
+            member = self.agreed.topology.nodes.get(process.name)
+            if member is None or member.state == "left":
+                return
+        process.start()
 
     # --- brains and disks
 
@@ -257,6 +287,8 @@ class World:
             old = before.topology.partitions.get(name)
             if old is record:
                 continue
+            if old is not None and (problem := unsafe_election(self, old, record)):
+                self.violate(problem, name)
             was = None if old is None or old.transition is None else old.transition.stage
             now = None if record.transition is None else record.transition.stage
             if was != now:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from limosa.core import routing
 
 if TYPE_CHECKING:
+    from limosa.simulation.hosts import SimulatedNode
     from limosa.simulation.world import World
 
 
@@ -18,7 +19,7 @@ def unfinished(world: "World") -> list[tuple[str, str]]:
             waiting.append((f"it is in {stage.name}", name))
         if record.owner is None:
             waiting.append(("it has no owner", name))
-        elif not _open(world, record.owner.replica.node, name):
+        elif not is_open(world, record.owner.replica.node, name):
             waiting.append(("its owner is not open", name))
         if len(record.in_sync) < len(record.replicas):
             waiting.append(("not all replicas are in sync", name))
@@ -38,14 +39,20 @@ def unfinished(world: "World") -> list[tuple[str, str]]:
     return waiting
 
 
-def _open(world: "World", node: str, partition: str) -> bool:
+def running(world: "World") -> list["SimulatedNode"]:
+    """All nodes but those that have left, or never joined."""
+    return [node for node in world.nodes.values() if node.run]
+
+
+def is_open(world: "World", node: str, partition: str) -> bool:
+    """Does the owner on this node serve the partition?"""
     brain = world.nodes[node].brain
     owner = brain.owners.get(partition)
     return owner is not None and owner.open and owner.sealed is None
 
 
 def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
-    for node in world.nodes.values():
+    for node in running(world):
         for (of, _), held in node.brain.held.items():
             if of == partition and (held.appending or held.permits):
                 return [(f"{node.name} is busy", partition)]
@@ -57,10 +64,14 @@ def _busy(world: "World", partition: str) -> list[tuple[str, str]]:
 def leftovers(world: "World") -> list[tuple[str, str]]:
     """Data that the topology does not name, staged chunks, and replicas that differ."""
     problems: list[tuple[str, str]] = []
+    known = world.agreed.topology.partitions
+    for node in running(world):
+        dropped = [partition for partition, _ in node.disk.live if partition not in known]
+        problems += [(f"{node.name} still holds it, though it was dropped", p) for p in dropped]
     for name, record in world.agreed.topology.partitions.items():
         named = {(replica.node, replica.incarnation) for replica in record.replicas}
         contents = []
-        for node in world.nodes.values():
+        for node in running(world):
             for (partition, incarnation), stored in node.disk.live.items():
                 if partition != name:
                     continue

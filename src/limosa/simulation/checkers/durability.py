@@ -1,0 +1,38 @@
+"""Does every promise survive a crash of its maker? Checked when an owner commits, and is elected."""
+
+from typing import TYPE_CHECKING
+
+from limosa.core import routing
+from limosa.core.effects import AdvanceWatermark
+from limosa.core.model.topology import Partition
+
+if TYPE_CHECKING:
+    from limosa.simulation.hosts import SimulatedNode
+    from limosa.simulation.world import World
+
+
+def unsafe_commit(world: "World", node: "SimulatedNode", effect: AdvanceWatermark) -> str:
+    """An owner commits what enough replicas, and all that count as in sync, hold durably."""
+    owner = node.brain.owners.get(effect.partition)
+    if owner is None or owner.held.replica.incarnation != effect.incarnation:
+        return ""
+    record = owner.record
+    for replica in routing.writers(record):
+        kept = world.nodes[replica.node].disk.kept(record.id, replica.incarnation)
+        if kept is not None and kept < effect.to and replica.node not in world.wiped:
+            return f"{node.name} commits {effect.to}; {replica.node} holds {kept} durably"
+    there, needed = len(routing.electable(record)), owner.needed
+    if owner.open and owner.pending and there < needed:
+        return f"{node.name} commits with {there} replicas in sync; {needed} are needed"
+    return ""
+
+
+def unsafe_election(world: "World", before: Partition, after: Partition) -> str:
+    """An elected replica has promised its epoch durably: it accepts no older owner's rows."""
+    if before.owner is not None or after.owner is None or before.epoch != after.epoch:
+        return ""
+    replica = after.owner.replica
+    promised = world.nodes[replica.node].disk.promised(after.id, replica.incarnation)
+    if promised is None or promised >= after.epoch:
+        return ""
+    return f"{replica.node} owns epoch {after.epoch}, and has durably promised {promised}"
