@@ -30,7 +30,7 @@ from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.hosts import SimulatedCoordinator, SimulatedNode
-from limosa.simulation.network import Weather(), Network
+from limosa.simulation.network import Network, Weather
 from limosa.simulation.reads import ReadUnderWay
 from limosa.simulation.rows import token_of
 from limosa.simulation.workloads import KINDS, OperationHistory, Workload, rows_of
