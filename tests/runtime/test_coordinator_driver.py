@@ -117,7 +117,7 @@ def test_a_standby_that_tries_in_vain_says_nothing(office: House) -> None:
     standby = office.driver("k2")
     lease = office.shared.grant(3.0)
     with pytest.raises(LimosaError):
-        standby._take_office(office.open(), lease)
+        standby._take_office(office.open(), lease, 0)
     standby._heartbeat.acquire(3.0, standby._take_office, standby._elect)
     time.sleep(0.3)
     assert not standby.in_office

@@ -209,6 +209,10 @@ class Fetched(Message, frozen=True, gc=False):
     through: Position
     producers: ProducersValue
     digest: int
+    slices: int = 0
+    """Into how many slices the sender of the `Fetch` cut the copy, since another mover may cut the
+    same session differently; 0: the source runs a version that does not say. `Landed` and `Denied`
+    likewise."""
 
 
 class Chunk(SessionMessage, frozen=True, gc=False):
@@ -238,6 +242,7 @@ class Landed(Message, frozen=True, gc=False):
     partition: PartitionId
     session: SessionId
     slice: int
+    slices: int = 0
 
 
 class Denied(Message, frozen=True, gc=False):
@@ -247,6 +252,7 @@ class Denied(Message, frozen=True, gc=False):
     session: SessionId
     slice: int
     why: str
+    slices: int = 0
 
 
 class Link(SessionMessage, frozen=True, gc=False):

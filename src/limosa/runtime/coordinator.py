@@ -35,7 +35,7 @@ from limosa.core.events import (
     Ticked,
 )
 from limosa.core.messages import Look, Message
-from limosa.core.model.changes import Agreed, Commit, Put, united
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, united
 from limosa.core.model.keys import NodeId, Revision
 from limosa.core.model.reports import Pipeline
 from limosa.errors import LimosaError, StaleGuard
@@ -95,7 +95,7 @@ class CoordinatorDriver:
         self._stopping = threading.Event()
         self._office = Office(name)
         self._trimmed_at = -1e9
-        self._heartbeat = Heartbeat(open_metastore, clock, log)
+        self._heartbeat = Heartbeat(COORDINATOR_KEY, open_metastore, clock, log)
         self._watcher = Watcher(open_metastore, self._followed, log)
         self._commits = CommitQueue()
         self._committing = False
@@ -211,7 +211,7 @@ class CoordinatorDriver:
             case RenewOffice(lease=lease):
                 self._heartbeat.renew(lease, lambda alive, _: None if alive else self._lose(lease))
 
-    def _take_office(self, store: Metastore, lease: int) -> int:
+    def _take_office(self, store: Metastore, lease: int, previous: int) -> int:
         try:
             return AgreedStore(store).commit(self._office.claim(lease), lease)
         except LimosaError:

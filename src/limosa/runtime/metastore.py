@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from limosa.core.model.changes import Agreed, Commit
-from limosa.errors import LeaseLost, LimosaError, StaleGuard
+from limosa.errors import LimosaError, StaleGuard
+from limosa.metastore import leases
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
 
@@ -55,9 +56,12 @@ class StoreThread:
 
 
 class Heartbeat:
-    """Grants and renews leases, one after the other."""
+    """Grants and renews leases of one key, one after the other."""
 
-    def __init__(self, open_store: Callable[[], Metastore], clock: Clock, log: Log) -> None:
+    def __init__(
+        self, key: str, open_store: Callable[[], Metastore], clock: Clock, log: Log
+    ) -> None:
+        self._key = key
         self._clock = clock
         self._thread = StoreThread(
             open_store, log, "heartbeat", "the metastore does not answer", "heartbeat failed"
@@ -66,28 +70,27 @@ class Heartbeat:
     def acquire(
         self,
         ttl_seconds: float,
-        register: Callable[[Metastore, int], int],
+        register: Callable[[Metastore, int, int], int],
         then: Callable[[int, int, float], None],
     ) -> None:
-        """Acquire a lease and register under it; reports lease, revision and time of sending."""
+        """Acquire a lease and register under it; reports lease, revision and time of sending.
+
+        `register` gets the lease, and the revision that the key had before.
+        """
 
         def work(store: Metastore) -> None:
             sent_at = self._clock.now()
+            previous = leases.revision_of(store, self._key)
             lease = store.grant(ttl_seconds)
             with suppress(StaleGuard):  # another process holds the key: it is asked for again later
-                then(lease, register(store, lease), sent_at)
+                then(lease, register(store, lease, previous), sent_at)
 
         self._thread.do(work)
 
     def renew(self, lease: int, then: Callable[[bool, float], None]) -> None:
         def work(store: Metastore) -> None:
             sent_at = self._clock.now()
-            try:
-                store.renew(lease)
-            except LeaseLost:
-                then(False, sent_at)
-            else:
-                then(True, sent_at)
+            then(leases.renew(store, self._key, lease), sent_at)
 
         self._thread.do(work)
 

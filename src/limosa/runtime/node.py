@@ -47,7 +47,7 @@ from limosa.core.events import (
     TopologyRead,
 )
 from limosa.core.messages import Status, Write
-from limosa.core.model.changes import Agreed
+from limosa.core.model.changes import Agreed, lease_key
 from limosa.core.model.keys import WHOLE, PartitionId, TokenRange
 from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
@@ -119,7 +119,7 @@ class NodeDriver:
         self.no_room = ""
         """Why clients' writes are refused now; empty: they are accepted."""
         self._deleted: set[str] = set()
-        self._heartbeat = Heartbeat(open_metastore, clock, log)
+        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log)
         self.watcher = Watcher(open_metastore, self._followed, log)
         self._worker = BackgroundWorker(log)
         self._shelver = BackgroundWorker(log, "shelver")
@@ -239,7 +239,9 @@ class NodeDriver:
             case AcquireLease():
                 self._heartbeat.acquire(
                     self.settings.participant.lease_seconds,
-                    lambda store, lease: membership.register(store, self.node, lease),
+                    lambda store, lease, previous: membership.register(
+                        store, self.node, lease, previous
+                    ),
                     lambda lease, revision, sent_at: self.deliver(
                         LeaseGranted(lease, revision, sent_at)
                     ),
