@@ -55,13 +55,14 @@ from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import DamagedFile, LimosaError, Refused
+from limosa.errors import DamagedFile, Refused
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
 from limosa.runtime.reading import ViewReader
+from limosa.runtime.threads import vital_thread
 from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import BackgroundWorker
 from limosa.storage.store import Store
@@ -123,13 +124,13 @@ class NodeDriver:
         self.no_room = ""
         """Why clients' writes are refused now; empty: they are accepted."""
         self._deleted: set[str] = set()
-        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log)
-        self.watcher = Watcher(open_metastore, self._followed, log)
+        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
+        self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
         self._worker = BackgroundWorker(log)
         self._shelver = BackgroundWorker(log, "shelver")
         self._threads = [
-            threading.Thread(target=self._sync, name="sync", daemon=True),
-            threading.Thread(target=self._tick, name="tick", daemon=True),
+            vital_thread(self._sync, "sync", self._fail),
+            vital_thread(self._tick, "tick", self._fail),
         ]
 
     @property
@@ -314,8 +315,8 @@ class NodeDriver:
                 entries = self.store.tail(
                     effect.partition, effect.incarnation, effect.after, effect.bytes_max
                 )
-        except LimosaError as error:
-            self.log("reading a log failed", partition=effect.partition, error=str(error))
+        except Exception as error:  # only this replica can't catch up from the log
+            self.log("reading a log failed", partition=effect.partition, error=repr(error))
             entries = []
         self.deliver(TailRead(effect.ticket, tuple(entries)))
 
@@ -394,19 +395,18 @@ class NodeDriver:
 
     def _tick(self) -> None:
         looked = collected = time.monotonic()
-        with self._fatal():
-            while not self._stopping.wait(TICK_SECONDS):
-                self.deliver(Ticked())
-                now = time.monotonic()
-                if now - looked > ROOM_SECONDS:
-                    looked = now
-                    self.look_for_room()
-                    self.peers.cut_silent()
-                if now - collected > COLLECT_SECONDS:
-                    collected = now
-                    for partition in list(self._deleted):
-                        self._deleted.discard(partition)
-                        self.deliver(CollectionDue(partition))
+        while not self._stopping.wait(TICK_SECONDS):
+            self.deliver(Ticked())
+            now = time.monotonic()
+            if now - looked > ROOM_SECONDS:
+                looked = now
+                self.look_for_room()
+                self.peers.cut_silent()
+            if now - collected > COLLECT_SECONDS:
+                collected = now
+                for partition in list(self._deleted):
+                    self._deleted.discard(partition)
+                    self.deliver(CollectionDue(partition))
 
     def note_deletes(self, partition: str) -> None:
         """The partition has tombstones that must be collected later."""

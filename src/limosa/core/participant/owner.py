@@ -90,6 +90,7 @@ class Owner(Replication):
         self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
         for peer in self.peers.values():
             peer.since = now
+            peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
             if peer.replica in routing.may_return(record):
                 peer.matched = False  # it must answer again before it is proposed
@@ -258,7 +259,7 @@ class Owner(Replication):
                 if (
                     now - peer.since >= self.settings.resend_seconds
                 ):  # otherwise entries are still under way
-                    self.replicate(peer, peer.acked)
+                    self.resend(now, peer, peer.acked)
             else:
                 peer.since = now
                 idle = now - peer.heard > self.settings.idle_seconds_max
