@@ -71,8 +71,11 @@ class Hosting:
             self.refresh(now)
 
     def is_ahead(self, message: Stamped) -> bool:
-        """The sender acted on a newer record: this node must apply it before it decides."""
-        return message.revision > self._node.topology.revision_of(message.partition)
+        """The sender acted on a newer record: this node must apply it before it decides.
+
+        A topology from after that record is new enough, also if the partition was dropped since.
+        """
+        return message.revision > self._node.topology.generation
 
     def wait(self, now: float, event: Received) -> None:
         self._ahead = [*self._ahead[-AHEAD_MAX:], event]
