@@ -161,6 +161,17 @@ def wipe_replica(world: World, record: Partition) -> None:
     world.schedule(world.dice.choice((0.05, 0.5, 4.0)), _start_empty, world, node)
 
 
+def rot_replica(world: World, record: Partition) -> None:
+    """A replica's rows can't be read any more; nobody knows until somebody tries."""
+    replica = world.dice.choice(routing.everywhere(record))
+    node = world.nodes[replica.node]
+    if world.wiped or world.gone or not node.run or not is_calm(world, node.name):
+        return
+    if (record.id, replica.incarnation) in node.disk.live:
+        world.wiped.add(node.name)
+        node.rotten.add((record.id, replica.incarnation))
+
+
 def stop_keepers(world: World, partition: str, wiped: str) -> None:
     """Stop all other replicas that hold a lost replica's rows, and restart them later. Until then
     no live replica has the rows, and an empty replica must not be taken for one that has.
@@ -301,6 +312,7 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
         silence_to_metastore,
         cut_target_from_metastore,
         wipe_replica,
+        rot_replica,
         replace_coordinator,
         kill_mover,
         power_failure,

@@ -269,6 +269,12 @@ class SimulatedNode(Process):
         self.later(0.0, self.on_event, ReplicaDamaged(partition, incarnation, "rotten"))
         return True
 
+    def scrub(self) -> None:
+        """Find damage that nobody has read."""
+        for partition, incarnation in self.rotten & self.disk.live.keys():
+            if self.run:
+                self.finds_damage(partition, incarnation)
+
     def carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(to=to, message=message):

@@ -207,7 +207,8 @@ OUTAGES: tuple[Theme, ...] = (
     ),
     Theme(
         "disks",
-        {"stall_disk": 8, "crash_owner": 2, "crash_target": 2, "power_failure": 1},
+        {"stall_disk": 8, "crash_owner": 2, "crash_target": 2, "power_failure": 1,
+         "rot_replica": 4},
         {"move": 2},
         {"read": 3, "write": 6, "compare": 2},
         aimed=(0.2, 0.5),
@@ -240,7 +241,7 @@ OUTAGES: tuple[Theme, ...] = (
         fault_seconds=(1.0, 2.0),
         loaded=True,
     ),
-)
+)  # fmt: skip
 """Power failures, slow disks, saturating load and long distances."""
 
 MEMBERS = Theme(

@@ -90,7 +90,8 @@ class World:
         """Partitions of which another replica was in sync when that node went: all acknowledged
         rows are there."""
         self.wiped: set[str] = set()
-        """The wiped node: at most one in a run, since two could lose every copy of a row."""
+        """The node with a lost or rotten replica: at most one in a run, since two could lose every
+        copy of a row."""
         self.quiet_until = 0.0
         self.deaf: set[str] = set()
         """Nodes whose watch is dead."""

@@ -1,4 +1,4 @@
-"""Does every promise survive a crash of its maker? Checked when an owner commits, and is elected."""
+"""Does every promise survive a crash? Checked when an owner commits, and when one is elected."""
 
 from typing import TYPE_CHECKING
 

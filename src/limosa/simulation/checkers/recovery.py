@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from limosa.core import routing
 from limosa.core.model.topology import Partition
 from limosa.simulation.checkers.leftovers import is_open
 
