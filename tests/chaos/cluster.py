@@ -185,6 +185,19 @@ class Cluster(LocalCluster):
                 found.append(f"{partition.id}: {', '.join(sorted(out))} not in sync")
         return found
 
+    def unserved_by(self, nodes: Sequence[str]) -> list[str]:
+        """Partitions without a live owner, or without a replica in sync on each of these nodes."""
+        agreed = self.agreed()
+        found = []
+        for partition in agreed.topology.partitions.values():
+            there = {replica.node for replica in partition.in_sync}
+            lacking = {replica.node for replica in partition.replicas} & {*nodes} - there
+            if partition.owner is None or partition.owner.replica.node not in nodes:
+                found.append(f"{partition.id} has no owner among {', '.join(nodes)}")
+            elif lacking:
+                found.append(f"{partition.id}: {', '.join(sorted(lacking))} not in sync")
+        return found
+
     def wait_until_healthy(self, seconds: float) -> list[str]:
         """What is still wrong after that time; nothing, as soon as nothing is."""
         return left_after(self.ailments, seconds, HEALTH_POLL_SECONDS)

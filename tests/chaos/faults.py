@@ -7,15 +7,23 @@ on, what was cut is healed.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from limosa.errors import LimosaError
 from tests.chaos.cluster import CLIENTS, Cluster
 from tests.chaos.proxy import Pair
+from tests.chaos.rot import damage, segments_of
+from tests.waiting import left_after
 
 Undo: TypeAlias = Callable[[], None]
+Check: TypeAlias = Callable[[], list[str]]
+
+SERVED_SECONDS = 15.0
+"""So long after a node is gone for good, the others serve everything."""
 
 UNHEARD_SECONDS = 0.8
 """How long an owner speaks to nobody before it is killed: less than until somebody notices."""
@@ -40,6 +48,8 @@ class Happening(Struct, frozen=True):
     fault: Fault
     victim: str
     undo: Undo
+    check: Check = list
+    """What is wrong, though it should be well before the fault is undone."""
 
 
 # --- whom it hits
@@ -152,6 +162,48 @@ def cut_then_pause(cluster: Cluster, victim: str, fault: Fault) -> Undo:
     return undo
 
 
+def fail_power(cluster: Cluster, victim: str, fault: Fault) -> tuple[Undo, Check]:
+    """All nodes are killed at once, and one of them stays away: the others serve without it."""
+    for node in cluster.nodes:
+        cluster.kill(node)
+    others = [node for node in cluster.nodes if node != victim]
+    for node in others:
+        cluster.start_one(node, wait=False)
+
+    def check() -> list[str]:
+        cluster.wait_until_ready(others)
+        return left_after(lambda: cluster.unserved_by(others), SERVED_SECONDS, 0.1)
+
+    return lambda: cluster.start_one(victim, wait=False), check
+
+
+def rot(cluster: Cluster, victim: str, fault: Fault) -> tuple[Undo, Check]:
+    """A bit of a live segment flips: the replica is taken out and rebuilt by itself."""
+    dice = Random(f"{fault} {victim}")
+    held = [
+        (record.id, replica, path)
+        for record in cluster.agreed().topology.partitions.values()
+        for replica in record.replicas
+        if replica.node == victim and replica in record.in_sync and len(record.in_sync) > 1
+        for path in segments_of(cluster, record.id, replica)
+    ]
+    if not held:
+        return lambda: None, list
+    partition, replica, path = dice.choice(held)
+    with suppress(OSError, LimosaError):  # a merge may have replaced the segment
+        damage(path, dice)
+
+    def check() -> list[str]:
+        def rotten() -> list[str]:
+            record = cluster.agreed().topology.partitions[partition]
+            here = replica in record.replicas and path.exists()
+            return [f"{replica.node} still has the damaged {path.name}"] if here else []
+
+        return left_after(rotten, SERVED_SECONDS, 0.1)
+
+    return lambda: None, check
+
+
 def slow(cluster: Cluster, victim: str, fault: Fault) -> Undo:
     """Everything to and from it takes its time."""
     pairs = cluster.network.delay([*cluster.everybody, CLIENTS], [victim], 0.15)
@@ -170,7 +222,7 @@ def reset(cluster: Cluster, victim: str, fault: Fault) -> Undo:
 
 # fmt: off
 Chosen: TypeAlias = Callable[[Cluster, Random, list[str]], str | None]
-Begun: TypeAlias = Callable[[Cluster, str, Fault], Undo]
+Begun: TypeAlias = Callable[[Cluster, str, Fault], Undo | tuple[Undo, Check]]
 KINDS: dict[str, tuple[Chosen, Begun, tuple[float, float], int]] = {
     # kind                  whom          what            seconds      how often
     "kill owner":          (most_owning,  kill,           (0.0, 2.5),  4),
@@ -190,19 +242,17 @@ KINDS: dict[str, tuple[Chosen, Begun, tuple[float, float], int]] = {
     "reset":               (any_node,     reset,          (0.0, 1.5),  3),
     "restart node":        (any_node,     restart,        (0.0, 1.0),  2),
     "restart coordinator": (in_office,    restart,        (0.0, 1.0),  1),
+    "power failure":       (most_owning,  fail_power,     (0.0, 2.0),  3),
+    "rot":                 (any_node,     rot,            (0.0, 0.5),  3),
 }
 # fmt: on
 TWO_AT_ONCE = 0.2
-UNHEALED = 0.3
-"""How many rounds do not wait until the last one's wounds are healed."""
 
 
 class Round(Struct, frozen=True):
     """What one round brings."""
 
     faults: tuple[Fault, ...]
-    heals: bool
-    """It ends when the cluster is healthy again; else the next one begins before that."""
 
 
 def plan(seed: int, rounds: int) -> list[Round]:
@@ -213,7 +263,7 @@ def plan(seed: int, rounds: int) -> list[Round]:
     for _ in range(rounds):
         kinds = dice.choices(names, shares, k=2 if dice.random() < TWO_AT_ONCE else 1)
         faults = tuple(_fault(kind, dice) for kind in kinds)
-        planned.append(Round(faults, dice.random() >= UNHEALED))
+        planned.append(Round(faults))
     return planned
 
 
@@ -229,4 +279,5 @@ def begin(cluster: Cluster, fault: Fault, dice: Random, free: list[str]) -> Happ
     victim = choose_victim(cluster, dice, free)
     if victim is None:
         return None
-    return Happening(fault, victim, happen(cluster, victim, fault))
+    begun = happen(cluster, victim, fault)
+    return Happening(fault, victim, *(begun if isinstance(begun, tuple) else (begun,)))

@@ -9,10 +9,12 @@ from typing import Any
 from msgspec import Struct
 
 from limosa.client import Operator, TableHandle
+from limosa.errors import LimosaError
 from tests.chaos import torment
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Happening, Round, begin, plan
 from tests.chaos.load import Load
+from tests.chaos.rot import SmallCluster
 from tests.chaos.torment import Torment
 
 SEASON_ROUNDS = 10
@@ -21,6 +23,8 @@ POKE_SECONDS = 0.1
 """So long before a fault ends, those ask who know nothing of it."""
 CALM_SECONDS = 0.3
 """Before the next round."""
+RECOVERY_SECONDS = 15.0
+"""So long after the last fault of a round, everything is in sync and writable."""
 
 
 class Options(Struct, frozen=True):
@@ -34,9 +38,12 @@ class Options(Struct, frozen=True):
 
 class Report(torment.Report):
     rounds: int = 0
+    slowest_recovery: float = 0.0
+    """Seconds from the last fault of a round until everything was in sync and writable."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"rounds": self.rounds, **super().as_json()}
+        slowest = round(self.slowest_recovery, 2)
+        return {"rounds": self.rounds, "slowest_recovery_seconds": slowest, **super().as_json()}
 
 
 class Chaos(Torment[Report]):
@@ -52,12 +59,17 @@ class Chaos(Torment[Report]):
         self._dice = Random(f"{options.seed} victims")
 
     def make_cluster(self) -> Cluster:
-        return Cluster(self.directory, self.options.nodes, lease_seconds=self.options.lease_seconds)
+        return SmallCluster(
+            self.directory,
+            self.options.nodes,
+            lease_seconds=self.options.lease_seconds,
+            of_coordinators=["--pipeline", "threads"],
+        )
 
     def play(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
         planned = plan(self.options.seed, self.options.rounds)
         for number, one in enumerate(planned, start=1):
-            self._round(cluster, load, number, one)
+            self._round(cluster, table, load, number, one)
             last = number == self.options.rounds
             if self.report.ok and (last or number % SEASON_ROUNDS == 0):
                 self.judge(cluster, connection, table, load)
@@ -68,7 +80,9 @@ class Chaos(Torment[Report]):
 
     # --- one round
 
-    def _round(self, cluster: Cluster, load: Load, number: int, planned: Round) -> None:
+    def _round(
+        self, cluster: Cluster, table: TableHandle, load: Load, number: int, planned: Round
+    ) -> None:
         started = time.monotonic()
         load.poke()
         happenings = self._begin(cluster, planned)
@@ -77,22 +91,36 @@ class Chaos(Torment[Report]):
             time.sleep(max(0.0, begun + happening.fault.seconds - time.monotonic()))
             load.poke()
             time.sleep(POKE_SECONDS)
+            for problem in happening.check():
+                self.find("ill", f"{happening.fault} ({happening.victim}): {problem}")
             happening.undo()
         undone = time.monotonic()
         restarted = list(cluster.starting)
         cluster.wait_until_ready(restarted)
         starting = f", of which {time.monotonic() - undone:.1f}s to start" if restarted else ""
-        if planned.heals:
-            self.find_ailments(cluster)
+        self._find_unwritable(cluster, table)
         for name in cluster.everybody:
             if not cluster.is_running(name):
                 self.find("ill", f"{name} ended by itself: {cluster.last_words(name)}")
         self.report.rounds += 1
         self.report.faults.update(each.fault.kind for each in happenings)
         what = ", ".join(f"{each.fault} ({each.victim})" for each in happenings)
-        state = "healed" if planned.heals else "goes on"
-        self.say(f"{number:4}  {what}; {state} after {time.monotonic() - started:.1f}s{starting}")
+        self.say(f"{number:4}  {what}; healed after {time.monotonic() - started:.1f}s{starting}")
         time.sleep(CALM_SECONDS)
+
+    def _find_unwritable(self, cluster: Cluster, table: TableHandle) -> None:
+        """Everything is in sync and takes writes, soon after the last fault."""
+        ended = time.monotonic()
+        self.find_ailments(cluster, RECOVERY_SECONDS)
+        rows = [{"k": f"p{each:04}", "v": "written"} for each in range(8 * self.partitions)]
+        try:
+            table.write(rows)
+        except LimosaError as error:
+            self.find("ill", f"a write to every partition failed: {error}")
+        seconds = time.monotonic() - ended
+        self.report.slowest_recovery = max(self.report.slowest_recovery, seconds)
+        if seconds > RECOVERY_SECONDS:
+            self.find("ill", f"writable {seconds:.1f}s after the last fault")
 
     def _begin(self, cluster: Cluster, planned: Round) -> list[Happening]:
         free = cluster.everybody

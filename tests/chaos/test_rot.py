@@ -12,11 +12,9 @@ import pytest
 from limosa.cli.main import main
 from limosa.client import Operator, TableHandle
 from limosa.core.model.topology import Partition, Replica
-from limosa.errors import LimosaError, Refused
-from limosa.storage.files import PosixFiles
-from limosa.storage.manifest import directory_of, read_manifest
-from limosa.storage.segment import Segment
-from tests.chaos.cluster import Cluster, wait_until_equal
+from limosa.errors import Refused
+from tests.chaos.cluster import wait_until_equal
+from tests.chaos.rot import SmallCluster, damage, files_of, named_in, toggle
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
@@ -24,16 +22,6 @@ pytestmark = pytest.mark.timeout(180)
 COLUMNS = {"k": "int64", "v": "string"}
 ROWS = 4_000
 HEALTH_SECONDS = 30.0
-
-
-class SmallCluster(Cluster):
-    """Nodes whose rows are in segments soon."""
-
-    def _command(self, name: str, port: int | None) -> list[str]:
-        command = super()._command(name, port)
-        if name in self.nodes:
-            command[2] = "tests.chaos.small_node"
-        return command
 
 
 @pytest.fixture(scope="module")
@@ -86,37 +74,12 @@ def owner_of(cluster: SmallCluster, table: TableHandle) -> Replica:
     return grant.replica
 
 
-def files_of(cluster: SmallCluster, partition: str, replica: Replica) -> Path:
-    held = cluster.directory / replica.node / "volume" / "replicas"
-    return held / directory_of(partition, replica.incarnation)
-
-
 def flip(cluster: SmallCluster, partition: str, replica: Replica) -> tuple[Path, int]:
     """Flip a bit in the first block of a segment that nobody has read yet: the file, and where."""
     directory = files_of(cluster, partition, replica)
     (name, *_) = eventually(lambda: named_in(directory), "rows are flushed")
     path = directory / name
-    block = Segment(PosixFiles(), str(path)).index.blocks[0]
-    at = block.at + block.size // 2
-    toggle(path, at)
-    return path, at
-
-
-def named_in(directory: Path) -> list[str]:
-    """The segments of a replica, as its manifest names them."""
-    try:
-        manifest = read_manifest(PosixFiles(), str(directory))
-    except LimosaError:
-        return []
-    return [segment.file for table in manifest.tables for segment in table.segments]
-
-
-def toggle(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
+    return path, damage(path)
 
 
 def asked(cluster: SmallCluster, command: str) -> Any:

@@ -184,9 +184,9 @@ class Torment(ABC, Generic[R]):
         """Nothing is shown before everybody is at work."""
         left_after(lambda: self.history.count < WARM_OPERATIONS, OPERATION_SECONDS, 0.05)
 
-    def find_ailments(self, cluster: Cluster) -> None:
-        for ailment in cluster.wait_until_healthy(HEALTH_SECONDS):
-            self.find("ill", f"after {HEALTH_SECONDS:g}s {ailment}")
+    def find_ailments(self, cluster: Cluster, seconds: float = HEALTH_SECONDS) -> None:
+        for ailment in cluster.wait_until_healthy(seconds):
+            self.find("ill", f"after {seconds:g}s {ailment}")
 
     # --- judgement
 
