@@ -18,7 +18,7 @@ from limosa.core.machines.catalogue import (
     WRITE_BOTH,
 )
 from limosa.core.messages import DropReplica, End, Landed, Message, Replicate
-from limosa.core.model.changes import Commit
+from limosa.core.model.changes import Commit, lease_key
 from limosa.core.model.requests import ReverseMove
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import stop_keepers
@@ -50,6 +50,22 @@ def lead_to(world: Scenario, stage: str, action: Callable[[], None]) -> tuple[st
         world.until_stage(READ_NEW)
         world.request(ReverseMove("p0"))
     return source, target
+
+
+def test_a_registration_that_arrives_late_does_not_replace_that_of_a_later_run() -> None:
+    """S122: a node asks for a lease and crashes; its next run has registered when the question
+    arrives."""
+    world = Scenario()
+    node = world.owner()
+    former = world.metastore.revision_of(lease_key(node.name))
+    node.crash()
+    node.start()
+    world.until(lambda: node.brain.lease is not None)
+    lease = world.agreed.leases[node.name]
+    assert world.metastore.register(node.name, former) is None
+    assert world.agreed.leases[node.name] == lease
+    assert world.metastore.renew(lease_key(node.name), lease.lease)
+    world.conclude()
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])

@@ -99,6 +99,7 @@ class Owner(Replication):
         self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
         for peer in self.peers.values():
             peer.since = now
+            peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
             if peer.replica in routing.may_return(record):
                 peer.matched = False  # it must answer again before it is proposed
@@ -221,7 +222,7 @@ class Owner(Replication):
             return
         point = self.commit_point()
         if not self.open:
-            if point < self.held.last or not self.all_matched():
+            if point < self.held.last or not self.all_matched() or self.must_stay_closed():
                 return
             self.opened = point  # before `open`: reads run in other threads
             self.open = True
@@ -231,6 +232,11 @@ class Owner(Replication):
         while self.pending and self.pending[0].at <= self.held.watermark:
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
+
+    def must_stay_closed(self) -> bool:
+        """Some rows here can't be read, and another replica can own the partition."""
+        held = self.held
+        return bool(held.damaged) and routing.has_other_in_sync(self.record, held.replica)
 
     def commit_seconds(self, now: float) -> float:
         """The longest recent commit, or the wait of the oldest pending write if that is longer."""
@@ -262,7 +268,7 @@ class Owner(Replication):
                 if (
                     now - peer.since >= self.settings.resend_seconds
                 ):  # otherwise entries are still under way
-                    self.replicate(peer, peer.acked)
+                    self.resend(now, peer, peer.acked)
             else:
                 peer.since = now
                 idle = now - peer.heard > self.settings.idle_seconds_max
