@@ -11,7 +11,7 @@ from limosa.runtime import processes
 from limosa.storage.volume import StorageSettings
 
 SMALL = StorageSettings(
-    log_file_bytes=256 << 10, log_bytes_max=4 << 20, replica_memory_bytes=512 << 10
+    log_file_bytes=64 << 10, log_bytes_max=1 << 20, replica_memory_bytes=16 << 10
 )
 
 if __name__ == "__main__":

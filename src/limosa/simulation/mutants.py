@@ -31,6 +31,7 @@ from limosa.core.participant.leasing import Leasing
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.reading import Admitted, Reading
 from limosa.core.producers import Applied, Producers
+from limosa.simulation import recovery_mutants as recovery_mutants
 from limosa.simulation import run_mutants as run_mutants
 from limosa.simulation.disk import SimulatedDisk, SimulatedReplica, SimulatedView
 from limosa.simulation.planting import MUTANTS as MUTANTS

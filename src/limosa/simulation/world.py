@@ -24,7 +24,7 @@ from limosa.core.model.keys import TOKEN_MIN, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Cluster, Layout, Node, Partition, Replica, Zone
 from limosa.core.participant.settings import ParticipantSettings
-from limosa.simulation.checkers.durability import unsafe_election
+from limosa.simulation.checkers.durability import unsafe_election, unsafe_return
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
     METASTORE,
@@ -288,8 +288,8 @@ class World:
             old = before.topology.partitions.get(name)
             if old is record:
                 continue
-            if old is not None and (problem := unsafe_election(self, old, record)):
-                self.violate(problem, name)
+            if old is not None:
+                self._check_promises(old, record)
             was = None if old is None or old.transition is None else old.transition.stage
             now = None if record.transition is None else record.transition.stage
             if was != now:
@@ -297,6 +297,12 @@ class World:
                 self.on_stage(record)
             else:
                 self.on_record(name)
+
+    def _check_promises(self, before: Partition, after: Partition) -> None:
+        for check in (unsafe_election, unsafe_return):
+            problem = check(self, before, after)
+            if problem and not self.wiped:
+                self.violate(problem, after.id)
 
     def _notice_runs(self, before: Agreed, after: Agreed) -> None:
         was, now = before.rebalance.state, after.rebalance.state

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 
 def unsafe_commit(world: "World", node: "SimulatedNode", effect: AdvanceWatermark) -> str:
-    """An owner commits what enough replicas, and all that count as in sync, hold durably."""
+    """An owner commits what enough replicas, and all that could be elected, hold durably."""
     owner = node.brain.owners.get(effect.partition)
     if owner is None or owner.held.replica.incarnation != effect.incarnation:
         return ""
     record = owner.record
-    for replica in routing.writers(record):
+    agreed = world.agreed.topology.partitions.get(record.id, record)
+    for replica in dict.fromkeys((*routing.writers(record), *routing.electable(agreed))):
         kept = world.nodes[replica.node].disk.kept(record.id, replica.incarnation)
         if kept is not None and kept < effect.to and replica.node not in world.wiped:
             return f"{node.name} commits {effect.to}; {replica.node} holds {kept} durably"
@@ -36,3 +37,15 @@ def unsafe_election(world: "World", before: Partition, after: Partition) -> str:
     if promised is None or promised >= after.epoch:
         return ""
     return f"{replica.node} owns epoch {after.epoch}, and has durably promised {promised}"
+
+
+def unsafe_return(world: "World", before: Partition, after: Partition) -> str:
+    """A replica that returns to the in-sync set holds everything that is committed, durably."""
+    disks = {name: node.disk for name, node in world.nodes.items()}
+    here = [disks[r.node].live.get((after.id, r.incarnation)) for r in routing.readers(before)]
+    committed = max((stored.watermark for stored in here if stored is not None), default=0)
+    for replica in routing.may_return(before):
+        kept = disks[replica.node].kept(after.id, replica.incarnation)
+        if replica in after.in_sync and kept is not None and kept < committed:
+            return f"{replica.node} is in sync again at {kept}; {committed} is committed"
+    return ""

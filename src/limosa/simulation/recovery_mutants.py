@@ -1,0 +1,86 @@
+"""Which bugs keep a cluster from recovering, or make it recover by losing rows? See `mutants`."""
+
+from typing import Any
+from unittest.mock import patch
+
+from limosa.core.coordinator import ownership, resizing, transitions
+from limosa.core.coordinator.view import ClusterView
+from limosa.core.machines.machine import Work
+from limosa.core.messages import Acked
+from limosa.core.participant.following import Following
+from limosa.core.participant.held import Held
+from limosa.core.participant.hosting import Hosting
+from limosa.core.participant.owner import Owner
+from limosa.errors import LeaseLost
+from limosa.metastore import leases
+from limosa.simulation.planting import always, mutant, replacing, wrapping
+
+# fmt: off
+replacing({
+    "put_back_at_an_old_revision": (
+        "a replica returns only by a commit for the revision at which its owner waits for it",
+        ownership, "is_current", always(True)),
+    "put_back_before_it_has_caught_up": (
+        "a replica returns only when it has everything that is committed",
+        Owner, "caught_up",
+        lambda self: tuple((replica, self.revision) for replica in self.proposed)),
+    "election_waits_for_every_promise": (
+        "an election goes on without a live candidate that does not promise in time",
+        ownership, "is_overdue", always(False)),
+    "damage_ignored": (
+        "a replica whose rows can't be read is not in office, and is rebuilt",
+        ClusterView, "is_damaged", always(False)),
+    "count_never_asked_again": (
+        "a replica count that a partition gave up is tried again",
+        resizing, "ask_again", always(None)),
+})
+# fmt: on
+
+
+@mutant("a follower acknowledges only what is durable")
+def acked_before_it_is_durable(change: Any) -> None:
+    take = Following._take
+
+    def ack(self: Following, held: Held, sender: str, epoch: int) -> None:
+        acked = Acked(held.partition, held.replica, epoch, held.last, held.watermark)
+        self._node.send(sender, acked)
+
+    def at_once(self: Following, sender: str, held: Held, message: Any) -> None:
+        take(self, sender, held, message)
+        ack(self, held, sender, message.epoch)
+
+    change(Following, "_ack", ack)
+    change(Following, "_take", at_once)
+
+
+@wrapping(Hosting, "_promise", "a replica promises an epoch only when the promise is durable")
+def promised_before_it_is_durable(promise: Any, self: Hosting, held: Held, epoch: int) -> None:
+    promise(self, held, epoch)
+    held.epoch_durable = max(held.epoch_durable, epoch)
+
+
+@wrapping(Owner, "propose", "a replica returns though its owner is never idle: acks wait for it")
+def proposed_only_when_idle(propose: Any, self: Owner, now: float, peer: Any) -> None:
+    if peer.acked == self.held.last:
+        propose(self, now, peer)
+
+
+@mutant("a lease counts only while its key bears it")
+def renewed_without_its_key(change: Any) -> None:
+    def renew(store: Any, key: str, lease: int) -> bool:
+        try:
+            store.renew(lease)
+        except LeaseLost:
+            return False
+        return True
+
+    change(leases, "renew", renew)
+
+
+@mutant("an owner seals only when a replica can take over")
+def sealed_without_a_taker(change: Any) -> None:
+    def seal(*those: Any) -> Any:
+        with patch.object(transitions, "takers", always([True])):
+            return transitions.seal(*those)
+
+    change(transitions, "DO", {**transitions.DO, Work.SEAL: seal})
