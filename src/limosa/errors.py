@@ -21,6 +21,7 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── Fenced              an outdated epoch, generation, session or incarnation
     │   ├── SessionClosed       the transition that this work belongs to is over
     │   ├── NotEnoughReplicas   fewer replicas in sync than the zone requires
+    │   ├── DiskFull            too little space is left; all is well again when there is space
     │   ├── Unauthenticated     the token or certificate is missing or invalid
     │   ├── Forbidden           the caller's role or name does not allow it
     │   ├── HistoryTrimmed      the metastore no longer keeps these changes: read again
@@ -115,6 +116,10 @@ class SessionClosed(Refused):
 
 class NotEnoughReplicas(Refused):
     """Fewer replicas are in sync than the zone requires."""
+
+
+class DiskFull(Refused):
+    """Too little space is left on a disk; nothing changed, and nothing is lost."""
 
 
 class Unauthenticated(Refused):

@@ -32,7 +32,7 @@ from limosa.core.effects import (
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, VolumeFailed
+from limosa.errors import BadInput, DiskFull, VolumeFailed
 from limosa.storage.files import Files
 from limosa.storage.log import Place, VolumeLog, read_frame
 from limosa.storage.manifest import VOLUME, Catalogue, directory_of
@@ -55,6 +55,10 @@ ReplicaKey = tuple[PartitionId, Incarnation]
 Found = tuple[Entry, Place | None]
 """An entry, and the frame that has its rows if they are not in memory."""
 EVERYTHING = 2**62
+RESERVE = "RESERVE"
+"""A file that is removed when the disk is full, so that the writes under way still succeed."""
+PLENTY = 8
+"""The reserve is kept again when this many times its size is free."""
 _NOWHERE = Place(0, 0, 0)
 
 
@@ -72,6 +76,8 @@ class StorageSettings(Struct, frozen=True):
     """A replica with more bytes of rows in memory is flushed."""
     memory_bytes: int = 256 << 20
     """With more bytes of rows in memory in all, the largest replica is flushed."""
+    reserve_bytes: int = 0
+    """Space that is set aside for the writes under way when the disk fills up."""
     piece_bytes: int = 64 << 20
     """The approximate size of a settled segment, and of a compaction step."""
 
@@ -244,18 +250,47 @@ class Volume:
     def sync(self) -> int:
         """Make all earlier writes durable; returns the ticket up to which they are.
 
-        Callers that arrive during a sync wait, and share the next one.
+        Callers that arrive during a sync wait, and share the next one. Raises `DiskFull` if there
+        is no space: everything waits for the next sync.
         """
         with self._syncing:
             self.check()
             try:
-                return self._sync()
+                return self._sync_with_reserve()
+            except DiskFull:
+                raise
             except BaseException as error:
                 # Any error, even Ctrl-C: frames that were taken may not have been written.
                 failed = self.fail(error)
                 if isinstance(error, Exception):
                     raise failed from error
                 raise
+
+    def _sync_with_reserve(self) -> int:
+        """On a full disk, the writes under way get the space of the reserve."""
+        try:
+            return self._sync()
+        except DiskFull:
+            if not self.free_reserve():
+                raise
+            return self._sync()
+
+    def free_reserve(self) -> bool:
+        """Give the reserve up; False: it is gone already."""
+        if RESERVE not in self.files.names(self.directory):
+            return False
+        self.files.remove(f"{self.directory}/{RESERVE}")
+        return True
+
+    def keep_reserve(self) -> bool:
+        """Set space aside again once there is plenty; True: that was done now."""
+        size = self.settings.reserve_bytes
+        if not size or RESERVE in self.files.names(self.directory):
+            return False
+        if self.files.free_bytes(self.directory) < PLENTY * size:
+            return False
+        self.files.reserve(f"{self.directory}/{RESERVE}", size)
+        return True
 
     def _sync(self) -> int:
         with self.lock:
@@ -269,7 +304,11 @@ class Volume:
                 self.log.turn_over()
                 self._schemas_here.clear()
         if any(batch.pieces for batch in batches):
-            self.log.write(batches)
+            try:
+                self.log.write(batches)
+            except DiskFull:
+                self._moved = [*moved, *self._moved]
+                raise
         self.durable_sequence = sequence
         with self.lock:
             for replica, file, place in moved:
@@ -303,7 +342,8 @@ class Volume:
         self._is_closed = True
         try:
             if self._failed is None:
-                self.sync()
+                with suppress(DiskFull):  # nothing that was reported as durable is missing
+                    self.sync()
         finally:
             with self._syncing, self.lock:
                 if self._failed is None:
