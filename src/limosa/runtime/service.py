@@ -35,7 +35,6 @@ from limosa.errors import (
     InvalidSchema,
     LimosaError,
     OutcomeUnknown,
-    Refused,
     StaleGuard,
     VolumeFailed,
 )
@@ -190,8 +189,6 @@ class NodeService:
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write in the form that the participant may receive."""
-        if no_room := self.driver.no_room:
-            raise Refused(f"{self.node} accepts no writes: {no_room}", "free space on its disk")
         _check_sequence(request)
         rows = request.rows
         assert isinstance(rows, Bundle)

@@ -84,6 +84,8 @@ class Maintenance:
     def troubles(self) -> list[str]:
         """Problems that an operator should look at."""
         logs = list(self._damaged_logs.values())
+        if self.volume.is_full:
+            logs.append(f"{self.volume.directory} is full: writes wait for space")
         if not self._damage:
             return logs if self.trouble is None else [self.trouble, *logs]
         with self.volume.lock:

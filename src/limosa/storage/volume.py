@@ -5,6 +5,7 @@
     log/00000007.log            the write-ahead log, for all replicas
     replicas/<id>/MANIFEST      what a replica consists of
     replicas/<id>/….segment     its rows at rest
+    RESERVE                     space for the writes under way when the disk is full
     trash/                      dropped replicas that are not deleted yet
 
 A change is appended to the log and applied in memory; the next `sync` makes it durable. Later,
@@ -33,7 +34,7 @@ from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
 from limosa.errors import BadInput, DiskFull, VolumeFailed
-from limosa.storage.files import Files
+from limosa.storage.files import Files, is_full
 from limosa.storage.log import Place, VolumeLog, read_frame
 from limosa.storage.manifest import VOLUME, Catalogue, directory_of
 from limosa.storage.records import (
@@ -104,6 +105,8 @@ class Volume:
         self._moved: list[tuple[StoredReplica, int, Place]] = []
         """Entries that move to another log file as soon as it is written."""
         self._ticket = 0
+        self.is_full = False
+        """The last sync found no space on the disk."""
         self.grown = 0
         """An upper bound of the bytes of rows in memory; measured exactly now and then."""
         self.dropped: list[str] = []
@@ -141,7 +144,15 @@ class Volume:
         """Last sequence of each log file except the current one."""
         self.durable_sequence = found.sequence
         self.catalogue = Catalogue(self.files, self.directory, found.volume)
-        self.log = VolumeLog(
+        try:
+            self.log = self._begin_log(found)
+        except OSError as error:
+            if not (is_full(error) and self.free_reserve()):
+                raise
+            self.log = self._begin_log(found)
+
+    def _begin_log(self, found: Recovery) -> VolumeLog:
+        log = VolumeLog(
             self.files,
             f"{self.directory}/log",
             found.sequence,
@@ -150,7 +161,8 @@ class Volume:
             self.catalogue.start_log,
             self.settings.frame_weight_bytes,
         )
-        self.log.sizes.update(found.log_sizes)
+        log.sizes.update(found.log_sizes)
+        return log
 
     # ------------------------------------------------------------ changing
 
@@ -256,8 +268,11 @@ class Volume:
         with self._syncing:
             self.check()
             try:
-                return self._sync_with_reserve()
+                ticket = self._sync_with_reserve()
+                self.is_full = False
+                return ticket
             except DiskFull:
+                self.is_full = True
                 raise
             except BaseException as error:
                 # Any error, even Ctrl-C: frames that were taken may not have been written.
