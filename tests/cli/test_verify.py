@@ -93,7 +93,7 @@ def test_without_spark_it_is_refused_before_anything_begins(
 
 @pytest.mark.skipif(bool(java.missing()), reason="needs Spark")
 def test_a_spark_that_does_not_start_is_said_so(limosa: Limosa, table: str) -> None:
-    ran = limosa("verify", table, "--spark-master", "no-such-master")
+    ran = limosa("verify", table, "--spark-master", "local[nothing]")
     assert ran.code == 1
     assert "the rows were not compared" in ran.error
 

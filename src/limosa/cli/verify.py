@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from limosa.cli.shared.options import ClusterOptions, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice, check_installed
+from limosa.cli.shared.pipelines import PipelineChoice, SparkMaster, SparkSecret, check_installed
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core import routing
@@ -36,6 +36,7 @@ from limosa.pipeline.portions import (
     share_out,
     whole,
 )
+from limosa.pipeline.protection import secret_for
 
 ATTEMPTS = 6
 AGAIN_SECONDS = 1.0
@@ -61,12 +62,8 @@ def verify(
             help="What compares the rows: auto is Spark; threads run within this command.",
         ),
     ] = "auto",
-    spark_master: Annotated[
-        str,
-        typer.Option(
-            "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
-        ),
-    ] = "",
+    spark_master: SparkMaster = "",
+    spark_secret: SparkSecret = None,
 ) -> None:
     """Compare all replicas of a table, row by row.
 
@@ -79,15 +76,16 @@ def verify(
     Examples:
       limosa verify items
       limosa verify items --json
-      limosa verify items --spark-master spark://10.0.0.7:7077
+      limosa verify items --spark-master spark://10.0.0.7:7077 --spark-secret spark-secret
       limosa verify items --pipeline threads
     """
     check_installed(pipeline)
+    secret = "" if pipeline == "threads" else secret_for(spark_master, spark_secret)
     began = time.monotonic()
     with target.operate() as connection:
         definition = connection.table(table).definition.encode()
         zone = connection.topology.tables[table].zone
-        with Bar() as bar, _carrier(pipeline, spark_master, bar) as carrier:
+        with Bar() as bar, _carrier(pipeline, spark_master, secret, bar) as carrier:
             verification = Verification(connection, target, zone, definition, carrier, bar)
             verification.run()
             ended = time.monotonic()
@@ -321,13 +319,13 @@ class Bar:
 
 
 @contextmanager
-def _carrier(pipeline: PipelineChoice, master: str, bar: Bar) -> Iterator[Carrier]:
+def _carrier(pipeline: PipelineChoice, master: str, secret: str, bar: Bar) -> Iterator[Carrier]:
     if pipeline == "threads":
         yield ThreadCarrier()
         return
     words = {"starting": "starting Spark", "ready": "comparing"}
     with tempfile.TemporaryDirectory(prefix="limosa-verify-") as directory:
-        options = Options(str(Path(directory) / "spark"), master, {}, "limosa-verify")
+        options = Options(str(Path(directory) / "spark"), master, {}, "limosa-verify", secret)
         spark = SparkCarrier(
             options,
             lambda state, detail: bar.say(words.get(state, f"Spark: {state}")),

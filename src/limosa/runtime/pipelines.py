@@ -15,6 +15,7 @@ from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, Changed, SparkCarrier, ThreadCarrier
 from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
+from limosa.pipeline.protection import check_conf, secret_for
 from limosa.runtime.coordinator import MakeMover
 from limosa.runtime.journal import Journal
 from limosa.transport.security import Security
@@ -31,6 +32,8 @@ class PipelineConfig(Struct, frozen=True, kw_only=True):
     scratch: str
     """A directory for the pipeline alone: its contents are deleted."""
     master: str = ""
+    secret: str | None = None
+    """The file with the Spark cluster's secret, if the master is that of a Spark cluster."""
     conf: dict[str, str] = {}
     bytes_per_second: float = BYTES_PER_SECOND
     """Limit for all copies together; 0: no limit."""
@@ -53,6 +56,10 @@ def settings_for(config: PipelineConfig, settings: CoordinatorSettings) -> Coord
 def mover_for(
     config: PipelineConfig, security: Security, cluster: str, name: str, journal: Journal
 ) -> MakeMover:
+    on_spark = config.kind != "threads" and not java.missing()
+    if on_spark:
+        check_conf(config.conf)
+    spark_secret = secret_for(config.master, config.secret) if on_spark else ""
     secret = None if security.secret is None else read_secret(security.secret)
 
     def access() -> Access:
@@ -63,7 +70,7 @@ def mover_for(
 
     def make(changed: Changed) -> PipelineMover:
         carrier: Carrier
-        if config.kind == "threads" or java.missing():
+        if not on_spark:
             carrier = ThreadCarrier()
         else:
             scratch = Path(config.scratch).absolute()
@@ -72,6 +79,7 @@ def mover_for(
                 config.master,
                 config.conf,
                 f"limosa-{cluster}-{os.getpid()}",
+                spark_secret,
             )
             words = scratch.with_name(scratch.name + ".log")
             carrier = SparkCarrier(options, changed, journal, str(words))
