@@ -14,7 +14,7 @@ from limosa.errors import BadInput, UnusableFile
 from limosa.pipeline import java
 from limosa.pipeline.application import JobOrder, News, Options, settings_of
 from limosa.pipeline.protection import PROTECTION, SECRET, check_conf, secret_for
-from limosa.transport.tokens import make_secret, read_secret
+from limosa.transport.keys import make_secret, read_secret
 from tests.chaos.surroundings import descendants
 from tests.pipeline.stranger import TurnedAway, fetch_block, listening_ports, send_object
 from tests.pipeline.test_application import running

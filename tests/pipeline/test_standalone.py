@@ -13,7 +13,7 @@ import pytest
 from limosa.pipeline import java
 from limosa.pipeline.application import JVM
 from limosa.pipeline.protection import CIPHER, PROTECTION, SECRET
-from limosa.transport.tokens import make_secret, read_secret
+from limosa.transport.keys import make_secret, read_secret
 from tests.chaos.surroundings import Process, descendants, marked, send, stray_processes
 from tests.pipeline.moving import WRITTEN, MovingCluster, Writing
 from tests.waiting import eventually

@@ -45,9 +45,10 @@ from limosa.runtime.local import LocalCluster
 from limosa.tabular.conditions import CONDITIONS_MAX
 from limosa.tabular.schema import Table
 from limosa.transport import frames as wire_frames
+from limosa.transport.keys import make_secret, read_secret
 from limosa.transport.security import CALLS_MAX, AuthenticationFactory, call_options
 from limosa.transport.server import Hello
-from limosa.transport.tokens import issue, make_secret, read_secret
+from limosa.transport.tokens import issue
 from tests.transport import attacker
 from tests.transport.attacker import Attacker, Talk, frame, read, told, write
 from tests.transport.certificates import Authority

@@ -11,8 +11,7 @@ from pathlib import Path
 import uvicorn
 from msgspec import Struct
 
-from limosa.admin import app, audit, tokens
-from limosa.admin.audit import AuditLog
+from limosa.admin import app, tokens
 from limosa.admin.operations import Follower
 from limosa.admin.reconnection import ReconnectingCluster
 from limosa.admin.runs import Runs
@@ -20,6 +19,8 @@ from limosa.admin.service import AdminService, AdminSettings, Logger
 from limosa.admin.tokens import Tokens
 from limosa.client.operator import Operator
 from limosa.errors import BadInput, Refused
+from limosa.runtime import audit
+from limosa.runtime.audit import AuditLog
 from limosa.transport.security import Security, check_bind, read_pair
 
 START_SECONDS = 20.0

@@ -11,7 +11,8 @@ from limosa.cli.shared.options import ClusterOptions, with_groups
 from limosa.cli.shared.terminal import print_answer
 from limosa.client.discovery import LOCAL, find_local
 from limosa.errors import BadInput, Refused
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.keys import read_secret
+from limosa.transport.tokens import issue
 
 DAY_SECONDS = 86_400.0
 

@@ -25,6 +25,7 @@ from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError, Refused
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, SparkCarrier, ThreadCarrier
+from limosa.pipeline.loads import Permit
 from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import (
     EXAMINE,
@@ -133,7 +134,7 @@ class Verification:
         bar: "Bar",
     ) -> None:
         self._connection = connection
-        self._target = target
+        self._access = Access("", target.authority, target.certificate, target.private_key)
         self._zone = zone
         self._table = table
         self._carrier = carrier
@@ -222,20 +223,25 @@ class Verification:
     def _begin(self, portions: Sequence[Portion], rows: int) -> None:
         topology = self._connection.topology
         addresses = {node.id: node.address for node in topology.nodes.values()}
-        task = Examination(tuple(portions), addresses)
+        task = Examination(tuple(self._permitted(portions)), addresses)
         self._job += 1
         self._carrier.run(
             f"verify-{self._job}",
             EXAMINE,
-            msgspec.msgpack.encode(self._access()),
+            msgspec.msgpack.encode(self._access),
             [msgspec.msgpack.encode(task)],
             lambda results, why: self._ended.put((portions, rows, results, why)),
         )
 
-    def _access(self) -> Access:
-        given = self._target
-        token = self._connection.token()
-        return Access("", token, given.authority, given.certificate, given.private_key)
+    def _permitted(self, portions: Sequence[Portion]) -> list[Portion]:
+        """With tokens for these partitions: no task gets the operator's own token."""
+        partitions = sorted({portion.partition for portion in portions})
+        made = self._connection.comparison_tokens(partitions)
+        tokens = dict(zip(partitions, made.tokens, strict=False))
+        return [
+            replace(portion, permit=Permit(tokens.get(portion.partition), made.until))
+            for portion in portions
+        ]
 
     def _end(
         self, portions: Sequence[Portion], rows: int, results: Sequence[bytes], why: str

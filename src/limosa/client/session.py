@@ -262,9 +262,6 @@ class Session:
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
 
-    def token(self) -> str | None:
-        return self._dialer.token()
-
     # --- the end
 
     def close(self) -> None:

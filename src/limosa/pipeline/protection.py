@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from limosa.errors import BadInput
-from limosa.transport.tokens import read_secret
+from limosa.transport.keys import read_secret
 
 # fmt: off
 PROTECTION: Final[Mapping[str, str]] = {

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from limosa.errors import BadInput, Refused, VolumeInUse
 from limosa.runtime.signals import delayed
-from limosa.transport.tokens import make_secret
+from limosa.transport.keys import make_secret
 
 COORDINATOR = "coordinator"
 ADMIN = "admin"

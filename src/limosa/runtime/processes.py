@@ -21,7 +21,8 @@ from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Dialer, Peers, Token
 from limosa.protocol.wire import Goodbye
-from limosa.runtime import membership
+from limosa.runtime import audit, membership
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
 from limosa.runtime.journal import Journal
@@ -29,9 +30,10 @@ from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
+from limosa.transport.keys import KeyFile
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.tokens import issue
 
 pa.array(np.zeros(1))
 """Arrow's first use of NumPy imports pandas if it is installed. That takes half a second, so it
@@ -101,8 +103,8 @@ def token_source(security: Security, cluster: str, subject: str, role: str) -> T
     """Issues tokens for this process, if it knows the cluster's secret."""
     if security.secret is None:
         return lambda: None
-    secret = read_secret(security.secret)
-    return lambda: issue(secret, cluster, subject, role, TOKEN_SECONDS, time.time())
+    keys = KeyFile(security.secret)
+    return lambda: issue(keys.current(), cluster, subject, role, TOKEN_SECONDS, time.time())
 
 
 def _security(config: NodeConfig | CoordinatorConfig) -> Security:
@@ -152,7 +154,14 @@ class NodeProcess:
                 journal,
                 self._failed,
             )
-            service = NodeService(self.driver, config.cluster, journal)
+            secret = config.security.secret
+            service = NodeService(
+                self.driver,
+                config.cluster,
+                journal,
+                AuditLog(Path(config.data) / audit.FILE),
+                None if secret is None else KeyFile(secret),
+            )
             self.server = Server(config.host, config.port, _security(config), service)
         except BaseException:
             self.store.close()
