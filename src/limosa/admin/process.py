@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from limosa.admin import app, tokens
 from limosa.admin.operations import Follower
+from limosa.admin.patience import PatientProtocol
 from limosa.admin.reconnection import ReconnectingCluster
 from limosa.admin.runs import Runs
 from limosa.admin.service import AdminService, AdminSettings, Logger
@@ -105,7 +106,7 @@ def _settings_of(application: object, config: AdminConfig) -> uvicorn.Config:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # bad requests must not fill the log
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         loop="asyncio",
         lifespan="off",

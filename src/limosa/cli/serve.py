@@ -352,6 +352,7 @@ def _run(
     options: ProcessOptions,
 ) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
+    os.umask(0o077)  # logs, the metastore and Spark's files are for this user only
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -19,12 +19,14 @@ import getpass
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from limosa.errors import UnusableFile
+from limosa.errors import LimosaError, UnusableFile
 
 FILE = "audit.ndjson"
 LOCK_SECONDS = 3.0
@@ -37,6 +39,21 @@ def user_here() -> str:
     except (KeyError, OSError):
         name = f"uid {os.getuid()}"
     return f"{name}@{os.uname().nodename}"
+
+
+@contextmanager
+def noted(beside: Path, change: str, **facts: Any) -> Iterator[None]:
+    """Write a change that a command makes to a file into the audit log beside the file. The change
+    is not made if that fails."""
+    log = AuditLog(beside.absolute().with_name(FILE))
+    facts = {"author": user_here(), "change": change, **facts}
+    log.write("asked", **facts)
+    try:
+        yield
+    except LimosaError as error:
+        log.write("refused", **facts, why=error.message)
+        raise
+    log.write("answered", **facts, state="done")
 
 
 class AuditLog:

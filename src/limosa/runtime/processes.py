@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from limosa.runtime import audit, membership
 from limosa.runtime.audit import AuditLog
 from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
+from limosa.runtime.directories import make_private
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
@@ -127,8 +128,11 @@ class NodeProcess:
         self.ended = threading.Event()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
-        Path(config.data).mkdir(parents=True, exist_ok=True)
+        make_private(config.data, journal)
         volumes = config.volumes or {"": str(Path(config.data) / "volume")}
+        for volume in volumes.values():
+            with suppress(UnusableFile):  # the store refuses this volume, and uses the others
+                make_private(volume, journal)
         self.store = Store(volumes, settings=config.storage)
         try:
             if not self.store.volumes:

@@ -259,6 +259,14 @@ class KeyFile:
                     self._looked_at = self._now()
         return self._keys
 
+    def has_changed(self) -> bool:
+        """Look at the file now: another process may have read a new key a moment earlier."""
+        with self._lock:
+            before = self._keys
+            self._refresh()
+            self._looked_at = self._now()
+            return self._keys != before
+
     def _refresh(self) -> None:
         stamp = self._look()
         if stamp == self._stamp and not self.trouble:

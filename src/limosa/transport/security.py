@@ -175,7 +175,13 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
     def _identity(self, headers: Headers) -> Identity:
         if self._keys is None:
             return ANYBODY
-        return check(self._keys.current(), self._cluster, _bearer(headers), self._clock())
+        token = _bearer(headers)
+        try:
+            return check(self._keys.current(), self._cluster, token, self._clock())
+        except Unauthenticated:
+            if not self._keys.has_changed():
+                raise
+            return check(self._keys.current(), self._cluster, token, self._clock())
 
     def check_again(self, identity: Identity) -> None:
         """Refuse a caller whose token has expired or was revoked since its stream began."""

@@ -117,7 +117,7 @@ def scope_of(sessions: Iterable[tuple[str, str]]) -> str:
 
 
 def issue(
-    key: Key | Keyring | bytes,
+    secret: Key | Keyring | bytes,
     cluster: str,
     subject: str,
     role: str,
@@ -126,7 +126,7 @@ def issue(
     sessions: Sessions = (),
 ) -> str:
     """A new token for `subject`, valid from now on; a mover's is for these sessions only."""
-    signing = key if isinstance(key, Key) else keyring_of(key).signing
+    signing = secret if isinstance(secret, Key) else keyring_of(secret).signing
     if role not in ROLES:
         raise BadInput(f"unknown role '{role}'", f"use one of {', '.join(ROLES)}")
     if not _is_name(subject) or not _is_name(cluster):
@@ -185,6 +185,24 @@ def check(keys: Keyring | bytes, cluster: str, token: str, now: float) -> Identi
             check_again(ring, identity, now)
             return identity
     raise Unauthenticated("the token has an unknown role", f"use one of {', '.join(ROLES)}")
+
+
+class TokenClaims(msgspec.Struct, frozen=True):
+    """What a token says of itself."""
+
+    id: str
+    subject: str
+    expires_at: float
+
+
+def claims_of(token: str) -> TokenClaims:
+    """Without checking them: for those who made the token, or want it revoked."""
+    try:
+        payload = jwt.PyJWS().decode_complete(token, options={"verify_signature": False})["payload"]
+        claims = _claims_decoder.decode(payload)
+    except Exception:
+        raise BadInput("this is not a token", "check that it was copied completely") from None
+    return TokenClaims(claims.jti, claims.sub, claims.exp)
 
 
 def check_again(keys: Keyring, identity: Identity, now: float) -> None:
