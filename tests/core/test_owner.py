@@ -1,12 +1,21 @@
 """When is a write committed, and when may an owner open, seal, take back or give up waiting?"""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.effects import AppendEntries, MakeCommit, ReadTail, Send, StoreEpoch, Surprise
-from limosa.core.events import CollectionDue, DigestTaken, TailRead, Ticked
+from limosa.core.effects import (
+    AppendEntries,
+    Effect,
+    MakeCommit,
+    ReadTail,
+    Send,
+    StoreEpoch,
+    Surprise,
+)
+from limosa.core.events import CollectionDue, DigestTaken, LeaseRenewed, TailRead, Ticked
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
     Mismatched,
@@ -160,6 +169,8 @@ def test_what_is_not_in_memory_is_read_once_at_a_time_for_each_peer() -> None:
     (message,) = sent(stage.tell(TailRead(reading.ticket, log[1:])), Replicate)
     assert (message.previous, message.entries, message.how) == (1, log[1:], "append")
     assert stage.tell(TailRead(reading.ticket, log[1:])) == []
+    assert not done(stage.say(probed(B, 1), "b"), ReadTail)
+    stage.now += ORDINARY.resend_seconds
     assert done(stage.say(probed(B, 1), "b"), ReadTail)
 
 
@@ -213,6 +224,50 @@ def test_a_peer_that_the_log_does_not_reach_back_to_is_reported() -> None:
     stage.owner.replicate(peer(stage, C), 1)
     assert not peer(stage, C).reachable
     assert stage.status().replicas[P][0].unreachable == (B, C)
+
+
+def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -> list[float]:
+    """When entries are sent to a replica that answers, and never takes any."""
+    began, times = stage.now, []
+    while stage.now < began + seconds:
+        stage.now += 0.02
+        stage.tell(LeaseRenewed(LEASES["a"], stage.now))
+        effects = [*stage.tell(Ticked()), *answer()]
+        to_b = [effect for effect in effects if isinstance(effect, Send) and effect.to == "b"]
+        times += [stage.now - began for each in sent([*to_b], Replicate) if each.entries]
+    return times
+
+
+@pytest.mark.parametrize("matched", [True, False])
+def test_entries_that_a_replica_does_not_take_are_sent_less_and_less_often(matched: bool) -> None:
+    """S124: whatever the reason, for instance a frame that it refuses."""
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    if not matched:
+        stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
+    times = refusing(stage, lambda: [] if matched else stage.say(probed(B, 0), "b"), 20.0)
+    assert 8 <= len(times) <= 13, times
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    wanted = [0.3, 0.6, 1.2, *[2.0] * (len(pauses) - 3)]
+    assert pauses == pytest.approx(wanted, abs=0.33)
+    assert not sent(stage.acknowledge(B, upto=0), Replicate), "an ack of nothing is no progress"
+
+
+def test_a_replica_that_makes_progress_or_starts_again_gets_what_it_lacks_at_once() -> None:
+    stage = owner_on_stage()
+    for sequence in (1, 2):
+        stage.say(write(f"w.{sequence}", sequence, sequence - 1), "client")
+    refusing(stage, list, 5.0)
+    assert peer(stage, B).pause == ORDINARY.resend_seconds_max
+    stage.acknowledge(B, upto=position(3, 1))
+    assert peer(stage, B).pause == 0.0
+    refusing(stage, list, 5.0)
+    again = replace(probed(B, 0), run=4711)
+    (message,) = sent(stage.say(again, "b"), Replicate)
+    assert (message.how, message.probed, len(message.entries)) == ("match", 4711, 2)
+    (message,) = sent(stage.say(again, "b"), Replicate)
+    assert (message.how, message.entries) == ("match", ())
+    assert peer(stage, B).sent == position(3, 2), "what is under way is not sent twice"
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
@@ -397,6 +452,55 @@ def test_a_replica_that_has_everything_is_proposed_and_waited_for_from_then_on()
     stage.store()
     assert sent(stage.acknowledge(B), Written) == []
     assert len(sent(stage.acknowledge(C), Written)) == 1
+
+
+def test_a_replica_returns_although_writes_never_stop() -> None:
+    """S115: it is proposed once it has what was committed a moment ago, and from then on the
+    watermark waits for it."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    for number in range(1, 5):
+        stage.say(write(f"w.{number}", number), "client")
+        stage.store()
+        stage.acknowledge(B)
+        stage.acknowledge(C, upto=position(3, number - 1) if number > 1 else 0)
+        later(stage, 0.11)
+    assert list(stage.owner.proposed) == [C]
+    assert stage.owner.held.watermark == position(3, 3)
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    assert stage.status().replicas[P][0].caught_up == ()
+
+
+def test_a_replica_that_is_proposed_is_reported_only_once_it_has_all_that_is_committed() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    later(stage, 0.11)
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    stage.acknowledge(C, upto=0)
+    later(stage, 0.11)
+    assert list(stage.owner.proposed) == [C]
+    assert stage.status().replicas[P][0].caught_up == ()
+    stage.say(write("w.2", 2), "client")
+    stage.store()
+    assert sent(stage.acknowledge(B), Written) == []
+    effects = stage.acknowledge(C)
+    assert len(sent(effects, Written)) == 1
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+
+
+def test_a_replica_that_is_far_behind_is_not_proposed() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    stage.acknowledge(C, upto=0)
+    for _ in range(9):
+        later(stage, 0.1)
+        assert not stage.owner.proposed
 
 
 def test_a_replica_that_may_return_answers_anew_before_it_is_proposed_again() -> None:

@@ -85,7 +85,8 @@ def test_a_slice_is_read_from_the_owner_under_its_session() -> None:
     assert (reading.slice, reading.slices) == (1, 4)
     at = stage.owner.held.last
     (fetched,) = sent(stage.tell(SliceRead(reading.ticket, ROWS, at)), Fetched)
-    assert (fetched.slice, fetched.rows, fetched.through) == (1, ROWS, at)
+    assert (fetched.slice, fetched.slices) == (1, 4)
+    assert (fetched.rows, fetched.through) == (ROWS, at)
     assert fetched.producers == (("x", 0, ((1, (Applied(write().range, at),)),)),)
 
 
@@ -136,7 +137,7 @@ def test_a_slice_counts_when_it_is_whole_and_durable() -> None:
     assert applied.rows == (ROWS,)
     assert stage.copied("t9") is None
     assert held.permits == {applied.ticket: SESSION}
-    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0)]
+    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0, 1)]
     assert stage.copied("t9") == SESSION
     assert held.permits == {}
 
@@ -193,7 +194,7 @@ def test_what_comes_after_the_copy_is_whole_is_not_applied() -> None:
     stage.store()
     stage.say(chunk(1, "two"), "mover")
     effects = stage.say(end(1, 2, "two"), "mover")
-    assert sent(effects, Landed) == [Landed(P, SESSION, 1)]
+    assert sent(effects, Landed) == [Landed(P, SESSION, 1, 2)]
     assert not done(effects, ApplySlice)
 
 
@@ -212,7 +213,7 @@ def test_a_slice_that_landed_already_is_not_applied_again() -> None:
     stage.store()
     stage.say(chunk(attempt="two"), "mover")
     effects = stage.say(end(attempt="two"), "mover")
-    assert sent(effects, Landed) == [Landed(P, SESSION, 0)]
+    assert sent(effects, Landed) == [Landed(P, SESSION, 0, 1)]
     assert not done(effects, ApplySlice)
 
 
@@ -225,7 +226,7 @@ def test_a_doubled_chunk_counts_once() -> None:
         assert stage.say(each, "mover") == []
     (applied,) = done(stage.say(end(), "mover"), ApplySlice)
     assert applied.rows == (first.rows, second.rows)
-    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0)]
+    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +338,7 @@ def test_a_large_slice_goes_past_the_log_and_its_producers_follow() -> None:
     assert applied.rows == ()
     assert held.permits == {applied.ticket: SESSION}
     assert stage.copied("t9") is None, "not durable yet"
-    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0)]
+    assert sent(stage.store(), Landed) == [Landed(P, SESSION, 0, 1)]
     assert stage.copied("t9") == SESSION
 
 

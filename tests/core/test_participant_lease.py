@@ -229,10 +229,7 @@ def test_an_owner_that_missed_what_happened_meanwhile_is_one_no_more() -> None:
 
 def test_a_registration_is_guarded_by_the_nodes_row_and_by_its_former_lease() -> None:
     """A node that was removed, or whose key another run has written, does not register."""
-    alone = registration("a", 7, row=3)
-    assert alone.guards == {node_key("a"): 3}
-    assert alone.changes == (Put(NodeLease("a", 7)),)
     for previous in (0, 5):
-        after_another = registration("a", 7, row=3, previous=previous)
-        assert after_another.guards == {node_key("a"): 3, lease_key("a"): previous}
-        assert after_another.changes == alone.changes
+        commit = registration("a", 7, row=3, previous=previous)
+        assert commit.guards == {node_key("a"): 3, lease_key("a"): previous}
+        assert commit.changes == (Put(NodeLease("a", 7)),)

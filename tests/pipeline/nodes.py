@@ -104,7 +104,12 @@ class ScriptedNode:
                 head = (message.partition, message.session, message.slice)
                 return [
                     Fetched(
-                        *head, self.rows(message.slice), 7, (), self.rows(message.slice).digest()
+                        *head,
+                        self.rows(message.slice),
+                        7,
+                        (),
+                        self.rows(message.slice).digest(),
+                        message.slices,
                     )
                 ]
             case Chunk():
@@ -118,15 +123,15 @@ class ScriptedNode:
     def _end(self, end: End) -> Message:
         head = (end.partition, end.session, end.slice)
         if (end.partition, end.slice) in self.landed:
-            return Landed(*head)
+            return Landed(*head, end.slices)
         chunks = self._chunks.pop((end.partition, end.slice, end.attempt), [])
         bundles = [chunk.rows for chunk in chunks]
         whole = sum(map(len, bundles)) == end.count
         if not chunks or not whole or sum(each.digest() for each in bundles) != end.digest:
-            return Denied(*head, "rows are missing")
+            return Denied(*head, "rows are missing", end.slices)
         rows = [row for bundle in bundles for row in _rows_of(bundle)]
         self.landed[end.partition, end.slice] = sorted(rows)
-        return Landed(*head)
+        return Landed(*head, end.slices)
 
 
 def _rows_of(bundle: object) -> Iterator[Row]:

@@ -455,6 +455,25 @@ def test_a_pipe_that_is_told_to_stops(nodes: Nodes) -> None:
     assert carried.slices == 0
 
 
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_about_another_cut_of_the_same_session_changes_nothing(nodes: Nodes) -> None:
+    """S123: an earlier mover cut the range differently. Its slice 0 holds other rows, and that it
+    has landed says nothing about this slice 0."""
+    late = slice_bundle(3)
+
+    def late_rows(message: Message) -> list[Message]:
+        return [Fetched("p", "s-p@1", 0, late, 7, (), late.digest(), SLICES + 1)]
+
+    def late_end(message: Message) -> list[Message]:
+        return [Landed("p", "s-p@1", number, SLICES + 1) for number in range(SLICES)]
+
+    nodes.source.answer = first(Fetch, 1, late_rows)
+    nodes.target.answer = first(End, 1, late_end)
+    (carried,) = nodes.carry(load(slices=SLICES))
+    assert (carried.slices, carried.failure) == (SLICES, "")
+    assert arrived(nodes.target)
+
+
 def test_what_nobody_asked_for_is_overheard(nodes: Nodes) -> None:
     """Late answers of an attempt that failed, and of another's."""
     strange = [

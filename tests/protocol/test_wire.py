@@ -261,7 +261,9 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
         Unheld, words, replicas, numbers, numbers, st.sampled_from(get_args(Objection))
     ),
     Fetch: st.builds(Fetch, words, words, words, numbers, numbers, numbers),
-    Fetched: st.builds(Fetched, words, words, numbers, versioned_bundles, numbers, producers),
+    Fetched: st.builds(
+        Fetched, words, words, numbers, versioned_bundles, numbers, producers, slices=numbers
+    ),
     Chunk: st.builds(
         Chunk, words, words, words, numbers, numbers, words, numbers, versioned_bundles
     ),
@@ -279,9 +281,9 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
         numbers,
         producers,
     ),
-    Landed: st.builds(Landed, words, words, numbers),
+    Landed: st.builds(Landed, words, words, numbers, numbers),
     Link: st.builds(Link, words, words, words, numbers, words),
-    Denied: st.builds(Denied, words, words, numbers, words),
+    Denied: st.builds(Denied, words, words, numbers, words, numbers),
     Look: st.builds(Look, numbers),
     Seal: st.builds(Seal, words, numbers),
     Verify: st.builds(Verify, words, words),

@@ -463,8 +463,8 @@ def test_when_a_disk_fails_nothing_is_acked_and_nothing_is_read(
         assert isinstance(read(node, table, eventual=eventual), Wait)
     with pytest.raises(Redirected):
         scan(node, table)
-    assert node.ended.wait(PATIENCE_SECONDS)
-    assert node.failure is error
+    assert node.end.ended.wait(PATIENCE_SECONDS)
+    assert node.end.failure is error
 
 
 def test_a_node_that_stops_answers_nothing_once_its_lease_is_given_back(house: House) -> None:

@@ -373,7 +373,7 @@ def test_a_removed_node_does_not_come_back(office: Office, tmp_path: Path) -> No
     node = join(office, directory)
     join(office, tmp_path / "n2", replace(NEWCOMER, id="n2", host="h2"), "r2")
     lease = office.store.store.grant(3.0)
-    membership.register(office.store.store, node, lease)
+    membership.register(office.store.store, node, lease, previous=0)
     alive = office.answer(Request("r3", RemoveNode("n1")))
     assert (alive.state, "n1 is alive" in alive.answer) == ("refused", True)
     office.clock.advance(4.0)
@@ -381,7 +381,7 @@ def test_a_removed_node_does_not_come_back(office: Office, tmp_path: Path) -> No
     with pytest.raises(IllegalRequest, match="n1 was removed"):
         membership.member(office.store, directory)
     with pytest.raises(IllegalRequest, match="n1 was removed"):
-        membership.register(office.store.store, node, office.store.store.grant(3.0))
+        membership.register(office.store.store, node, office.store.store.grant(3.0), 0)
     with pytest.raises(IllegalRequest, match="n1 was removed"):
         membership.refresh(office.store, node)
     with pytest.raises(IllegalRequest, match="n1 was removed"):
@@ -411,10 +411,10 @@ def test_a_run_of_a_node_is_registered_under_its_lease(office: Office, tmp_path:
 def test_who_is_no_member_does_not_come_to_life(office: Office, tmp_path: Path) -> None:
     lease = office.store.store.grant(3.0)
     with pytest.raises(IllegalRequest, match="n1 is not a member"):
-        membership.register(office.store.store, NEWCOMER, lease)
+        membership.register(office.store.store, NEWCOMER, lease, 0)
     join(office, tmp_path / "n1")
     with pytest.raises(IllegalRequest, match="n1 is not a member"):
-        membership.register(office.store.store, replace(NEWCOMER, host="h2"), lease)
+        membership.register(office.store.store, replace(NEWCOMER, host="h2"), lease, 0)
 
 
 def test_a_node_that_is_removed_while_it_registers_does_not_come_to_life(
@@ -431,7 +431,7 @@ def test_a_node_that_is_removed_while_it_registers_does_not_come_to_life(
 
     monkeypatch.setattr(office.store.store, "get", slow)
     with pytest.raises(StaleGuard) as caught:
-        membership.register(office.store.store, node, office.store.store.grant(3.0))
+        membership.register(office.store.store, node, office.store.store.grant(3.0), 0)
     assert caught.value.keys == (node_key("n1"),)
 
 

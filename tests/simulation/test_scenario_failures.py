@@ -18,7 +18,7 @@ from limosa.core.machines.catalogue import (
     WRITE_BOTH,
 )
 from limosa.core.messages import DropReplica, End, Landed, Message, Replicate
-from limosa.core.model.changes import Commit
+from limosa.core.model.changes import Commit, lease_key
 from limosa.core.model.requests import ReverseMove
 from limosa.simulation.disk import SimulatedReplica
 from limosa.simulation.faults import stop_keepers
@@ -50,6 +50,22 @@ def lead_to(world: Scenario, stage: str, action: Callable[[], None]) -> tuple[st
         world.until_stage(READ_NEW)
         world.request(ReverseMove("p0"))
     return source, target
+
+
+def test_a_registration_that_arrives_late_does_not_replace_that_of_a_later_run() -> None:
+    """S122: a node asks for a lease and crashes; its next run has registered when the question
+    arrives."""
+    world = Scenario()
+    node = world.owner()
+    former = world.metastore.revision_of(lease_key(node.name))
+    node.crash()
+    node.start()
+    world.until(lambda: node.brain.lease is not None)
+    lease = world.agreed.leases[node.name]
+    assert world.metastore.register(node.name, former) is None
+    assert world.agreed.leases[node.name] == lease
+    assert world.metastore.renew(lease_key(node.name), lease.lease)
+    world.conclude()
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -427,3 +443,23 @@ def test_an_empty_replica_is_not_taken_for_one_that_has_the_rows() -> None:
     world.until(lambda: world.is_open("p0"))
     assert world.owner() is owner
     assert {key: world.get(key) for key in rows} == rows
+
+
+def test_a_disk_that_hangs_does_not_hold_up_a_failover() -> None:
+    """S119: the owner dies, and the disk of one of the two nodes that could take over hangs: its
+    lease lives, and it promises nothing. The other one is elected, opens and serves."""
+    world = Scenario(min_in_sync=1)
+    rows = world.put_many(5)
+    owner = world.owner().name
+    hung, other = sorted(world.replicas() - {owner})
+    world.slow_disks.add(hung)
+    world.nodes[owner].crash()
+    world.until(lambda: world.record().epoch > 1)
+    began = world.now
+    world.until(lambda: world.record().owner is not None, seconds=5.0)
+    assert world.owner().name == other
+    world.until(lambda: world.is_open("p0"), seconds=5.0)
+    assert world.put("after", 1).outcome == "done"
+    assert world.now - began < 8.0
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()

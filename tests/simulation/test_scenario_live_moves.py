@@ -7,7 +7,7 @@ long, a second move of the same partition, a volume move that can't go back.
 import pytest
 
 from limosa.core.effects import ShelveSlice
-from limosa.core.events import SliceShelved
+from limosa.core.events import Received, SliceShelved
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -17,13 +17,13 @@ from limosa.core.machines.catalogue import (
     USE_NEW,
     WRITE_BOTH,
 )
-from limosa.core.messages import Chunk
+from limosa.core.messages import Chunk, Denied, End, Fetched, Landed
 from limosa.core.model.intent import Placement
 from limosa.core.model.reports import Report
 from limosa.core.model.requests import CompleteMove, MovePartition, MoveToVolume, ReverseMove
 from limosa.core.participant.held import Held
 from limosa.simulation.rows import SimulatedRows
-from tests.simulation.scenarios import Scenario
+from tests.simulation.scenarios import Scenario, said
 
 BACK = [ALLOW, WRITE_BOTH, STREAMING, CLEANUP_TARGET, "stable"]
 FORWARD = [ALLOW, WRITE_BOTH, STREAMING, READ_NEW, USE_NEW, CLEANUP, "stable"]
@@ -141,6 +141,34 @@ def test_slices_of_two_movers_are_not_taken_for_one_copy() -> None:
     world.until(lambda: any(len(each.landed) == 2 for each in held()))
     assert [each.copied for each in held()] == [None]
     assert world.stage_name("p0") == STREAMING
+    world.wire.let_go()
+    world.until_ended()
+    assert world.stages() == FORWARD
+    assert {key: world.rows_at(target)[key] for key in rows} == rows
+    world.conclude()
+
+
+def test_answers_about_another_cut_of_the_same_session_change_nothing() -> None:
+    """S123: the rows of slice 0 of 2 are not sent on as slice 0 of 3, and slice 0 of 3 has not
+    landed because slice 0 of 2 has."""
+    world = Scenario(live_moves=True)
+    rows = world.put_many(30)
+    world.wire.holds = lambda said: isinstance(said.message, Fetched | Chunk | End)
+    _, target = world.move_owner()
+    world.until(lambda: bool(world.mover.tasks))
+    (job,) = {id(task.job): task.job for task in world.mover.tasks.values()}.values()
+    head = (job.partition, job.session, 0)
+    before = set(world.mover.tasks)
+    late = SimulatedRows(())
+    sent = len(said(world, Chunk))
+    for sender, message in (
+        (job.source.node, Fetched(*head, late, 0, (), late.digest(), 2)),
+        (target, Landed(*head, 2)),
+        (target, Denied(*head, "another cut", 2)),
+    ):
+        world.mover.on_event(Received(sender, message))
+    assert set(world.mover.tasks) == before
+    assert len(said(world, Chunk)) == sent
     world.wire.let_go()
     world.until_ended()
     assert world.stages() == FORWARD

@@ -209,6 +209,10 @@ class Fetched(Message, frozen=True, gc=False):
     through: Position
     producers: ProducersValue
     digest: int
+    slices: int = 0
+    """Into how many slices the sender of the `Fetch` cut the copy, since another mover may cut the
+    same session differently; 0: the source runs a version that does not say. `Landed` and `Denied`
+    likewise."""
 
 
 class Chunk(SessionMessage, frozen=True, gc=False):
@@ -238,6 +242,7 @@ class Landed(Message, frozen=True, gc=False):
     partition: PartitionId
     session: SessionId
     slice: int
+    slices: int = 0
 
 
 class Denied(Message, frozen=True, gc=False):
@@ -247,6 +252,7 @@ class Denied(Message, frozen=True, gc=False):
     session: SessionId
     slice: int
     why: str
+    slices: int = 0
 
 
 class Link(SessionMessage, frozen=True, gc=False):
@@ -318,6 +324,8 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     """In this session: its rows can't be read, or its neighbour's files can't be linked."""
     rates: tuple[float, float] = (0.0, 0.0)
     """At an owner: rows written and keys read per second, lately."""
+    damaged: str = ""
+    """Which file of the replica does not match its checksum; empty: none that is known."""
 
 
 class Status(Message, frozen=True, gc=False):

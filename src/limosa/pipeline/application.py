@@ -231,6 +231,13 @@ def _perform(work: str, access: bytes, task: bytes) -> bytes:
     return result
 
 
+def _end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """Without one of its threads this process would never answer; the parent starts another."""
+    with suppress(Exception):
+        threading.__excepthook__(failed)
+    os._exit(4)
+
+
 def _in_one_line(error: Exception) -> str:
     """The useful part of an error: Java's traces are long, and their first lines say little."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -244,6 +251,7 @@ def main() -> int:
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.nice(NICENESS)
+    threading.excepthook = _end_with_thread
     options = msgspec.json.decode(base64.b64decode(os.environ.pop(ENVIRONMENT)), type=Options)
     orders = Orders(options.scratch)
     try:

@@ -192,7 +192,7 @@ class Pipe:
                 if isinstance(message, Fetched | Landed | Denied):
                     key = (message.partition, message.session, message.slice)
                     slice = self._under_way.get(key)
-                    if slice is not None:
+                    if slice is not None and message.slices in (0, slice.load.slices):
                         self._take(now, sender, slice, message)
 
     def _broke(self, now: float, node: str) -> None:

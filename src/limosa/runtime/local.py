@@ -271,6 +271,16 @@ class LocalCluster:
             if said.get("url"):
                 self.admin_url = said["url"]
 
+    def has_beaten(self, name: str) -> bool | None:
+        """Whether the process has shown since the last call that it works; None: it never does."""
+        output = self.processes[name].stdout
+        if name not in self.coordinators or output is None:
+            return None
+        heard = False
+        while select.select([output], [], [], 0)[0] and os.read(output.fileno(), 4096):
+            heard = True
+        return heard
+
     def is_running(self, name: str) -> bool:
         process = self.processes.get(name)
         return process is not None and process.poll() is None

@@ -232,10 +232,11 @@ def refresh(store: AgreedStore, node: Node) -> Node:
     raise Refused(f"the list of members kept changing, so {node.id} was not updated", "retry")
 
 
-def register(
-    store: Metastore, node: Node, lease: LeaseId, previous: Revision | None = None
-) -> Revision:
-    """Register this process as the live node; returns the revision of the registration."""
+def register(store: Metastore, node: Node, lease: LeaseId, previous: Revision) -> Revision:
+    """Register this process as the live node; returns the revision of the registration.
+
+    `previous` is the revision of the node's lease key before the lease was granted.
+    """
     key = node_key(node.id)
     entry = store.get(key)
     known = None if entry is None else decode(entry.value)

@@ -1,7 +1,6 @@
 """What do the processes of nodes and coordinators consist of? Parts, put together by settings."""
 
 import platform
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from limosa.runtime.directories import make_private
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
+from limosa.runtime.threads import ProcessEnd
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
 from limosa.transport.keys import KeyFile
@@ -124,8 +124,7 @@ class NodeProcess:
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.config = config
         self.journal = journal
-        self.failure: Exception | None = None
-        self.ended = threading.Event()
+        self.end = ProcessEnd()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
         make_private(config.data, journal)
@@ -156,7 +155,7 @@ class NodeProcess:
                 peers,
                 config.settings,
                 journal,
-                self._failed,
+                self.end.fail,
             )
             secret = config.security.secret
             service = NodeService(
@@ -209,10 +208,6 @@ class NodeProcess:
     def _received(self, node: str, message: object) -> None:
         """Ignored: nodes answer on the streams that they open."""
 
-    def _failed(self, error: Exception) -> None:
-        self.failure = error
-        self.ended.set()
-
     def stop(self) -> None:
         """Stop cleanly: tell callers, give up the lease, make everything durable."""
         self.server.stop(GOODBYE_SECONDS, _say_goodbye)
@@ -227,6 +222,7 @@ class CoordinatorProcess:
     """A coordinator's process, as leader or on standby."""
 
     def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
+        self.end = ProcessEnd()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
         with closing(open_store()) as metastore:
@@ -240,8 +236,13 @@ class CoordinatorProcess:
             config.settings,
             mover,
             journal,
+            self.end.fail,
         )
         self.driver.start()
+
+    @property
+    def ticks(self) -> int:
+        return self.driver.ticks
 
     def stop(self) -> None:
         self.driver.stop()

@@ -46,6 +46,7 @@ from limosa.core.events import (
     LeaseGranted,
     LeaseRenewed,
     Received,
+    ReplicaDamaged,
     RowsLinked,
     SliceRead,
     SliceShelved,
@@ -67,7 +68,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
-from limosa.core.model.keys import Position
+from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.topology import Replica
 from limosa.core.participant.admission import admissible
 from limosa.core.participant.brain import Participant
@@ -199,6 +200,8 @@ class SimulatedNode(Process):
         self.disk = world.make_disk(name)
         self.on_read: Callable[[], None] | None = None
         """Called when the next read is admitted."""
+        self.rotten: set[tuple[PartitionId, Incarnation]] = set()
+        """Replicas with damaged files: their rows can't be read, and nobody knows it yet."""
         self._begin()
 
     def _begin(self) -> None:
@@ -251,8 +254,17 @@ class SimulatedNode(Process):
         stored = self.disk.live.get((message.partition, owner.held.replica.incarnation))
         rows = message.rows
         assert isinstance(rows, SimulatedRows)
+        if self.finds_damage(message.partition, owner.held.replica.incarnation):
+            return Received(event.sender, message, None)
         found = 0 if stored is None else stored.newest(rows.rows[0].key)
         return Received(event.sender, message, found)
+
+    def finds_damage(self, partition: PartitionId, incarnation: Incarnation) -> bool:
+        """Whether the rows can't be read; what was found is reported as a real node does."""
+        if (partition, incarnation) not in self.rotten:
+            return False
+        self.later(0.0, self.on_event, ReplicaDamaged(partition, incarnation, "rotten"))
+        return True
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
@@ -271,11 +283,7 @@ class SimulatedNode(Process):
             case ReadTopology():
                 self.read_topology(asked=True)
             case AcquireLease():
-                sent_at = self.now
-                self.call(
-                    lambda: self.world.metastore.register(self.name),
-                    lambda answer: self.on_event(LeaseGranted(answer[0], answer[1], sent_at)),
-                )
+                self._register()
             case ReadTail():
                 slow = 0.002 * self.world.dice.random()
                 self.later(slow, self._read_tail, effect)
@@ -291,6 +299,17 @@ class SimulatedNode(Process):
                 self.world.violate(f"{self.name}: {what}", partition)
             case _:
                 raise AssertionError(effect)
+
+    def _register(self) -> None:
+        """The registration may arrive late; that a run reads its key first takes no time here."""
+        sent_at = self.now
+        previous = self.world.metastore.revision_of(lease_key(self.name))
+
+        def answered(answer: tuple[int, int] | None) -> None:
+            if answer is not None:
+                self.on_event(LeaseGranted(answer[0], answer[1], sent_at))
+
+        self.call(lambda: self.world.metastore.register(self.name, previous), answered)
 
     def _store(self, change: VolumeEffect) -> None:
         if isinstance(change, ApplySlice):
@@ -333,6 +352,8 @@ class SimulatedNode(Process):
 
     def _read_slice(self, effect: ReadSlice) -> None:
         stored = self.disk.live[effect.partition, effect.incarnation]
+        if self.finds_damage(effect.partition, effect.incarnation):
+            return
         rows = stored.slice(effect.slice, effect.slices)
         through = stored.watermark
         if effect.up_to is not None:
@@ -533,7 +554,8 @@ class _Task(Struct, eq=False):
     def is_about(self, message: Fetched | Landed | Denied) -> bool:
         """Sessions of several partitions may share a name: that of the request that began them."""
         named = (message.partition, message.session, message.slice)
-        return named == (self.job.partition, self.job.session, self.slice)
+        is_same_cut = message.slices in (0, self.slices)
+        return is_same_cut and named == (self.job.partition, self.job.session, self.slice)
 
 
 class SimulatedMover(Process):

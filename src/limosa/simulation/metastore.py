@@ -5,7 +5,8 @@ from collections.abc import Callable
 from limosa.core.coordinator.office import Office
 from limosa.core.model.changes import Agreed, Commit, node_key
 from limosa.core.participant.lease import registration
-from limosa.errors import LeaseLost, StaleGuard
+from limosa.errors import StaleGuard
+from limosa.metastore import leases
 from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.memory import MemoryMetastore
 
@@ -46,11 +47,17 @@ class SimulatedMetastore:
         self.on_change()
         return True
 
-    def register(self, node: str) -> tuple[int, int]:
+    def revision_of(self, key: str) -> int:
+        return leases.revision_of(self._store, key)
+
+    def register(self, node: str, previous: int) -> tuple[int, int] | None:
+        """The lease and its revision; None: another run has registered since `previous`."""
         lease = self._grant()
-        row = self._store.get(node_key(node))
-        commit = registration(node, lease, 0 if row is None else row.revision)
-        revision = self._agreed.commit(commit, lease)
+        row = leases.revision_of(self._store, node_key(node))
+        try:
+            revision = self._agreed.commit(registration(node, lease, row, previous), lease)
+        except StaleGuard:
+            return None
         self.on_change()
         return lease, revision
 
@@ -66,13 +73,7 @@ class SimulatedMetastore:
         return lease, revision, self.read()
 
     def renew(self, key: str, lease: int) -> bool:
-        """False also if another lease holds the key by now: then this lease counts as ended."""
-        try:
-            self._store.renew(lease)
-        except LeaseLost:
-            return False
-        entry = self._store.get(key)
-        return entry is not None and entry.lease == lease
+        return leases.renew(self._store, key, lease)
 
     def revoke(self, lease: int) -> None:
         self._store.revoke(lease)

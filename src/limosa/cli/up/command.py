@@ -55,8 +55,9 @@ def up(
     """Run a cluster on this machine, in this terminal.
 
     It starts a coordinator, the nodes and an admin service as separate processes, and restarts
-    each of them that dies. Ctrl-C stops all of them; a second Ctrl-C kills them. The data stays in
-    the directory for the next `limosa up`; a larger --nodes adds nodes.
+    each of them that dies, and a coordinator that hangs. Ctrl-C stops all of them; a second Ctrl-C
+    kills them. The data stays in the directory for the next `limosa up`; a larger --nodes adds
+    nodes.
 
     \b
     Examples:

@@ -91,6 +91,7 @@ class Copying:
             event.through,
             held.producers.value(event.through),
             event.rows.digest(),
+            message.slices,
         )
         self._node.send(sender, fetched)
 
@@ -111,7 +112,7 @@ class Copying:
         parts = list(chunks.values())
         landed = message.slice in held.landed.get((message.session, message.slices), ())
         if landed or held.copied == message.session:  # these rows would be newer than the others
-            self._node.send(sender, Landed(message.partition, message.session, message.slice))
+            self._node.send(sender, _landed(message))
             return
         problem = self.incomplete(held, message, parts)
         if problem:
@@ -204,7 +205,7 @@ class Copying:
             return
         landed = self.landed_of(held, message)
         landed.add(message.slice)
-        self._node.send(sender, Landed(message.partition, message.session, message.slice))
+        self._node.send(sender, _landed(message))
         if all(number in landed for number in range(message.slices)):
             held.copied = message.session
 
@@ -262,7 +263,13 @@ class Copying:
         return is_held and permitted and held.begun == begun
 
     def _deny(self, sender: str, message: Fetch | Chunk | End, why: str) -> None:
-        self._node.send(sender, Denied(message.partition, message.session, message.slice, why))
+        slices = 0 if isinstance(message, Chunk) else message.slices
+        denied = Denied(message.partition, message.session, message.slice, why, slices)
+        self._node.send(sender, denied)
+
+
+def _landed(message: End) -> Landed:
+    return Landed(message.partition, message.session, message.slice, message.slices)
 
 
 def _is_same(one: End, other: End) -> bool:

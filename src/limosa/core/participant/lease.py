@@ -29,15 +29,12 @@ class Lease:
         return self.registered and now < self.valid_until
 
 
-def registration(
-    node: NodeId, lease: LeaseId, row: Revision, previous: Revision | None = None
-) -> Commit:
+def registration(node: NodeId, lease: LeaseId, row: Revision, previous: Revision) -> Commit:
     """The commit that says that this run of the node is alive.
 
     It is guarded by the node's row, so that a node that was removed in the meantime does not
-    return, and by the revision of its former lease key, if the caller knows it.
+    return, and by the lease key as it was before this registration began, so that a registration
+    that arrives late does not replace a later one.
     """
-    guards = {node_key(node): row}
-    if previous is not None:
-        guards[lease_key(node)] = previous
+    guards = {node_key(node): row, lease_key(node): previous}
     return Commit(guards, (Put(NodeLease(node, lease)),), f"{node} is alive")

@@ -6,6 +6,7 @@ the rest. A replica that is still being filled begins with an empty log in every
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import inf
 
 from limosa.core import routing
 from limosa.core.effects import Effect, ReadTail, Send, Surprise
@@ -40,6 +41,15 @@ class Peer:
     """Where the replica's log begins at the latest, if this owner began it."""
     told: Position = 0
     """The watermark that the replica knows."""
+    run: LeaseId = 0
+    """The run of the replica's process that was probed last."""
+    again_at: float = -inf
+    """When entries that it did not acknowledge may be sent again."""
+    pause: float = 0.0
+
+    def hurry(self) -> None:
+        """The replica made progress, or is another run: what it lacks is sent at once."""
+        self.again_at, self.pause = -inf, 0.0
 
 
 class Replication(ABC):
@@ -76,9 +86,12 @@ class Replication(ABC):
         peer = self.peers.get(message.replica)
         if peer is None or message.epoch != self.epoch:
             return
+        if message.run != peer.run:
+            peer.run = message.run
+            peer.hurry()
         if self.must_begin(peer.replica, message.begun):
             peer.base = self.base()
-            self.replicate(peer, peer.base, "begin")
+            self.resend(now, peer, peer.base, "begin")
             return
         peer.base = None  # it may be another run of the replica, which has lost some of its log
         common = self.held.nearest(message.last)
@@ -87,9 +100,9 @@ class Replication(ABC):
             return
         if not (peer.matched and message.last >= peer.acked):
             peer.matched = False
-            self.replicate(peer, common, "match", message.run)
+            self.resend(now, peer, common, "match", message.run)
         else:
-            self.replicate(peer, message.last)
+            self.resend(now, peer, message.last)
 
     def must_begin(self, replica: Replica, begun: int) -> bool:
         """A replica that is still being filled starts empty in every epoch."""
@@ -109,6 +122,27 @@ class Replication(ABC):
         peers = [self.peers.get(replica) for replica in routing.new_only(self.record)]
         bases = [peer.base for peer in peers if peer is not None and peer.base is not None]
         return max(bases) if bases and len(bases) == len(peers) else None
+
+    def resend(
+        self,
+        now: float,
+        peer: Peer,
+        previous: Position,
+        how: Appending = "append",
+        probed: LeaseId = 0,
+    ) -> None:
+        """Send entries that the replica may have been sent before, but not too often: it may refuse
+        them for a reason that this owner does not know. In between it is only matched."""
+        if now >= peer.again_at:
+            peer.pause = min(
+                2 * peer.pause or self.settings.resend_seconds, self.settings.resend_seconds_max
+            )
+            peer.again_at = now + peer.pause
+            self.replicate(peer, previous, how, probed)
+        elif how != "append" and previous >= self.held.first:
+            sent = peer.sent
+            self._replicate(peer, previous, (), how, probed)
+            peer.sent = max(sent, previous)
 
     def replicate(
         self, peer: Peer, previous: Position, how: Appending = "append", probed: LeaseId = 0
@@ -175,6 +209,7 @@ class Replication(ABC):
         if message.position > peer.acked:
             peer.acked = message.position
             peer.since = now
+            peer.hurry()
         if peer.sent <= peer.acked < self.held.last:
             self.replicate(peer, peer.acked)
         self.commit(now)

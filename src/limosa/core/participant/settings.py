@@ -9,6 +9,9 @@ class ParticipantSettings(Struct, frozen=True):
     """Clock rates differ by less than this share; the holder of a lease stops that much earlier."""
     heartbeat_seconds: float = 0.5
     resend_seconds: float = 0.3
+    """Entries that a replica does not acknowledge are sent again after this pause; each further
+    pause is twice as long, whatever the reason is that they do not arrive."""
+    resend_seconds_max: float = 2.0
     silence_seconds_max: float = 1.5
     """A replica that has not answered for so long is reported as silent."""
     idle_seconds_max: float = 2.0
