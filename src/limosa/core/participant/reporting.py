@@ -109,7 +109,7 @@ class Reporting:
             held.copied,
             held.digest,
             owner.silent(now),
-            tuple((replica, owner.revision) for replica in owner.proposed),
+            owner.caught_up(),
             tuple(peer.replica for peer in owner.peers.values() if not peer.reachable),
             held.copying(),
             owner.commit_seconds(now),

@@ -62,8 +62,9 @@ class Serving:
         if owner.out:
             node.out += owner.out
             owner.out = []
-        if (owner.open, owner.seal_report()) != owner.told:
-            owner.told = (owner.open, owner.seal_report())
+        report = owner.report()
+        if report != owner.told:
+            owner.told = report
             node.changed = True
         node.out += node.trimmed(owner.held)
 
