@@ -8,6 +8,7 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── InvalidLayout       ranges with a gap or an overlap, or no ranges
     │   ├── InvalidKey          null, NaN, or a type that has no token
     │   ├── InvalidSchema       columns that no table can have, or that this table lacks
+    │   │   └── UnknownSchema   a version of a table that this process does not know
     │   ├── UnknownTable        no table of that name
     │   ├── UnknownStage        a stage that the machine does not have
     │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
@@ -60,6 +61,14 @@ class InvalidKey(BadInput):
 
 class InvalidSchema(BadInput):
     """Columns that no table can have, or that this table does not have."""
+
+
+class UnknownSchema(InvalidSchema):
+    """A version of a table that this process does not know, or not yet."""
+
+    def __init__(self, message: str, advice: str = "", fingerprint: int = 0) -> None:
+        super().__init__(message, advice)
+        self.fingerprint = fingerprint
 
 
 class UnknownTable(BadInput):

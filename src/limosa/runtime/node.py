@@ -226,6 +226,11 @@ class NodeDriver:
             self.damaged(partition, incarnation, error)
             raise
 
+    def may_learn(self, schema: int) -> bool:
+        """May a newer topology know this version of a table? Then the caller should ask again."""
+        with self._lock:
+            return self.brain.hosting.may_learn(self.now(), schema)
+
     def status(self) -> Status | None:
         """The status for the coordinator; None without a lease."""
         with self._lock:
