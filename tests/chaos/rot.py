@@ -11,16 +11,6 @@ from limosa.storage.segment import Segment
 from tests.chaos.cluster import Cluster
 
 
-class SmallCluster(Cluster):
-    """Nodes whose rows are in segments soon."""
-
-    def _command(self, name: str, port: int | None) -> list[str]:
-        command = super()._command(name, port)
-        if name in self.nodes:
-            command[2] = "tests.chaos.small_node"
-        return command
-
-
 def files_of(cluster: Cluster, partition: str, replica: Replica) -> Path:
     held = cluster.directory / replica.node / "volume" / "replicas"
     return held / directory_of(partition, replica.incarnation)

@@ -14,7 +14,7 @@ from tests.chaos import torment
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Happening, Round, begin, plan
 from tests.chaos.load import Load
-from tests.chaos.rot import SmallCluster
+from tests.chaos.small_cluster import SmallCluster, filled
 from tests.chaos.torment import Torment
 
 SEASON_ROUNDS = 10
@@ -60,11 +60,11 @@ class Chaos(Torment[Report]):
 
     def make_cluster(self) -> Cluster:
         return SmallCluster(
-            self.directory,
-            self.options.nodes,
-            lease_seconds=self.options.lease_seconds,
-            of_coordinators=["--pipeline", "threads"],
+            self.directory, self.options.nodes, 2, lease_seconds=self.options.lease_seconds
         )
+
+    def prepare(self, cluster: Cluster, connection: Operator) -> None:
+        filled(connection, "ballast", 3)
 
     def play(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
         planned = plan(self.options.seed, self.options.rounds)
