@@ -15,13 +15,17 @@ from msgspec import Struct
 
 from limosa.errors import LimosaError
 from tests.chaos.cluster import CLIENTS, Cluster
+from tests.chaos.hanging_node import HANGS
 from tests.chaos.proxy import Pair
 from tests.chaos.rot import damage, segments_of
+from tests.chaos.small_node import FULL, QUOTA
 from tests.waiting import left_after
 
 Undo: TypeAlias = Callable[[], None]
 Check: TypeAlias = Callable[[], list[str]]
 
+ENDED_SECONDS = 10.0
+"""So long a node whose disk hangs may go on, at most."""
 SERVED_SECONDS = 15.0
 """So long after a node is gone for good, the others serve everything."""
 
@@ -204,6 +208,27 @@ def rot(cluster: Cluster, victim: str, fault: Fault) -> tuple[Undo, Check]:
     return lambda: None, check
 
 
+def fill_disk(cluster: Cluster, victim: str, fault: Fault) -> Undo:
+    """Nothing can be stored there; now and then the disk says that it has plenty of space."""
+    mark = cluster.directory / victim / (QUOTA if fault.late else FULL)
+    mark.touch()
+    return lambda: mark.unlink()
+
+
+def hang_disk(cluster: Cluster, victim: str, fault: Fault) -> Undo:
+    """No sync ends: the node ends soon, and can't start before its disk answers again."""
+    mark = cluster.directory / victim / "volume" / HANGS
+    mark.touch()
+
+    def undo() -> None:
+        left_after(lambda: cluster.is_running(victim), ENDED_SECONDS, 0.05)
+        mark.unlink()
+        if not cluster.is_running(victim):
+            cluster.start_one(victim, wait=False)
+
+    return undo
+
+
 def slow(cluster: Cluster, victim: str, fault: Fault) -> Undo:
     """Everything to and from it takes its time."""
     pairs = cluster.network.delay([*cluster.everybody, CLIENTS], [victim], 0.15)
@@ -244,6 +269,8 @@ KINDS: dict[str, tuple[Chosen, Begun, tuple[float, float], int]] = {
     "restart coordinator": (in_office,    restart,        (0.0, 1.0),  1),
     "power failure":       (most_owning,  fail_power,     (0.0, 2.0),  3),
     "rot":                 (any_node,     rot,            (0.0, 0.5),  3),
+    "full disk":           (any_node,     fill_disk,      (0.5, 4.0),  3),
+    "hung disk":           (most_owning,  hang_disk,      (1.0, 4.0),  3),
 }
 # fmt: on
 TWO_AT_ONCE = 0.2

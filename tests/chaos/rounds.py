@@ -23,6 +23,8 @@ POKE_SECONDS = 0.1
 """So long before a fault ends, those ask who know nothing of it."""
 CALM_SECONDS = 0.3
 """Before the next round."""
+SYNC_SECONDS = 2.0
+"""A disk that needs longer for a sync hangs."""
 RECOVERY_SECONDS = 15.0
 """So long after the last fault of a round, everything is in sync and writable."""
 
@@ -60,7 +62,11 @@ class Chaos(Torment[Report]):
 
     def make_cluster(self) -> Cluster:
         return SmallCluster(
-            self.directory, self.options.nodes, 2, lease_seconds=self.options.lease_seconds
+            self.directory,
+            self.options.nodes,
+            coordinators=2,
+            lease_seconds=self.options.lease_seconds,
+            arguments=["--sync-seconds", f"{SYNC_SECONDS:g}"],
         )
 
     def prepare(self, cluster: Cluster, connection: Operator) -> None:

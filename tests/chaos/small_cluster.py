@@ -1,5 +1,6 @@
 """Nodes with small files, whose rows are in segments soon, and whose disks can be full."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ ROWS = 4_000
 
 class SmallCluster(Cluster):
     def __init__(
-        self, directory: Path, nodes: int = 3, coordinators: int = 1, lease_seconds: float = 1.0
+        self,
+        directory: Path,
+        nodes: int = 3,
+        coordinators: int = 1,
+        lease_seconds: float = 1.0,
+        arguments: Sequence[str] = (),
     ) -> None:
         carrying = ["--pipeline", "threads"]
-        super().__init__(directory, nodes, coordinators, lease_seconds, of_coordinators=carrying)
+        super().__init__(directory, nodes, coordinators, lease_seconds, arguments, carrying)
 
     def _command(self, name: str, port: int | None) -> list[str]:
         command = super()._command(name, port)

@@ -2,7 +2,7 @@
 
 A few thousand rows are enough for segments and for several log files. While the file `FULL` lies in
 the node's directory, its disk is full: no file grows. With `QUOTA` it is the same, but the disk
-says that it has plenty of space.
+says that it has plenty of space. With `HANGS` in the directory of its volume, no sync ends.
 """
 
 import errno
@@ -18,6 +18,7 @@ from limosa.storage import store
 from limosa.storage.files import PosixFile, PosixFiles
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.bodies import Piece
+from tests.chaos.hanging_node import sync
 
 SMALL = StorageSettings(
     log_file_bytes=256 << 10,
@@ -75,5 +76,6 @@ class FillableFiles(PosixFiles):
 if __name__ == "__main__":
     directory = Path(sys.argv[sys.argv.index("--data") + 1])
     setattr(store, "PosixFiles", lambda: FillableFiles(directory))  # noqa: B010
+    setattr(PosixFile, "sync", sync)  # noqa: B010
     setattr(processes, "NodeConfig", partial(processes.NodeConfig, storage=SMALL))  # noqa: B010
     sys.exit(main())
