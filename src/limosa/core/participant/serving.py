@@ -111,8 +111,8 @@ class Serving:
     ) -> Answer | None:
         if found is None:
             return self.unreadable(owner.held, message.id)
-        there = len(routing.electable(owner.record))
-        if there < owner.needed:
+        if not routing.takes_writes(owner.record, owner.needed):
+            there = len(routing.electable(owner.record))
             return Refuse(
                 message.id,
                 f"{there} replicas in sync, {owner.needed} needed",
