@@ -301,14 +301,14 @@ class Owner(Replication):
         Nearly: it has what was committed a moment ago. Under load it never has all that is
         committed now, unless the watermark waits for it.
 
-        An owner that can't open, as too few replicas are in sync, proposes replicas that have all
-        of its log: it does not know how much of that is committed.
+        An owner that may commit nothing proposes replicas that have all of its log: no more is
+        written meanwhile, and if it is not open, it does not know how much is committed.
         """
         nearly = self.lately[0][1] if self.lately else self.held.watermark
         if (
             (self.open or self.must_stop())
             and peer.matched
-            and peer.acked >= (nearly if self.open else self.held.last)
+            and peer.acked >= (self.held.last if self.must_stop() else nearly)
             and peer.replica in routing.may_return(self.record)
             and peer.replica not in self.proposed
         ):
@@ -316,7 +316,7 @@ class Owner(Replication):
 
     def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
         """Proposed replicas that have everything committed, and the revision of the proposal."""
-        committed = self.held.watermark if self.open else self.held.last
+        committed = self.held.last if self.must_stop() else self.held.watermark
         return tuple(
             (replica, self.revision)
             for replica in self.proposed
