@@ -43,6 +43,8 @@ happens at the start instead of during a write or a failover."""
 FEATURES = ("tables",)
 FRAME_WEIGHT_BYTES = 16 << 10
 """A start replays about 15,000 frames a second; this bounds the replay to seconds."""
+RESERVE_BYTES = 16 << 20
+"""More than clients have under way when a node notices that its disk is full."""
 TOKEN_SECONDS = 86_400.0
 GOODBYE_SECONDS = 2.0
 JOIN_SECONDS = 30.0
@@ -67,7 +69,9 @@ class NodeConfig(Struct, frozen=True, kw_only=True):
     holds_data: bool = True
     security: Security = Security()
     settings: NodeSettings = NodeSettings()
-    storage: VolumeSettings = VolumeSettings(frame_weight_bytes=FRAME_WEIGHT_BYTES)
+    storage: VolumeSettings = VolumeSettings(
+        frame_weight_bytes=FRAME_WEIGHT_BYTES, reserve_bytes=RESERVE_BYTES
+    )
 
 
 class CoordinatorConfig(Struct, frozen=True, kw_only=True):
