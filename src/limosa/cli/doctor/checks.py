@@ -115,6 +115,16 @@ def troubles(overview: Overview) -> CheckResult:
     return _judged("disks", _said(overview, "troubles"), advice, "no errors reported")
 
 
+def keys(overview: Overview) -> CheckResult:
+    advice = "repair the secret's file: until then, rotations and revocations have no effect there"
+    wrong = _some(
+        f"{node}: {each}"
+        for node, status in sorted(overview.statuses.items())
+        for each in status.get("keys", ())  # missing: a node of an earlier version
+    )
+    return _judged("secret", wrong, advice, "every node can read its keys")
+
+
 def refused(overview: Overview) -> CheckResult:
     advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
     return _judged("replicas", _said(overview, "refused"), advice, "none is damaged")
@@ -168,7 +178,7 @@ def versions(overview: Overview) -> CheckResult:
 
 CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
     *(reachable, coordinator, live, owned, in_sync),
-    *(surprises, troubles, refused, damaged, free_space, clocks, versions),
+    *(surprises, troubles, refused, damaged, keys, free_space, clocks, versions),
 )
 
 
