@@ -81,7 +81,7 @@ def in_sync(overview: Overview) -> CheckResult:
     short = [
         each.id
         for each in behind
-        if len(routing.electable(each)) < routing.needed(each, zones[each.zone])
+        if not routing.takes_writes(each, routing.needed(each, zones[each.zone]))
     ]
     if short:
         return CheckResult(
@@ -114,6 +114,16 @@ def surprises(overview: Overview) -> CheckResult:
 def troubles(overview: Overview) -> CheckResult:
     advice = "free some space, and the node goes on; after a repair of the disk, restart it"
     return _judged("disks", _said(overview, "troubles"), advice, "no errors reported")
+
+
+def keys(overview: Overview) -> CheckResult:
+    advice = "repair the secret's file: until then, rotations and revocations have no effect there"
+    wrong = _some(
+        f"{node}: {each}"
+        for node, status in sorted(overview.statuses.items())
+        for each in status.get("keys", ())  # missing: a node of an earlier version
+    )
+    return _judged("secret", wrong, advice, "every node can read its keys")
 
 
 def refused(overview: Overview) -> CheckResult:
@@ -172,7 +182,7 @@ def versions(overview: Overview) -> CheckResult:
 
 CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
     *(reachable, coordinator, live, owned, in_sync),
-    *(surprises, troubles, refused, damaged, free_space, clocks, versions),
+    *(surprises, troubles, refused, damaged, keys, free_space, clocks, versions),
 )
 
 
