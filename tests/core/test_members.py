@@ -309,5 +309,5 @@ def test_a_node_that_lives_or_changes_or_holds_the_only_copy_is_not_replaced() -
     assert "x is not a member" in refused(dead(), wanting(REPLACE, node="x"))
     assert "c is decommissioning" in refused(dead(nodes=(*MEMBERS[:2], DRAINED)), REPLACE)
     answer = refused(dead(*held_on_c(1)), REPLACE)
-    assert "c holds the only replica in sync of p" in answer
+    assert "c holds the only replica of p that has all rows" in answer
     assert "drop the table" in answer

@@ -177,10 +177,10 @@ def replace_disk(view: ClusterView, wish: ReplaceNode) -> RequestAnswer:
     if node.state != "normal":
         raise IllegalRequest(f"{node.id} is {node.state}", "wait for the end of that")
     for record in view.agreed.topology.partitions.values():
-        in_sync = routing.electable(record)
-        if in_sync and all(replica.node == node.id for replica in in_sync):
+        complete = routing.candidates(record)
+        if complete and all(replica.node == node.id for replica in complete):
             raise IllegalRequest(
-                f"{node.id} holds the only replica in sync of {record.id}",
+                f"{node.id} holds the only replica of {record.id} that has all rows",
                 "start it from its directory, or from a backup of it; or drop the table",
             )
     answer = f"an empty directory may join as {node.id}"
