@@ -80,7 +80,7 @@ def in_sync(overview: Overview) -> CheckResult:
     short = [
         each.id
         for each in behind
-        if len(routing.electable(each)) < routing.needed(each, zones[each.zone])
+        if not routing.takes_writes(each, routing.needed(each, zones[each.zone]))
     ]
     if short:
         return CheckResult(
