@@ -66,6 +66,7 @@ from limosa.core.messages import (
     Message,
     Read,
     Write,
+    Written,
 )
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
 from limosa.core.model.keys import Incarnation, PartitionId, Position
@@ -73,7 +74,7 @@ from limosa.core.model.topology import Replica
 from limosa.core.participant.admission import admissible
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
-from limosa.simulation.checkers.durability import unsafe_commit
+from limosa.simulation.checkers.durability import unsafe_ack, unsafe_commit
 from limosa.simulation.reads import NodeReads
 from limosa.simulation.rows import SimulatedRows
 
@@ -278,6 +279,10 @@ class SimulatedNode(Process):
     def carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(to=to, message=message):
+                if isinstance(message, Written):
+                    problem, partition = unsafe_ack(self.world, self, message.at)
+                    if problem:
+                        self.world.violate(problem, partition)
                 self.send(to, message)
             case VolumeEffect():
                 self._store(effect)

@@ -155,9 +155,17 @@ class ClusterView:
         They left the in-sync set when too few replicas stayed in it, or later, and nothing is
         committed without them until enough are in sync again. A replica that is lost, damaged or
         about to be dropped is not among them.
+
+        An owner can't open while others are eligible: it does not know what of its log they lack.
+        If all replicas are needed, another one would have to wait as well, so none is eligible.
         """
         zone = self.agreed.topology.zones[after.zone]
-        if len(routing.electable(after)) >= routing.needed(after, zone):
+        needed = routing.needed(after, zone)
+        if len(routing.electable(after)) >= needed:
+            return ()
+        owner = self.owner_status(before)
+        is_open = owner is not None and owner.open_epoch == before.epoch
+        if not is_open and needed == len(routing.readers(after)):
             return ()
         left = (r for r in before.in_sync if r not in after.in_sync)
         may_return = routing.may_return(after)

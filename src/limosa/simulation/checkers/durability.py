@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from limosa.core import routing
 from limosa.core.effects import AdvanceWatermark
+from limosa.core.model.keys import PartitionId, Position, epoch_of
 from limosa.core.model.topology import Partition
 
 if TYPE_CHECKING:
@@ -22,10 +23,26 @@ def unsafe_commit(world: "World", node: "SimulatedNode", effect: AdvanceWatermar
         kept = world.nodes[replica.node].disk.kept(record.id, replica.incarnation)
         if kept is not None and kept < effect.to and replica.node not in world.wiped:
             return f"{node.name} commits {effect.to}; {replica.node} holds {kept} durably"
-    there, needed = len(routing.electable(record)), owner.needed
-    if owner.open and owner.pending and there < needed:
-        return f"{node.name} commits with {there} replicas in sync; {needed} are needed"
     return ""
+
+
+def unsafe_ack(world: "World", node: "SimulatedNode", at: Position) -> tuple[str, PartitionId]:
+    """An acknowledged row is durable on as many replicas as the zone requires."""
+    owners = [
+        owner
+        for owner in node.brain.owners.values()
+        if owner.epoch == epoch_of(at) and owner.held.watermark >= at
+    ]
+    if len(owners) != 1 or world.wiped:
+        return "", ""  # a position does not name its partition
+    (owner,) = owners
+    record = owner.record
+    replicas = routing.readers(record)
+    kept = [world.nodes[r.node].disk.kept(record.id, r.incarnation) or 0 for r in replicas]
+    there = sum(each >= at for each in kept)
+    if there >= owner.needed:
+        return "", ""
+    return f"{at} is acknowledged, and durable on {there} of {owner.needed} replicas", record.id
 
 
 def unsafe_election(world: "World", before: Partition, after: Partition) -> str:
