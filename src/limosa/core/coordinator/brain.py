@@ -9,6 +9,7 @@ from limosa.core import routing
 from limosa.core.coordinator import (
     balancer,
     ownership,
+    rebuilds,
     reports,
     requests,
     run_ends,
@@ -16,7 +17,6 @@ from limosa.core.coordinator import (
     transitions,
 )
 from limosa.core.coordinator.attention import Attention
-from limosa.core.coordinator.checks import no_room
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
@@ -41,9 +41,8 @@ from limosa.core.model.changes import (
     intent_key,
     request_key,
 )
-from limosa.core.model.intent import Placement
 from limosa.core.model.keys import NodeId, PartitionId, Revision
-from limosa.core.model.requests import RebuildReplicas, Request
+from limosa.core.model.requests import Request
 from limosa.core.model.topology import Partition, Replica
 
 
@@ -195,7 +194,7 @@ class Coordinator:
         if record.owner is None:
             elected = ownership.elect(view, record)
             return transitions.Waiting(elected) if isinstance(elected, str) else elected
-        if not view.owner_lives(record):
+        if not view.owner_lives(record) or view.is_lost(record, record.owner.replica):
             return ownership.fail_over(view, record)
         in_sync = ownership.change_in_sync(view, record)
         if in_sync is not None:
@@ -246,10 +245,9 @@ class Coordinator:
         asked = view.agreed.requests.get(name)
         if asked is not None:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {asked.answer}")
-        problem = no_room(view, record, Placement(replica.node, replica.volume))
-        if problem:
-            return transitions.Waiting(f"{replica.node} is not rebuilt: {problem}")
-        wish = RebuildReplicas(record.id, (replica.node,))
+        wish = rebuilds.rebuild(view, record, replica)
+        if isinstance(wish, str):
+            return transitions.Waiting(f"{replica.node} is not rebuilt: {wish}")
         request = Request(name, wish, asked=view.wall)
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")

@@ -22,7 +22,8 @@ def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
 
 
 def fail_over(view: ClusterView, record: Partition) -> Commit:
-    """The owner's lease has ended: a new epoch begins, without an owner until one is elected."""
+    """The owner's lease has ended, or its node lost the replica: a new epoch begins, without an
+    owner until one is elected."""
     after = next_epoch(record, None)
     return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
 
@@ -79,7 +80,8 @@ def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
 
 def first_election(view: ClusterView, record: Partition) -> Commit | str:
     for replica in record.replicas:
-        if view.is_live(replica.node) and view.of(record, replica) is None:
+        can_hold = replica.volume in view.working_volumes(replica.node)
+        if can_hold and view.is_live(replica.node) and view.of(record, replica) is None:
             return f"{replica.node} has not created its replica yet"
     if not any(view.of(record, replica) is not None for replica in record.replicas):
         return "none of its nodes is alive"

@@ -7,7 +7,8 @@ is forgotten.
     part        question                                     takes
     ---------   ------------------------------------------   ---------------------------------------
     Leasing     is this run alive?                           LeaseGranted, LeaseRenewed, LeaseEnded
-    Hosting     which replicas are here, and whose?          Started, TopologyRead; DropReplica
+    Hosting     which replicas are here, and whose?          Started, TopologyRead, VolumeLost;
+                                                             DropReplica
     Serving     what do owners here do?                      Stored, TailRead, CollectionDue; Write,
                                                              Probed, Acked, Unheld, Seal, Verify
     Following   what do followers here do?                   Probe, Replicate
@@ -48,6 +49,7 @@ from limosa.core.events import (
     TailRead,
     Ticked,
     TopologyRead,
+    VolumeLost,
 )
 from limosa.core.messages import (
     Acked,
@@ -135,6 +137,8 @@ class Participant(NodeState):
                 self.reporting.measured(event)
             case Started():
                 self.hosting.started(event)
+            case VolumeLost():
+                self.hosting.volume_lost(event)
             case _:
                 assert_never(event)
 

@@ -77,6 +77,7 @@ class Reporting:
             busy,
             {partition: tuple(all_of) for partition, all_of in replicas.items()},
             self._size.free_bytes,
+            tuple(self._node.failed_volumes),
         )
 
     def _replica_status(self, now: float, held: Held) -> ReplicaStatus:

@@ -1,0 +1,285 @@
+"""What does a failed volume cost? Its own replicas: they are rebuilt where there is a volume."""
+
+import pytest
+from msgspec.structs import replace
+
+from limosa.core.coordinator import ownership, rebuilds, requests, transitions
+from limosa.core.coordinator.brain import Coordinator
+from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.effects import CreateReplica, DiscardReplica
+from limosa.core.events import AgreedRead, Elected, Received, Started, Stored, VolumeLost
+from limosa.core.machines.catalogue import ALLOW
+from limosa.core.messages import Acked, Redirect, Status, Unheld
+from limosa.core.model.changes import Commit
+from limosa.core.model.intent import Intent, Placement
+from limosa.core.model.requests import CreateTable, RebuildReplicas, Request
+from limosa.core.model.topology import NamedTable, Node, Partition
+from tests.core.samples import (
+    LEASES,
+    NODES,
+    OFFICE,
+    OLD,
+    A,
+    B,
+    C,
+    P,
+    cluster,
+    intends,
+    moving,
+    of,
+    put,
+    says,
+    seen,
+    stable,
+)
+from tests.core.stage import (
+    Stage,
+    done,
+    entry,
+    follower_on_stage,
+    owner_on_stage,
+    probe,
+    replicate,
+    sent,
+    stored,
+    write,
+)
+
+ROOMY = {"": 1 << 40, "v2": 1 << 40}
+FULL = {"": 1 << 20, "v2": 1 << 20}
+TWO = tuple(Node(name, volumes=("", "v2")) for name in NODES)
+STABLE = Intent(P, tuple(Placement(each.node, each.volume) for each in OLD), change=9)
+MISSING = stable(in_sync=(A, B))
+OWNER = says("a", of(A, open_epoch=3, bytes=1 << 30))
+
+
+# --- the node
+
+
+def test_a_lost_volume_takes_its_replicas_out_of_office_and_leaves_the_others() -> None:
+    """S118: callers that wait are told, and the coordinator hears which volume is lost."""
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    (answer,) = sent(stage.tell(VolumeLost("", "no such device")), Redirect)
+    assert (answer.id, answer.definite) == ("w.1", False)
+    assert (stage.brain.owners, stage.brain.held) == ({}, {})
+    status = stage.status()
+    assert (status.replicas, status.failed_volumes) == ({}, ("",))
+    assert stage.store() == [], "nothing there becomes durable any more"
+
+
+def test_the_loss_of_another_volume_changes_nothing() -> None:
+    stage = owner_on_stage()
+    assert stage.tell(VolumeLost("v2", "no such device")) == []
+    assert stage.is_open()
+    assert stage.status().failed_volumes == ("v2",)
+    stage.say(write(), "client")
+    stage.acknowledge(B, C)
+    assert stage.store()
+
+
+def test_a_volume_that_syncs_does_not_wait_for_another_one() -> None:
+    """S118: durable on one volume is enough for its replicas."""
+    stage = follower_on_stage(stable(), B)
+    stage.store()
+    stage.say(replicate(B, 0, how="match", probed=LEASES["b"]), "a")
+    stage.say(replicate(B, 0, (entry(5, 0),)), "a")
+    assert sent(stage.tell(Stored(10**9, "v2")), Acked) == []
+    assert len(sent(stage.tell(Stored(10**9, "")), Acked)) == 1
+
+
+def test_a_lost_replica_says_so_to_its_owner() -> None:
+    stage = follower_on_stage(stable(), B)
+    stage.tell(VolumeLost("", "no such device"))
+    (refusal,) = sent(stage.say(probe(B), "a"), Unheld)
+    assert (refusal.replica, refusal.why) == (B, "lost")
+
+
+@pytest.mark.parametrize(
+    ("started", "lost", "made"),
+    [
+        (Started(), (), True),
+        (Started(volumes=("", "v2")), (), True),
+        (Started(volumes=("v2",)), (), False),
+        (Started(volumes=("", "v2")), ("",), False),
+    ],
+    ids=["any", "there", "refused at the start", "lost since"],
+)
+def test_no_replica_is_made_on_a_volume_that_can_not_be_used(
+    started: Started, lost: tuple[str, ...], made: bool
+) -> None:
+    """S118: making it would raise an error, and end the node again and again."""
+    stage = Stage("d")
+    stage.tell(started)
+    for volume in lost:
+        stage.tell(VolumeLost(volume, "no such device"))
+    effects = stage.register(moving(ALLOW), started)
+    assert bool(done(effects, CreateReplica)) == made
+    stage.store()
+    assert (P in stage.status().replicas) == made
+
+
+def test_a_replica_that_was_being_discarded_on_a_lost_volume_holds_nothing_up() -> None:
+    """Its node discards it again after a restart, if it is still there."""
+    stage = follower_on_stage(stable(), B)
+    stage.store()
+    without = stable(replicas=(A, C))
+    assert done(stage.agree(without), DiscardReplica)
+    assert stage.status().busy == {P: 0}
+    stage.tell(VolumeLost("v2", "no such device"))
+    assert stage.status().busy == {P: 0}
+    stage.tell(VolumeLost("", "no such device"))
+    assert stage.status().busy == {}
+
+
+def test_stored_replicas_are_still_there_after_a_restart() -> None:
+    stage = Stage("b")
+    stage.register(stable(), replace(stored(B), volumes=("",)))
+    assert P in stage.status().replicas
+
+
+# --- the coordinator
+
+
+def coordinator_says(agreed_record: Partition, *statuses: Status) -> list[Commit]:
+    coordinator = Coordinator("one", CoordinatorSettings())
+    agreed = cluster(agreed_record, STABLE, nodes=TWO)
+    coordinator.handle(100.0, AgreedRead(agreed))
+    effects = coordinator.handle(100.0, Elected(OFFICE))
+    for status in statuses:
+        effects += coordinator.handle(100.0, Received(status.node, status))
+    return [each.commit for each in effects if hasattr(each, "commit")]
+
+
+def test_an_owner_that_lost_its_replica_is_replaced_although_its_node_lives() -> None:
+    """S118: the lease of its node holds, and it will never answer."""
+    statuses = [says("b", of(B)), says("c", of(C))]
+    (commit,) = coordinator_says(stable(), *statuses, says("a", failed=("",)))
+    assert commit.why == "p: the owner is gone; epoch 4 elects"
+    elected = stable(owner=None, epoch=4)
+    promised = [says("b", of(B, epoch=4)), says("c", of(C, epoch=4))]
+    (commit,) = coordinator_says(elected, *promised, says("a", failed=("",)))
+    assert commit.why == "p: b owns epoch 4"
+
+
+@pytest.mark.parametrize(
+    ("node", "wish"),
+    [
+        (says("c", free_bytes=ROOMY), RebuildReplicas(P, ("c",))),
+        (
+            says("c", free_bytes={"": 1 << 20, "v2": 1 << 40}),
+            RebuildReplicas(
+                P, ("c",), placements=(Placement("a"), Placement("b"), Placement("c", "v2"))
+            ),
+        ),
+        (
+            says("c", free_bytes={"v2": 1 << 40}, failed=("",)),
+            RebuildReplicas(
+                P, ("c",), placements=(Placement("a"), Placement("b"), Placement("c", "v2"))
+            ),
+        ),
+        (
+            says("c", free_bytes=FULL),
+            RebuildReplicas(
+                P, (), placements=(Placement("a"), Placement("b"), Placement("d", "v2"))
+            ),
+        ),
+        (
+            says("c", failed=("", "v2")),
+            RebuildReplicas(
+                P, (), placements=(Placement("a"), Placement("b"), Placement("d", "v2"))
+            ),
+        ),
+    ],
+    ids=["in its place", "no room there", "volume lost", "node full", "all volumes lost"],
+)
+def test_a_rebuild_goes_to_a_volume_that_works_and_has_room(
+    node: Status, wish: RebuildReplicas
+) -> None:
+    """S118: in its place, then on another volume of its node, then on another node."""
+    other = says("d", free_bytes={"": 1 << 35, "v2": 1 << 40})
+    view = seen(cluster(MISSING, STABLE, nodes=TWO), OWNER, says("b", of(B)), node, other)
+    assert rebuilds.rebuild(view, MISSING, C) == wish
+    request = Request("r", wish)
+    agreed = cluster(MISSING, STABLE, nodes=TWO, more=(request,))
+    answered = requests.answer(seen(agreed, OWNER, says("b", of(B)), node, other), request)
+    (intent,) = put(answered.changes, Intent)
+    assert isinstance(intent, Intent)
+    assert intent.pending is not None
+    assert (intent.pending.kind, intent.pending.placements) == ("rebuild", wish.placements)
+    view = seen(cluster(MISSING, intent, nodes=TWO), OWNER, says("b", of(B)), node, other)
+    begun = transitions.start(view, MISSING, intent)
+    assert isinstance(begun, Commit)
+    (record,) = put(begun.changes, Partition)
+    assert isinstance(record, Partition)
+    assert record.transition is not None
+    (made,) = set(record.transition.targets) - {A, B}
+    (expected,) = set(wish.placements or STABLE.stable) - {Placement("a"), Placement("b")}
+    assert (made.node, made.volume) == (expected.node, expected.volume)
+    assert made.incarnation != C.incarnation
+
+
+def test_a_rebuild_waits_if_there_is_no_volume_for_it() -> None:
+    for others in ([], [says("d", free_bytes=FULL)]):
+        view = seen(
+            cluster(MISSING, STABLE, nodes=TWO), OWNER, says("c", failed=("", "v2")), *others
+        )
+        assert rebuilds.rebuild(view, MISSING, C) == "c has no volume that works"
+
+
+def test_a_rebuild_elsewhere_does_not_depend_on_the_replicas_that_stay() -> None:
+    """The node of another replica is down; it is no part of the rebuild."""
+    view = seen(
+        cluster(MISSING, STABLE, live=("a", "c", "d"), nodes=TWO), OWNER, says("c", failed=("",))
+    )
+    wish = rebuilds.rebuild(view, MISSING, C)
+    assert isinstance(wish, RebuildReplicas)
+    agreed = cluster(
+        MISSING, STABLE, live=("a", "c", "d"), nodes=TWO, more=(request := Request("r", wish),)
+    )
+    answered = requests.answer(seen(agreed, OWNER, says("c", failed=("",))), request)
+    (row,) = put(answered.changes, Request)
+    assert isinstance(row, Request)
+    assert (row.state, row.answer) == ("done", "accepted")
+
+
+@pytest.mark.parametrize("failed", [("",), ("", "v2")])
+def test_a_replica_is_not_placed_on_a_volume_that_its_node_lost(failed: tuple[str, ...]) -> None:
+    request = Request("r", RebuildReplicas(P, ("c",)))
+    agreed = cluster(MISSING, STABLE, nodes=TWO, more=(request,))
+    answered = requests.answer(seen(agreed, OWNER, says("c", failed=failed)), request)
+    (row,) = put(answered.changes, Request)
+    assert isinstance(row, Request)
+    assert row.state == "refused"
+    assert "c can't use its volume ''" in row.answer
+
+
+def test_a_move_to_a_volume_that_fails_before_the_replica_is_there_is_given_up() -> None:
+    record = moving(ALLOW)
+    for failed, expected in (((), transitions.Waiting), (("",), transitions.GivenUp)):
+        view = seen(cluster(record, intends()), says("d", failed=failed))
+        assert isinstance(transitions.prepare(view, record, 0.0), expected)
+
+
+def test_a_first_election_does_not_wait_for_a_replica_that_can_not_be_made() -> None:
+    record = stable(owner=None, epoch=0)
+    for failed, why in (((), "c has not created its replica yet"), (("",), None)):
+        view = seen(cluster(record), says("a", of(A)), says("b", of(B)), says("c", failed=failed))
+        found = ownership.first_election(view, record)
+        assert found == why if why else isinstance(found, Commit)
+
+
+def test_a_new_table_uses_volumes_that_work() -> None:
+    request = Request("r", CreateTable(NamedTable("t", "t", "t1", b""), 4, 3))
+    agreed = cluster(stable(), nodes=TWO, more=(request,))
+    view = seen(agreed, says("a", failed=("",)), says("b", failed=("", "v2")))
+    answered = requests.answer(view, request)
+    made = [each for each in put(answered.changes, Partition) if isinstance(each, Partition)]
+    places = {(each.node, each.volume) for record in made for each in record.replicas}
+    assert ("a", "") not in places
+    assert ("a", "v2") in places
+    assert "b" not in {node for node, _ in places}
+
+
+def test_a_member_that_is_not_known_has_no_volumes() -> None:
+    assert seen(cluster(stable())).working_volumes("nobody") == ()
