@@ -182,7 +182,7 @@ class Scenario(World):
         while not condition():
             assert self.now < end, f"waited in vain: {self.waits()}"
             self.run_until(self.now + STEP_SECONDS)
-            assert not self.violations
+            assert not self.violations, self.violations
 
     def until_stage(self, stage: str, partition: str = "p0", seconds: float = 20.0) -> None:
         self.until(lambda: self.stage_name(partition) == stage, seconds)

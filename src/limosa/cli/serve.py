@@ -116,6 +116,14 @@ def node(
     lease_seconds: Annotated[
         float, typer.Option("--lease-seconds", help="After how long a silent node counts as dead.")
     ] = 3.0,
+    scrub: Annotated[
+        str,
+        typer.Option(
+            "--scrub",
+            metavar="BYTES",
+            help="How much stored data to verify in the background, in bytes a second; 0: none.",
+        ),
+    ] = "16MiB",
     *,
     credentials: Credentials,
     insecure: Annotated[
@@ -151,7 +159,8 @@ def node(
             settings=NodeSettings(
                 participant=ParticipantSettings(
                     lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / 6
-                )
+                ),
+                scrub_bytes_per_second=int(bytes_of(scrub)),
             ),
         )
         running = NodeProcess(config, journal)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from msgspec import Struct
 
@@ -37,6 +38,7 @@ from limosa.core.events import (
     Measured,
     NodeEvent,
     Received,
+    ReplicaDamaged,
     RowsLinked,
     SliceRead,
     SliceShelved,
@@ -48,12 +50,12 @@ from limosa.core.events import (
 )
 from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed, lease_key
-from limosa.core.model.keys import WHOLE, PartitionId, TokenRange
+from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, TokenRange
 from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import Refused
+from limosa.errors import DamagedFile, Refused
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
@@ -80,6 +82,8 @@ class NodeSettings(Struct, frozen=True):
     participant: ParticipantSettings = ParticipantSettings()
     free_bytes_min: int = 256 << 20
     """The node refuses clients' writes if a disk has less free space than this."""
+    scrub_bytes_per_second: int = 16 << 20
+    """How fast a scrub verifies all files in the background; 0: no scrub."""
 
 
 class NodeDriver:
@@ -107,7 +111,7 @@ class NodeDriver:
         self.agreed = Agreed()
         self.now = clock.now
         self.traffic = Traffic()
-        self.reader = ViewReader(self.brain, store, clock.now, self.traffic)
+        self.reader = ViewReader(self.brain, store, clock.now, self.traffic, self.damaged)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -136,8 +140,10 @@ class NodeDriver:
 
     def start(self) -> None:
         self.store.merge_later(self._is_copied)
+        self.store.report_damage(self.damaged)
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id)))
+        self.store.start_scrub(self.settings.scrub_bytes_per_second)
         self.watcher.start()
         for thread in self._threads:
             thread.start()
@@ -187,8 +193,9 @@ class NodeDriver:
             if sync_here:
                 self._syncing.release()
 
-    def _newest(self, message: Write) -> int:
-        """The row's newest version for a compare-and-set, in the order of the partition writes."""
+    def _newest(self, message: Write) -> int | None:
+        """The row's newest version for a compare-and-set, in the order of the partition writes.
+        None: a file is damaged, so that the row can't be read."""
         owner = self.brain.owners.get(message.partition)
         if owner is None:
             return 0
@@ -196,7 +203,29 @@ class NodeDriver:
         assert isinstance(rows, Bundle)
         (batch,) = rows.batches
         incarnation = owner.held.replica.incarnation
-        return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
+        try:
+            return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
+        except DamagedFile as error:
+            self._worker.do(partial(self.damaged, message.partition, incarnation, error))
+            return None
+
+    def damaged(self, partition: PartitionId, incarnation: Incarnation, error: DamagedFile) -> None:
+        """A file of a replica turned out to be damaged: report it, once."""
+        held = self.brain.held.get((partition, incarnation))
+        if held is None or held.damaged:
+            return
+        self.log("a file is damaged", partition=partition, error=error.message)
+        self.deliver(ReplicaDamaged(partition, incarnation, error.message))
+        self._worker.do(lambda: self.store.mark_damaged(partition, incarnation, error.message))
+
+    @contextmanager
+    def noticing(self, partition: PartitionId, incarnation: Incarnation) -> Iterator[None]:
+        """Report the damage of a file that is read here, and pass the error on."""
+        try:
+            yield
+        except DamagedFile as error:
+            self.damaged(partition, incarnation, error)
+            raise
 
     def status(self) -> Status | None:
         """The status for the coordinator; None without a lease."""
@@ -272,7 +301,8 @@ class NodeDriver:
         def take() -> None:
             digest: int | None = None
             try:
-                digest = view.digest()
+                with self.noticing(change.partition, change.incarnation):
+                    digest = view.digest()
             except Exception as error:
                 self.log("a digest failed", partition=change.partition, error=repr(error))
             self.deliver(DigestTaken(change.partition, change.incarnation, change.to, digest))
@@ -281,9 +311,10 @@ class NodeDriver:
 
     def _read_tail(self, effect: ReadTail) -> None:
         try:
-            entries = self.store.tail(
-                effect.partition, effect.incarnation, effect.after, effect.bytes_max
-            )
+            with self.noticing(effect.partition, effect.incarnation):
+                entries = self.store.tail(
+                    effect.partition, effect.incarnation, effect.after, effect.bytes_max
+                )
         except Exception as error:  # only this replica can't catch up from the log
             self.log("reading a log failed", partition=effect.partition, error=repr(error))
             entries = []
@@ -293,13 +324,14 @@ class NodeDriver:
         view = self.store.view(effect.partition, effect.incarnation)
         token_range = self._slice_of(effect)
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
-        batches = [
-            batch
-            for table in view.tables.values()
-            for batch in view.copied(table.table, token_range, through)
-        ]
-        rows = Bundle(batches)
-        rows.digest()  # computed here, where no client waits for it
+        with self.noticing(effect.partition, effect.incarnation):
+            batches = [
+                batch
+                for table in view.tables.values()
+                for batch in view.copied(table.table, token_range, through)
+            ]
+            rows = Bundle(batches)
+            rows.digest()  # computed here, where no client waits for it
         self.deliver(SliceRead(effect.ticket, rows, through))
 
     def _slice_of(self, effect: ReadSlice | ShelveSlice) -> TokenRange:

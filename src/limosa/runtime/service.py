@@ -297,6 +297,7 @@ class NodeService:
                 and owner.open,
                 "rows": sizes.get((partition, incarnation), NOTHING).rows,
                 "bytes": sizes.get((partition, incarnation), NOTHING).bytes,
+                "damaged": held.damaged,
                 "written_a_second": rates.get(partition, (0.0, 0.0))[0],
                 "read_a_second": rates.get(partition, (0.0, 0.0))[1],
             }
@@ -371,7 +372,9 @@ class NodeService:
         out = []
         for (partition, incarnation), held in sorted(self.driver.brain.held.copy().items()):
             view = self.driver.store.view(partition, incarnation)
-            rows = sum(view.count(table.table) for table in view.tables.values())
+            with self.driver.noticing(partition, incarnation):
+                rows = sum(view.count(table.table) for table in view.tables.values())
+                digest = str(view.digest())
             out.append(
                 {
                     "partition": partition,
@@ -379,7 +382,7 @@ class NodeService:
                     "watermark": view.watermark,
                     "last": held.last,
                     "rows": rows,
-                    "digest": str(view.digest()),
+                    "digest": digest,
                 }
             )
         return json.dumps(out).encode()

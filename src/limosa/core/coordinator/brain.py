@@ -8,6 +8,7 @@ revisions of everything it was computed from, so a stale coordinator changes not
 from limosa.core import routing
 from limosa.core.coordinator import (
     balancer,
+    damaged_owners,
     ownership,
     rebuilds,
     reports,
@@ -199,6 +200,9 @@ class Coordinator:
         in_sync = ownership.change_in_sync(view, record)
         if in_sync is not None:
             return in_sync
+        handed_over = damaged_owners.hand_over(view, record)
+        if handed_over is not None:
+            return handed_over
         if record.transition is not None:
             since = self._since(view.now, record) if held_since is None else held_since
             return transitions.advance(view, record, since)
@@ -232,6 +236,8 @@ class Coordinator:
         owner = view.owner_status(record)
         if view.is_live(replica.node) and view.is_lost(record, replica):
             return "it lost its replica"
+        if view.is_damaged(record, replica):
+            return "a file of its replica is damaged"
         if owner is not None and replica in owner.unreachable and view.is_live(replica.node):
             return "the owner's log no longer has the entries that it misses"
         return ""

@@ -120,6 +120,11 @@ class ClusterView:
         failed = () if status is None else status.failed_volumes
         return tuple(each for each in volumes if each not in failed)
 
+    def is_damaged(self, record: Partition, replica: Replica) -> bool:
+        """The replica's node reports that some of its rows can't be read."""
+        known = self.of(record, replica)
+        return known is not None and bool(known.damaged)
+
     def owner_lives(self, record: Partition) -> bool:
         """An owner owns under one lease: if that lease has ended, so has its ownership."""
         grant = record.owner

@@ -7,7 +7,8 @@ is forgotten.
     part        question                                     takes
     ---------   ------------------------------------------   ---------------------------------------
     Leasing     is this run alive?                           LeaseGranted, LeaseRenewed, LeaseEnded
-    Hosting     which replicas are here, and whose?          Started, TopologyRead, VolumeLost;
+    Hosting     which replicas are here, and whose?          Started, TopologyRead, VolumeLost,
+                                                             ReplicaDamaged;
                                                              DropReplica
     Serving     what do owners here do?                      Stored, TailRead, CollectionDue; Write,
                                                              Probed, Acked, Unheld, Seal, Verify
@@ -41,6 +42,7 @@ from limosa.core.events import (
     Measured,
     NodeEvent,
     Received,
+    ReplicaDamaged,
     RowsLinked,
     SliceRead,
     SliceShelved,
@@ -139,6 +141,8 @@ class Participant(NodeState):
                 self.hosting.started(event)
             case VolumeLost():
                 self.hosting.volume_lost(event)
+            case ReplicaDamaged():
+                self.hosting.damaged(event)
             case _:
                 assert_never(event)
 

@@ -213,7 +213,7 @@ class Owner(Replication):
             return
         point = self.commit_point()
         if not self.open:
-            if point < self.held.last or not self.all_matched():
+            if point < self.held.last or not self.all_matched() or self.must_stay_closed():
                 return
             self.opened = point  # before `open`: reads run in other threads
             self.open = True
@@ -223,6 +223,11 @@ class Owner(Replication):
         while self.pending and self.pending[0].at <= self.held.watermark:
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
+
+    def must_stay_closed(self) -> bool:
+        """Some rows here can't be read, and another replica can own the partition."""
+        held = self.held
+        return bool(held.damaged) and routing.has_other_in_sync(self.record, held.replica)
 
     def commit_seconds(self, now: float) -> float:
         """The longest recent commit, or the wait of the oldest pending write if that is longer."""

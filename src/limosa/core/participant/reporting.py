@@ -96,13 +96,15 @@ class Reporting:
                 bytes=size,
                 checking=held.checking,
                 trouble=held.trouble,
+                damaged=held.damaged,
             )
         return ReplicaStatus(
             held.replica,
             held.epoch_durable,
             held.last,
             held.watermark,
-            owner.epoch if owner.open and owner.holds(now) else 0,
+            # Of a damaged owner the coordinator must know whether it ever opened in this epoch.
+            owner.epoch if owner.open and (owner.holds(now) or held.damaged) else 0,
             owner.seal_report(),
             held.copied,
             held.digest,
@@ -116,4 +118,5 @@ class Reporting:
             held.checking,
             held.trouble,
             self._size.rates.get(held.partition, (0.0, 0.0)),
+            held.damaged,
         )
