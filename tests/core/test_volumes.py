@@ -3,17 +3,27 @@
 import pytest
 from msgspec.structs import replace
 
-from limosa.core.coordinator import ownership, rebuilds, requests, transitions
+from limosa.core.coordinator import lost_owners, ownership, rebuilds, requests, transitions
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
-from limosa.core.effects import CreateReplica, DiscardReplica
-from limosa.core.events import AgreedRead, Elected, Received, Started, Stored, VolumeLost
-from limosa.core.machines.catalogue import ALLOW
+from limosa.core.effects import AbandonVolume, CreateReplica, DiscardReplica, Effect, EndRun
+from limosa.core.events import (
+    AgreedRead,
+    Elected,
+    Received,
+    Started,
+    Stored,
+    Ticked,
+    VolumeLost,
+)
+from limosa.core.machines.catalogue import ALLOW, FALLBACK, READ_NEW
 from limosa.core.messages import Acked, Redirect, Status, Unheld
 from limosa.core.model.changes import Commit
 from limosa.core.model.intent import Intent, Placement
 from limosa.core.model.requests import CreateTable, RebuildReplicas, Request
-from limosa.core.model.topology import NamedTable, Node, Partition
+from limosa.core.model.topology import Grant, NamedTable, Node, Partition
+from limosa.core.participant.overdue import SyncWatch
+from limosa.core.participant.tickets import Tickets
 from tests.core.samples import (
     LEASES,
     NODES,
@@ -22,6 +32,7 @@ from tests.core.samples import (
     A,
     B,
     C,
+    D,
     P,
     cluster,
     intends,
@@ -138,6 +149,80 @@ def test_stored_replicas_are_still_there_after_a_restart() -> None:
     assert P in stage.status().replicas
 
 
+# --- a sync that hangs
+
+
+def ticks(stage: Stage, seconds: float, step: float = 0.5) -> list[Effect]:
+    effects: list[Effect] = []
+    for _ in range(int(seconds / step)):
+        stage.now += step
+        effects += stage.tell(Ticked())
+    return effects
+
+
+def hanging(volumes: tuple[str, ...]) -> Stage:
+    """An owner with a write that does not become durable."""
+    stage = Stage("a")
+    stage.register(stable(), replace(stored(A), volumes=volumes))
+    stage.acknowledge(B, C)
+    stage.store()
+    stage.say(write(), "client")
+    stage.tell(Ticked())
+    return stage
+
+
+@pytest.mark.parametrize("volumes", [(), ("",)])
+def test_a_node_whose_only_volume_hangs_ends_its_run(volumes: tuple[str, ...]) -> None:
+    """S119: it could promise and acknowledge nothing, and would keep its partitions for ever."""
+    stage = hanging(volumes)
+    assert not done(ticks(stage, 9.5), EndRun)
+    assert EndRun("a sync has not ended for 10 s") in ticks(stage, 1.0)
+
+
+def test_a_node_with_another_volume_gives_up_the_one_that_hangs() -> None:
+    """S118, S119: its other replicas stay, and the run goes on."""
+    stage = hanging(("", "v2"))
+    effects = ticks(stage, 11.0)
+    assert done(effects, AbandonVolume) == [AbandonVolume("", "a sync has not ended for 10 s")]
+    assert not done(effects, EndRun)
+    assert sent(effects, Redirect)
+    assert stage.status().failed_volumes == ("",)
+    assert not done(ticks(stage, 30.0), AbandonVolume)
+
+
+def test_the_last_volume_that_works_is_not_given_up_alone() -> None:
+    stage = hanging(("", "v2"))
+    stage.tell(VolumeLost("v2", "no such device"))
+    assert done(ticks(stage, 11.0), EndRun)
+
+
+def test_a_volume_that_syncs_slowly_does_not_hang() -> None:
+    """Each sync takes nine seconds, and something always waits for one."""
+    tickets = Tickets()
+    watch = SyncWatch(tickets)
+    now = 0.0
+    tickets.when_stored(next(tickets), "", lambda now: None)
+    for ticket in range(1, 40):
+        for _ in range(9):
+            now += 1.0
+            assert watch.tick(now, 10.0) == []
+        tickets.when_stored(next(tickets), "", lambda now: None)
+        tickets.follow_up(now, ticket, "")
+    found = [watch.tick(now + later, 10.0) for later in range(1, 13)]
+    assert found == [[]] * 11 + [[""]]
+    tickets.forget("")
+    assert watch.tick(now + 13.0, 10.0) == []
+
+
+def test_a_pause_of_the_process_is_no_hanging_sync() -> None:
+    """The sync ended meanwhile; a tick may come before the news of it."""
+    stage = hanging(("",))
+    stage.now += 3600.0
+    assert not done(stage.tell(Ticked()), EndRun)
+    stage.store()
+    assert not done(ticks(stage, 30.0), EndRun)
+
+
 # --- the coordinator
 
 
@@ -152,14 +237,58 @@ def coordinator_says(agreed_record: Partition, *statuses: Status) -> list[Commit
 
 
 def test_an_owner_that_lost_its_replica_is_replaced_although_its_node_lives() -> None:
-    """S118: the lease of its node holds, and it will never answer."""
-    statuses = [says("b", of(B)), says("c", of(C))]
+    """S118: the lease of its node holds, and it will never answer; the replica in sync whose log
+    reaches furthest takes over."""
+    statuses = [says("b", of(B, last=5)), says("c", of(C, last=7))]
     (commit,) = coordinator_says(stable(), *statuses, says("a", failed=("",)))
-    assert commit.why == "p: the owner is gone; epoch 4 elects"
-    elected = stable(owner=None, epoch=4)
-    promised = [says("b", of(B, epoch=4)), says("c", of(C, epoch=4))]
-    (commit,) = coordinator_says(elected, *promised, says("a", failed=("",)))
-    assert commit.why == "p: b owns epoch 4"
+    assert commit.why == "p: c takes over: a has lost its replica"
+    (record,) = put(commit.changes, Partition)
+    assert isinstance(record, Partition)
+    assert (record.epoch, record.owner) == (4, Grant(C, LEASES["c"]))
+    assert record.in_sync == (B, C)
+
+
+def test_a_damaged_replica_takes_over_only_if_there_is_no_sound_one() -> None:
+    damaged = replace(of(C, last=7), damaged="a block")
+    lost = says("a", failed=("",))
+    for statuses, taker in (
+        ([says("b", of(B, last=5)), says("c", damaged)], "b"),
+        ([says("c", damaged)], "c"),
+    ):
+        view = seen(cluster(stable()), lost, *statuses)
+        commit = lost_owners.hand_over(view, stable())
+        assert isinstance(commit, Commit)
+        assert commit.why == f"p: {taker} takes over: a has lost its replica"
+
+
+def test_an_owner_that_lost_the_only_replica_in_sync_is_waited_for() -> None:
+    """Its node may get the volume back; nobody else has every row."""
+    record = stable(in_sync=(A,))
+    view = seen(cluster(record), says("a", failed=("",)), says("b", of(B)))
+    found = lost_owners.hand_over(view, record)
+    assert isinstance(found, transitions.Waiting)
+    assert found.why.startswith("a has lost its replica, and no other replica in sync is alive")
+
+
+def test_after_the_switch_the_old_side_takes_over_if_nobody_else_can() -> None:
+    record = moving(READ_NEW, targets=(D,), owner=D)
+    lost = says("d", failed=("",))
+    view = seen(cluster(record, intends()), lost, says("b", of(B)))
+    commit = lost_owners.hand_over(view, record)
+    assert isinstance(commit, Commit)
+    assert commit.why == "p: fall back to b: d has lost its replica"
+    (after,) = put(commit.changes, Partition)
+    assert isinstance(after, Partition)
+    assert after.transition is not None
+    assert (after.transition.stage, after.owner) == (FALLBACK, Grant(B, LEASES["b"]))
+    view = seen(cluster(record, intends()), lost)
+    assert isinstance(lost_owners.hand_over(view, record), transitions.Waiting)
+
+
+def test_an_owner_that_has_its_replica_is_left_alone() -> None:
+    view = seen(cluster(stable()), says("a", of(A)))
+    assert lost_owners.hand_over(view, stable()) is None
+    assert lost_owners.hand_over(seen(cluster(stable())), stable()) is None, "nothing is known"
 
 
 @pytest.mark.parametrize(

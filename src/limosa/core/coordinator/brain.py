@@ -9,6 +9,7 @@ from limosa.core import routing
 from limosa.core.coordinator import (
     balancer,
     damaged_owners,
+    lost_owners,
     ownership,
     rebuilds,
     reports,
@@ -195,8 +196,11 @@ class Coordinator:
         if record.owner is None:
             elected = ownership.elect(view, record)
             return transitions.Waiting(elected) if isinstance(elected, str) else elected
-        if not view.owner_lives(record) or view.is_lost(record, record.owner.replica):
+        if not view.owner_lives(record):
             return ownership.fail_over(view, record)
+        replaced = lost_owners.hand_over(view, record)
+        if replaced is not None:
+            return replaced
         in_sync = ownership.change_in_sync(view, record)
         if in_sync is not None:
             return in_sync

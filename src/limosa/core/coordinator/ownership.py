@@ -23,8 +23,7 @@ def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
 
 
 def fail_over(view: ClusterView, record: Partition) -> Commit:
-    """The owner's lease has ended, or its node lost the replica: a new epoch begins, without an
-    owner until one is elected."""
+    """The owner's lease has ended: a new epoch begins, without an owner until one is elected."""
     after = next_epoch(record, None)
     return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
 

@@ -9,8 +9,10 @@ from math import inf
 
 from limosa.core import routing
 from limosa.core.effects import (
+    AbandonVolume,
     CreateReplica,
     DiscardReplica,
+    EndRun,
     ReadTopology,
     StoreEpoch,
 )
@@ -20,6 +22,7 @@ from limosa.core.model.changes import Topology
 from limosa.core.model.keys import Incarnation, PartitionId, Revision
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
+from limosa.core.participant.overdue import SyncWatch
 from limosa.core.participant.serving import Serving
 from limosa.core.participant.state import NodeState
 
@@ -42,6 +45,7 @@ class Hosting:
         """Replicas that this run dropped at a transition's end; other missing ones are lost."""
         self._ahead: list[Received] = []
         """Messages of senders that know a newer topology: they wait until it is applied."""
+        self._watch = SyncWatch(node.tickets)
         self._reading = False
         self._refreshed_at = -inf
 
@@ -54,6 +58,8 @@ class Hosting:
 
     def tick(self, now: float) -> None:
         node = self._node
+        for volume in self._watch.tick(now, node.settings.sync_seconds_max):
+            self._give_up(volume)
         if node.is_outdated or now - self._refreshed_at >= node.settings.refresh_seconds:
             node.is_outdated = False
             self.refresh(now)
@@ -214,6 +220,17 @@ class Hosting:
         if not self._here[held.partition]:
             del self._here[held.partition]
         return key
+
+    def _give_up(self, volume: str) -> None:
+        """A sync hangs: continue without the volume, if the node has another one. Otherwise the run
+        ends, so that the node's lease does, too: it could promise and acknowledge nothing."""
+        node = self._node
+        why = f"a sync has not ended for {node.settings.sync_seconds_max:.0f} s"
+        if any(node.can_use(other) for other in node.volumes if other != volume):
+            self.volume_lost(VolumeLost(volume, why))
+            node.out.append(AbandonVolume(volume, why))
+        else:
+            node.out.append(EndRun(why))
 
     def volume_lost(self, event: VolumeLost) -> None:
         """The replicas of the volume are lost; those of other volumes are not concerned."""

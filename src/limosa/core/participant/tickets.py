@@ -68,6 +68,15 @@ class Tickets:
             while waiting and waiting[0][0] <= up_to:
                 waiting.popleft()[1](now)
 
+    def oldest(self) -> dict[str, int]:
+        """By volume: the first ticket that is not known to be durable."""
+        found: dict[str, int] = {}
+        for waiting in (self._storing, self._then):
+            for volume, queue in waiting.items():
+                if queue:
+                    found[volume] = min(queue[0][0], found.get(volume, queue[0][0]))
+        return found
+
     def forget(self, volume: str) -> None:
         """Nothing more becomes durable there."""
         self._storing.pop(volume, None)
