@@ -68,7 +68,7 @@ from limosa.runtime.reading import ViewReader
 from limosa.runtime.syncing import VolumeSyncer
 from limosa.runtime.threads import vital_thread
 from limosa.runtime.traffic import Traffic
-from limosa.runtime.work import BackgroundWorker
+from limosa.runtime.work import VolumeWorkers
 from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
 from limosa.tabular.tables import KnownTables
@@ -125,8 +125,8 @@ class NodeDriver:
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
         self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
-        self._worker = BackgroundWorker(log)
-        self._shelver = BackgroundWorker(log, "shelver")
+        self._workers = VolumeWorkers(log)
+        self._shelvers = VolumeWorkers(log, "shelver")
         self._ticker = vital_thread(self._tick, "tick", self._fail)
 
     @property
@@ -208,7 +208,11 @@ class NodeDriver:
         try:
             return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
         except DamagedFile as error:
-            self._worker.do(partial(self.damaged, message.partition, incarnation, error))
+            self._work_on(
+                message.partition,
+                incarnation,
+                partial(self.damaged, message.partition, incarnation, error),
+            )
             return None
 
     def damaged(self, partition: PartitionId, incarnation: Incarnation, error: DamagedFile) -> None:
@@ -218,7 +222,17 @@ class NodeDriver:
             return
         self.log("a file is damaged", partition=partition, error=error.message)
         self.deliver(ReplicaDamaged(partition, incarnation, error.message))
-        self._worker.do(lambda: self.store.mark_damaged(partition, incarnation, error.message))
+        self._work_on(
+            partition,
+            incarnation,
+            lambda: self.store.mark_damaged(partition, incarnation, error.message),
+        )
+
+    def _work_on(
+        self, partition: PartitionId, incarnation: Incarnation, work: Callable[[], None]
+    ) -> None:
+        """Do slow work on a replica, one piece after the other for each volume."""
+        self._workers.do(self.store.home(partition, incarnation), work)
 
     @contextmanager
     def noticing(self, partition: PartitionId, incarnation: Incarnation) -> Iterator[None]:
@@ -256,9 +270,11 @@ class NodeDriver:
         except VolumeFailed as error:
             self._lose_failed(error)
             return
+        if volume is None:
+            return  # its volume has just failed
         if isinstance(change, AdvanceWatermark) and change.digest:
             self._take_digest(change)
-        if change.ticket and volume is not None:
+        if change.ticket:
             syncer = self._syncers.get(volume)
             if syncer is not None:
                 syncer.want(change.ticket, wake=syncer is not self._syncs_here)
@@ -300,15 +316,18 @@ class NodeDriver:
                 self.watcher.look()
             case MakeCommit(commit=commit):
                 self.watcher.commit(commit)
-            case ReadTail():
-                self._worker.do(lambda: self._read_tail(effect))
-            case ReadSlice():
-                self._worker.do(lambda: self._read_slice(effect))
-            case LinkRows():
-                self._worker.do(lambda: self._link_rows(effect))
+            case ReadTail(partition=partition, incarnation=incarnation):
+                self._work_on(partition, incarnation, lambda: self._read_tail(effect))
+            case ReadSlice(partition=partition, incarnation=incarnation):
+                self._work_on(partition, incarnation, lambda: self._read_slice(effect))
+            case LinkRows(partition=partition, incarnation=incarnation):
+                self._work_on(partition, incarnation, lambda: self._link_rows(effect))
             case ShelveSlice(partition=partition, incarnation=incarnation):
-                collected = self.store.view(partition, incarnation).collected
-                self._shelver.do(lambda: self._shelve_slice(effect, collected))
+                home = self.store.home(partition, incarnation)
+                # Without a home its volume has just failed, and so will the work.
+                view = None if home is None else self.store.view(partition, incarnation)
+                collected = 0 if view is None else view.collected
+                self._shelvers.do(home, lambda: self._shelve_slice(effect, collected))
             case AbandonVolume(volume=volume, why=why):
                 self._abandon(volume, why)
             case EndRun(why=why):
@@ -331,7 +350,7 @@ class NodeDriver:
                 self.log("a digest failed", partition=change.partition, error=repr(error))
             self.deliver(DigestTaken(change.partition, change.incarnation, change.to, digest))
 
-        self._worker.do(take)
+        self._work_on(change.partition, change.incarnation, take)
 
     def _read_tail(self, effect: ReadTail) -> None:
         try:
@@ -491,7 +510,7 @@ class NodeDriver:
                 thread.join(10.0)
         self._heartbeat.close()
         self.watcher.close()
-        self._worker.close()
-        self._shelver.close()
+        self._workers.close()
+        self._shelvers.close()
         self.peers.close()
         self.store.close()

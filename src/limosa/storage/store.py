@@ -209,7 +209,11 @@ class Store:
         """The volume that a change concerns; None: the replica is not here."""
         if isinstance(change, CreateReplica):
             return change.volume
-        return self._homes.get((change.partition, change.incarnation))
+        return self.home(change.partition, change.incarnation)
+
+    def home(self, partition: PartitionId, incarnation: Incarnation) -> str | None:
+        """The volume of a replica; None: the replica is not here."""
+        return self._homes.get((partition, incarnation))
 
     def _disk(self, name: str) -> Maintenance:
         disk = self._disks.get(name)
