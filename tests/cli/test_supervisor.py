@@ -15,7 +15,7 @@ from limosa.metastore.agreed import AgreedStore
 from limosa.metastore.sqlite import SqliteMetastore
 from limosa.runtime.clock import BootClock
 from limosa.runtime.local import LocalCluster
-from limosa.transport.tokens import make_secret
+from limosa.transport.keys import make_secret
 from tests.waiting import eventually
 
 

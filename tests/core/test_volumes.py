@@ -10,6 +10,7 @@ from limosa.core.effects import AbandonVolume, CreateReplica, DiscardReplica, Ef
 from limosa.core.events import (
     AgreedRead,
     Elected,
+    Measured,
     Received,
     Started,
     Stored,
@@ -221,6 +222,16 @@ def test_a_pause_of_the_process_is_no_hanging_sync() -> None:
     assert not done(stage.tell(Ticked()), EndRun)
     stage.store()
     assert not done(ticks(stage, 30.0), EndRun)
+
+
+def test_a_full_volume_does_not_hang() -> None:
+    """Its changes wait for space; only after that is a sync too slow."""
+    stage = hanging(("",))
+    stage.tell(Measured({"": 0}, {}, full=("",)))
+    assert not done(ticks(stage, 60.0), EndRun)
+    stage.tell(Measured({"": 1 << 30}, {}))
+    assert not done(ticks(stage, 9.0), EndRun)
+    assert done(ticks(stage, 2.0), EndRun)
 
 
 # --- the coordinator

@@ -10,15 +10,17 @@ from pathlib import Path
 import uvicorn
 from msgspec import Struct
 
-from limosa.admin import app, audit, tokens
-from limosa.admin.audit import AuditLog
+from limosa.admin import app, tokens
 from limosa.admin.operations import Follower
+from limosa.admin.patience import PatientProtocol
 from limosa.admin.reconnection import ReconnectingCluster
 from limosa.admin.runs import Runs
 from limosa.admin.service import AdminService, AdminSettings, Logger
 from limosa.admin.tokens import Tokens
 from limosa.client.operator import Operator
 from limosa.errors import BadInput, Refused
+from limosa.runtime import audit
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.threads import ProcessEnd, vital_thread
 from limosa.transport.security import Security, check_bind, read_pair
 
@@ -107,7 +109,7 @@ def _settings_of(application: object, config: AdminConfig) -> uvicorn.Config:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # bad requests must not fill the log
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         loop="asyncio",
         lifespan="off",

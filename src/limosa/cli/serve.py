@@ -16,7 +16,7 @@ import typer
 from msgspec.structs import asdict
 
 from limosa.cli.shared.options import OptionGroup, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice
+from limosa.cli.shared.pipelines import PipelineChoice, SparkMaster, SparkSecret
 from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
@@ -26,6 +26,8 @@ from limosa.transport.security import Security
 SWITCH_SECONDS = 0.0005
 """How long a thread may keep Python's lock: a merge must not delay reads."""
 
+LOG_BYTES_MAX = 16 << 20
+"""Of the log of a process of `limosa up`, which nobody rotates."""
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 5.0
 """After a failure, the process exits after this time even if it could not stop cleanly."""
@@ -195,12 +197,8 @@ def coordinator(
             "replicas are rebuilt, but partitions do not move. threads needs no Spark.",
         ),
     ] = "auto",
-    spark_master: Annotated[
-        str,
-        typer.Option(
-            "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
-        ),
-    ] = "",
+    spark_master: SparkMaster = "",
+    spark_secret: SparkSecret = None,
     spark_conf: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,7 +225,8 @@ def coordinator(
     \b
     Examples:
       limosa serve coordinator --metastore /srv/limosa/metastore.db
-      limosa serve coordinator --metastore … --spark-master spark://10.0.0.7:7077 --bandwidth 1GiB
+      limosa serve coordinator --metastore … --spark-master spark://10.0.0.7:7077 \
+        --spark-secret /srv/limosa/spark-secret --bandwidth 1GiB
     """
     from limosa.core.coordinator.settings import CoordinatorSettings
     from limosa.runtime.pipelines import PipelineConfig, mover_for, settings_for
@@ -237,6 +236,7 @@ def coordinator(
         kind=pipeline,
         scratch=str(Path(metastore).absolute().parent / f"spark-{name}"),
         master=spark_master,
+        secret=spark_secret,
         conf=dict(_pair(each) for each in spark_conf or []),
         bytes_per_second=bytes_of(bandwidth),
     )
@@ -379,10 +379,12 @@ def _run(
     options: ProcessOptions,
 ) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
+    os.umask(0o077)  # logs, the metastore and Spark's files are for this user only
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    journal = Journal(name, json=options.json_log)
+    bytes_max = LOG_BYTES_MAX if options.with_parent else 0
+    journal = Journal(name, json=options.json_log, bytes_max=bytes_max)
     end = ProcessEnd()
     end.watch_threads(journal)
     try:

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from limosa.pipeline import java
 from limosa.pipeline.package import as_zip
+from limosa.pipeline.protection import CIPHER, PROTECTION, SECRET
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """With these options Java starts in half the time; rows never pass through Java."""
@@ -48,6 +49,8 @@ class Options(Struct, frozen=True):
     """Empty: this machine, with a thread for each core."""
     conf: dict[str, str] = {}
     name: str = "limosa"
+    secret: str = ""
+    """Of Spark's processes; empty: Spark makes one. See `protection`."""
 
 
 class JobOrder(Struct, frozen=True, omit_defaults=True):
@@ -85,7 +88,13 @@ class Application:
             os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         from pyspark import SparkConf, SparkContext
 
-        conf = SparkConf(loadDefaults=False).setAll(list(settings_of(options).items()))
+        settings = list(settings_of(options).items())
+        conf = SparkConf(loadDefaults=False).setAll(settings)
+        if options.secret:
+            # PySpark starts Java with the settings as options, which all users see. So Java is
+            # told the secret afterwards, through PySpark's authenticated connection.
+            SparkContext._ensure_initialized(conf=conf)
+            conf = SparkConf(_jvm=SparkContext._jvm).setAll([*settings, (SECRET, options.secret)])
         self._context = SparkContext(conf=conf)
         self._context.setLogLevel("ERROR")
         if not _is_local(options.master):
@@ -175,7 +184,7 @@ def _end_at_once(scratch: str) -> None:
 
 
 def settings_of(options: Options) -> dict[str, str]:
-    """Spark's settings; those of the operator take precedence."""
+    """Spark's settings; those of the operator take precedence, except for its protection."""
     scratch = Path(options.scratch)
     has_room = len(os.fsencode(scratch)) <= SOCKET_DIRECTORY_BYTES_MAX
     return {
@@ -192,7 +201,9 @@ def settings_of(options: Options) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.python.unix.domain.socket.enabled": str(has_room).lower(),
         "spark.log.level": "ERROR",
+        **CIPHER,
         **options.conf,
+        **PROTECTION,
     }
 
 

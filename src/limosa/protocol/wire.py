@@ -26,7 +26,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.keys import Position, Revision
-from limosa.errors import BadInput, InvalidSchema, LimosaError
+from limosa.errors import BadInput, InvalidSchema, LimosaError, UnknownSchema
 from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
 from limosa.tabular.bodies import (
     ALIGNMENT,
@@ -201,6 +201,18 @@ _Order: TypeAlias = (
 _Copying: TypeAlias = messages.Fetch | _Chunk | _End
 
 
+_Replicating: TypeAlias = (
+    messages.Probe | _Replicate | messages.Probed | messages.Acked | messages.Unheld
+)
+
+
+class _NodeHead(Struct, frozen=True, array_like=True):
+    """The messages that a node may send to another node."""
+
+    definitions: tuple[bytes, ...]
+    messages: tuple[_Replicating, ...]
+
+
 class _CoordinatorHead(Struct, frozen=True, array_like=True):
     """The messages that a coordinator may send to a node."""
 
@@ -220,7 +232,8 @@ _heads: dict[str, Any] = {
     "client": msgspec.msgpack.Decoder(_ClientHead),
     "coordinator": msgspec.msgpack.Decoder(_CoordinatorHead),
     "mover": msgspec.msgpack.Decoder(_MoverHead),
-    "node": msgspec.msgpack.Decoder(_Head),
+    "node": msgspec.msgpack.Decoder(_NodeHead),
+    "": msgspec.msgpack.Decoder(_Head),
 }
 
 # Errors besides `BadInput` that a stranger's bytes can cause: text that is not UTF-8, nesting that
@@ -321,7 +334,8 @@ class Decoder:
     """Decodes frames to messages, on one stream; raises `BadInput` for a malformed frame.
 
     `tables` finds the tables that this process knows; a trusted peer may define others. `speaker`
-    is the kind of the peer, if known: a `coordinator` may send fewer messages than a `node`.
+    is the kind of the peer that opened the stream, and may send the messages of its kind only;
+    empty: a node that answers.
     """
 
     def __init__(
@@ -329,7 +343,8 @@ class Decoder:
     ) -> None:
         self._tables = tables
         self._trusted = trusted
-        self._heads = _heads[speaker if trusted and speaker else "node" if trusted else "client"]
+        self._speaker = speaker if trusted else "client"
+        self._heads = _heads[self._speaker]
         self._head_bytes_max = frames.HEAD_BYTES_MAX if trusted else CLIENT_HEAD_BYTES_MAX
         self._learned: dict[int, Table] = {}
         self._required: dict[int, tuple[int, ...]] = {}
@@ -350,6 +365,11 @@ class Decoder:
             return [self._unpack(message, bodies) for message in head.messages]
         except BadInput:
             raise
+        except msgspec.ValidationError as error:
+            raise BadInput(
+                f"a {self._speaker or 'node'} may not send this: {brief(error)}",
+                "check the version of the sender, and the kind of its stream",
+            ) from None
         except (LimosaError, *_UNREADABLE) as error:
             raise BadInput(
                 f"malformed frame: {brief(error)}", "check the version of the sender"
@@ -457,11 +477,16 @@ class Decoder:
     def _table(self, fingerprint: int) -> Table:
         table = self._learned.get(fingerprint) or self._tables(fingerprint)
         if table is None:
-            raise InvalidSchema(
-                "this node does not know this version of the table",
-                "the table was changed or dropped: refresh the topology",
-            )
+            raise unknown_schema(fingerprint)
         return table
+
+
+def unknown_schema(fingerprint: int) -> UnknownSchema:
+    return UnknownSchema(
+        "this node does not know this version of the table",
+        "the table was changed or dropped: refresh the topology",
+        fingerprint,
+    )
 
 
 def _plain(kind: Callable[..., Said], message: Message, **changed: object) -> Said:

@@ -4,7 +4,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +20,21 @@ from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Dialer, Peers, Token
 from limosa.protocol.wire import Goodbye
-from limosa.runtime import membership
+from limosa.runtime import audit, membership
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
+from limosa.runtime.directories import make_private
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
 from limosa.runtime.threads import ProcessEnd
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
+from limosa.transport.keys import KeyFile
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.tokens import issue
 
 pa.array(np.zeros(1))
 """Arrow's first use of NumPy imports pandas if it is installed. That takes half a second, so it
@@ -40,6 +43,8 @@ happens at the start instead of during a write or a failover."""
 FEATURES = ("tables",)
 FRAME_WEIGHT_BYTES = 16 << 10
 """A start replays about 15,000 frames a second; this bounds the replay to seconds."""
+RESERVE_BYTES = 16 << 20
+"""More than clients have under way when a node notices that its disk is full."""
 TOKEN_SECONDS = 86_400.0
 GOODBYE_SECONDS = 2.0
 JOIN_SECONDS = 30.0
@@ -64,7 +69,9 @@ class NodeConfig(Struct, frozen=True, kw_only=True):
     holds_data: bool = True
     security: Security = Security()
     settings: NodeSettings = NodeSettings()
-    storage: VolumeSettings = VolumeSettings(frame_weight_bytes=FRAME_WEIGHT_BYTES)
+    storage: VolumeSettings = VolumeSettings(
+        frame_weight_bytes=FRAME_WEIGHT_BYTES, reserve_bytes=RESERVE_BYTES
+    )
 
 
 class CoordinatorConfig(Struct, frozen=True, kw_only=True):
@@ -101,8 +108,8 @@ def token_source(security: Security, cluster: str, subject: str, role: str) -> T
     """Issues tokens for this process, if it knows the cluster's secret."""
     if security.secret is None:
         return lambda: None
-    secret = read_secret(security.secret)
-    return lambda: issue(secret, cluster, subject, role, TOKEN_SECONDS, time.time())
+    keys = KeyFile(security.secret)
+    return lambda: issue(keys.current(), cluster, subject, role, TOKEN_SECONDS, time.time())
 
 
 def _security(config: NodeConfig | CoordinatorConfig) -> Security:
@@ -124,8 +131,11 @@ class NodeProcess:
         self.end = ProcessEnd()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
-        Path(config.data).mkdir(parents=True, exist_ok=True)
+        make_private(config.data, journal)
         volumes = config.volumes or {"": str(Path(config.data) / "volume")}
+        for volume in volumes.values():
+            with suppress(UnusableFile):  # the store refuses this volume, and uses the others
+                make_private(volume, journal)
         self.store = Store(volumes, settings=config.storage)
         try:
             if not self.store.volumes:
@@ -151,7 +161,14 @@ class NodeProcess:
                 journal,
                 self.end.fail,
             )
-            service = NodeService(self.driver, config.cluster, journal)
+            secret = config.security.secret
+            service = NodeService(
+                self.driver,
+                config.cluster,
+                journal,
+                AuditLog(Path(config.data) / audit.FILE),
+                None if secret is None else KeyFile(secret),
+            )
             self.server = Server(config.host, config.port, _security(config), service)
         except BaseException:
             self.store.close()

@@ -9,18 +9,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import astuple, replace
 
 from limosa.core.events import Received, Ticked
 from limosa.core.insight.explaining import about, about_run, status_about
-from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
+from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, SessionMessage, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.requests import CreateTable, JoinCluster, Request
@@ -35,26 +36,32 @@ from limosa.errors import (
     InvalidSchema,
     LimosaError,
     OutcomeUnknown,
-    Refused,
+    Redirected,
     StaleGuard,
+    UnknownSchema,
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
-from limosa.protocol.replica_scan import is_replica_scan
+from limosa.protocol.replica_scan import ComparisonTokens, is_replica_scan
 from limosa.protocol.scan import Scan
-from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
+from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of, unknown_schema
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.replicas import holding, read_replica
 from limosa.storage.view import Size
 from limosa.tabular.rows import Batch, Bundle, hash_together
 from limosa.tabular.schema import Table
+from limosa.transport.keys import KeyFile
 from limosa.transport.server import Inbound
-from limosa.transport.tokens import Identity
+from limosa.transport.tokens import COMPARISON, Identity, Role, issue
+from limosa.transport.tokens import NAME_LENGTH_MAX as SUBJECT_LENGTH_MAX
 
 REQUEST_SECONDS = 20.0
 ASK_SECONDS = 5.0
 NAME_LENGTH_MAX = 200
 PRODUCER_LENGTH_MAX = 100
+PARTITIONS_MAX = 10_000
+COMPARISON_SECONDS = 900.0
 SEQUENCE_MAX = 2**62
 TICKET_BYTES_MAX = 8 << 20
 TOGETHER_MAX = 64
@@ -66,6 +73,11 @@ NOTHING = Size(0, 0)
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
+_partition_names = msgspec.msgpack.Decoder(
+    Annotated[
+        list[Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]], Meta(max_length=PARTITIONS_MAX)
+    ]
+)
 _scans = msgspec.msgpack.Decoder(Scan)
 _topologies = msgspec.msgpack.Encoder()
 
@@ -73,16 +85,25 @@ _topologies = msgspec.msgpack.Encoder()
 class NodeService:
     """Implements `transport.server.Service` for a node."""
 
-    def __init__(self, driver: NodeDriver, cluster: str, log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        driver: NodeDriver,
+        cluster: str,
+        log: Callable[..., None],
+        audit: AuditLog,
+        keys: KeyFile | None = None,
+    ) -> None:
         self.driver = driver
         self.cluster = cluster
         self.node = driver.node.id
         self.log = log
+        self._audit = audit
+        self._keys = keys
         self._shelved_bytes = driver.settings.participant.shelved_bytes
         self._decoders: dict[int, Decoder] = {}
         self._encoded: tuple[Topology | None, bytes] = (None, b"")
         self._zones: tuple[object, dict[str, str]] = (None, {})
-        self._calls: Mapping[str, tuple[tuple[str, ...], Callable[[bytes], bytes]]] = {
+        self._calls: Mapping[str, tuple[tuple[Role, ...], Callable[[Identity, bytes], bytes]]] = {
             "topology": (("client", "admin", "node", "coordinator"), self._topology),
             "status": (("client", "admin"), self._status),
             "agreed": (("client", "admin"), self._agreed),
@@ -91,6 +112,7 @@ class NodeService:
             "facts": (("client", "admin"), self._facts),
             "digests": (("admin",), self._digests),
             "replica": (("admin", "mover"), self._replica),
+            "comparison_tokens": (("admin",), self._comparison_tokens),
             "request": (("admin",), self._request),
             "ask": (("admin",), self._ask),
             "asked": (("client", "admin"), self._asked),
@@ -125,10 +147,8 @@ class NodeService:
             self._serve(inbound, said, decoder.lone)
         else:
             for each in said:
-                if isinstance(each, Unreadable | Write | Read):
-                    raise Forbidden(
-                        "only clients may write and read", "open the stream as a client"
-                    )
+                if isinstance(each, SessionMessage) and inbound.hello.kind == "mover":
+                    inbound.check_session(each.partition, each.session)
                 if isinstance(each, Chunk) and each.rows.bytes < self._shelved_bytes:
                     each.rows.digest()  # computed here, where only the mover waits for it
             self.driver.peers.heard(inbound.name)
@@ -149,6 +169,10 @@ class NodeService:
                     writes.append(request)
                 case Read():
                     inbound.link.reply(self._read(request))
+                case Unreadable(id=id, error=UnknownSchema(fingerprint=schema)) if (
+                    self.driver.may_learn(schema)
+                ):
+                    inbound.link.reply(Wait(id, "the table is not known here yet"))
                 case Unreadable(id=id, error=error):
                     inbound.link.reply(refusal(id, error))
                 case _:
@@ -190,8 +214,6 @@ class NodeService:
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write in the form that the participant may receive."""
-        if no_room := self.driver.no_room:
-            raise Refused(f"{self.node} accepts no writes: {no_room}", "free space on its disk")
         _check_sequence(request)
         rows = request.rows
         assert isinstance(rows, Bundle)
@@ -225,7 +247,7 @@ class NodeService:
     def scan(self, identity: Identity, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if is_replica_scan(ticket):
             identity.must_be("admin", "mover")
-            return read_replica(self.driver.store, ticket)
+            return read_replica(self.driver.store, ticket, partial(_check_comparison, identity))
         identity.must_be("client", "admin")
         if len(ticket) > TICKET_BYTES_MAX:
             raise BadInput(
@@ -237,10 +259,9 @@ class NodeService:
             raise BadInput("malformed ticket of a scan", "check the client's version") from None
         table = self.driver.tables.by_fingerprint(scan.table)
         if table is None:
-            raise InvalidSchema(
-                "this node does not know this version of the table",
-                "the table was changed or dropped: refresh the topology",
-            )
+            if self.driver.may_learn(scan.table):
+                raise Redirected("the table is not known here yet", "ask again")
+            raise unknown_schema(scan.table)
         schema = table.columns
         if scan.columns is not None:
             unknown = [name for name in scan.columns if name not in table.names]
@@ -266,10 +287,10 @@ class NodeService:
                 f"no such call: {name[:NAME_LENGTH_MAX]!r}", "check the client's version"
             )
         roles, call = known
-        identity.must_be(*roles)  # type: ignore[arg-type]
-        return call(body)
+        identity.must_be(*roles)
+        return call(identity, body)
 
-    def _topology(self, body: bytes) -> bytes:
+    def _topology(self, caller: Identity, body: bytes) -> bytes:
         """The applied topology; empty if the caller has it already."""
         topology = self.driver.brain.topology
         if body and int.from_bytes(body, "little") >= topology.generation:
@@ -278,7 +299,7 @@ class NodeService:
             self._encoded = (topology, _topologies.encode(topology))
         return self._encoded[1]
 
-    def _status(self, body: bytes) -> bytes:
+    def _status(self, caller: Identity, body: bytes) -> bytes:
         driver = self.driver
         brain = driver.brain
         lease = brain.lease
@@ -317,13 +338,18 @@ class NodeService:
                 "replicas": replicas,
                 "free_bytes": driver.store.free_bytes(),
                 "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
-                "troubles": driver.store.troubles,
+                "troubles": [*driver.store.troubles, *self._key_troubles()],
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
             }
         ).encode()
 
-    def _agreed(self, body: bytes) -> bytes:
+    def _key_troubles(self) -> list[str]:
+        """The node goes on with the keys that it has read, but a revocation may be among these."""
+        trouble = "" if self._keys is None else self._keys.trouble
+        return [f"{trouble}; the keys that were read before are still used"] if trouble else []
+
+    def _agreed(self, caller: Identity, body: bytes) -> bytes:
         """What the topology does not contain: live nodes, the coordinator, the lock, requests."""
         agreed = self.driver.agreed
         holder = agreed.coordinator
@@ -343,6 +369,7 @@ class NodeService:
                         "asked": request.asked,
                         "answered": request.answered,
                         "about": request.about,
+                        "author": request.author,
                         "revision": agreed.revision_of(request_key(request.id)),
                     }
                     for request in agreed.requests.values()
@@ -350,15 +377,15 @@ class NodeService:
             }
         ).encode()
 
-    def _state(self, body: bytes) -> bytes:
+    def _state(self, caller: Identity, body: bytes) -> bytes:
         """The agreed state of one partition."""
         return _topologies.encode(about(self.driver.agreed, _name_in(body)))
 
-    def _runs(self, body: bytes) -> bytes:
+    def _runs(self, caller: Identity, body: bytes) -> bytes:
         """The agreed state of the whole cluster, and the moves of one run."""
         return _topologies.encode(about_run(self.driver.agreed, _name_in(body)))
 
-    def _facts(self, body: bytes) -> bytes:
+    def _facts(self, caller: Identity, body: bytes) -> bytes:
         """The status for the coordinator, of one partition or all; empty without a lease."""
         if not body:
             self.driver.look_for_room()  # plans need current measurements
@@ -367,7 +394,7 @@ class NodeService:
             return b""
         return Encoder(define=False)([status_about(status, _name_in(body))])
 
-    def _digests(self, body: bytes) -> bytes:
+    def _digests(self, caller: Identity, body: bytes) -> bytes:
         """Volume, number of rows and digest of every replica on this node."""
         out = []
         for (partition, incarnation), held in sorted(self.driver.brain.held.copy().items()):
@@ -387,14 +414,40 @@ class NodeService:
             )
         return json.dumps(out).encode()
 
-    def _replica(self, body: bytes) -> bytes:
+    def _replica(self, caller: Identity, body: bytes) -> bytes:
         """Rough contents of one replica; a `ReplicaScan` reads its rows."""
-        return holding(self.driver.store, self.driver.brain.topology, body)
+        check = partial(_check_comparison, caller)
+        return holding(self.driver.store, self.driver.brain.topology, body, check)
 
-    def _request(self, body: bytes) -> bytes:
+    def _comparison_tokens(self, caller: Identity, body: bytes) -> bytes:
+        """A token for each of these partitions, with which a task may compare its replicas."""
+        try:
+            partitions = _partition_names.decode(body)
+        except ValueError:
+            raise BadInput("malformed names of partitions", "check the client's version") from None
+        if self._keys is None:
+            return msgspec.msgpack.encode(ComparisonTokens())
+        now, keys = time.time(), self._keys.current()
+        tokens = tuple(
+            issue(
+                keys,
+                self.cluster,
+                f"compare:{caller.subject}"[:SUBJECT_LENGTH_MAX],
+                "mover",
+                COMPARISON_SECONDS,
+                now,
+                ((partition, COMPARISON),),
+            )
+            for partition in partitions
+        )
+        return msgspec.msgpack.encode(ComparisonTokens(tokens, now + COMPARISON_SECONDS))
+
+    def _request(self, caller: Identity, body: bytes) -> bytes:
         """Store a request for the coordinator, and wait for the answer."""
-        request = _read_request(body)
-        answered = self._put(request, lambda known: known.state != "waiting", REQUEST_SECONDS)
+        request = _read_request(caller, body)
+        with self._audited(caller, request) as audited:
+            answered = self._put(request, lambda known: known.state != "waiting", REQUEST_SECONDS)
+            audited.answer = answered
         if answered is None:
             raise OutcomeUnknown(
                 "no coordinator answered the request in time",
@@ -404,17 +457,46 @@ class NodeService:
             raise IllegalRequest(answered.answer)
         return encode(answered)
 
-    def _ask(self, body: bytes) -> bytes:
+    def _ask(self, caller: Identity, body: bytes) -> bytes:
         """Store a request for the coordinator; returns the stored record of that id."""
-        row = self._put(_read_request(body), lambda known: True, ASK_SECONDS)
+        request = _read_request(caller, body)
+        with self._audited(caller, request) as audited:
+            row = self._put(request, lambda known: True, ASK_SECONDS)
+            audited.answer = row
         if row is None:
             raise OutcomeUnknown("the request was not seen in time", "look it up by its id")
         return encode(row)
 
-    def _asked(self, body: bytes) -> bytes:
+    def _asked(self, caller: Identity, body: bytes) -> bytes:
         """A request's record; empty if there is none."""
         row = self.driver.agreed.requests.get(_name_in(body))
         return b"" if row is None else encode(row)
+
+    @contextmanager
+    def _audited(self, caller: Identity, request: Request) -> Iterator["AuditedRequest"]:
+        """Write to the audit log who asks for what before it is stored, and then the answer."""
+        facts: dict[str, Any] = {
+            "author": request.author,
+            "role": caller.role,
+            "proof": caller.proof,
+            "token": caller.token_id,
+            "operation": request.id,
+        }
+        self._audit.write("asked", **facts, request=request.kind, body=request.what)
+        audited = AuditedRequest()
+        try:
+            yield audited
+        finally:
+            answer = audited.answer
+            try:
+                self._audit.write(
+                    "answered",
+                    **facts,
+                    state="unknown" if answer is None else answer.state,
+                    answer="" if answer is None else answer.answer,
+                )
+            except LimosaError as error:  # the change is already requested
+                self.log("not in the audit log", operation=request.id, error=str(error))
 
     def _put(
         self, request: Request, is_enough: Callable[[Request], bool], seconds: float
@@ -443,7 +525,25 @@ class NodeService:
         return None
 
 
-def _read_request(body: bytes) -> Request:
+class AuditedRequest(Struct):
+    """A request that is being stored, and the answer that its caller will get."""
+
+    answer: Request | None = None
+
+
+def _check_comparison(caller: Identity, partition: str) -> None:
+    caller.must_be_for(((partition, COMPARISON),))
+
+
+def author_of(caller: Identity, claimed: str) -> str:
+    """The authenticated caller, and for whom the caller says it asks: the admin service names its
+    own caller."""
+    if not claimed.isprintable() or len(claimed) > NAME_LENGTH_MAX:
+        raise BadInput("the author of a request is not a name", "use printable characters")
+    return f"{claimed} via {caller.subject}" if claimed else caller.subject
+
+
+def _read_request(caller: Identity, body: bytes) -> Request:
     try:
         request = decode(body)
     except (ValueError, RecursionError, InvalidLayout):
@@ -457,7 +557,7 @@ def _read_request(body: bytes) -> Request:
     _check_names(request)
     if isinstance(request.what, CreateTable):
         _check_definition(request.what.table)
-    return request
+    return replace(request, author=author_of(caller, request.author))
 
 
 def producer_of(identity: Identity, name: str) -> str:

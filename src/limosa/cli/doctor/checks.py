@@ -111,7 +111,7 @@ def surprises(overview: Overview) -> CheckResult:
 
 
 def troubles(overview: Overview) -> CheckResult:
-    advice = "repair the disk or free some space, then restart the node"
+    advice = "free some space, and the node goes on; after a repair of the disk, restart it"
     return _judged("disks", _said(overview, "troubles"), advice, "no errors reported")
 
 

@@ -15,7 +15,14 @@ from limosa.cli.shared.admin_service import INSTALL_ADMIN, is_admin_installed
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.terminal import count, place_of, print_json, print_table, tell
 from limosa.cli.up.supervisor import Supervisor
-from limosa.client.discovery import DEFAULT_DIRECTORY, LOCAL, Local, forget_local, write_local
+from limosa.client.discovery import (
+    DEFAULT_DIRECTORY,
+    LOCAL,
+    Local,
+    check_owner,
+    forget_local,
+    write_local,
+)
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
 
@@ -57,6 +64,8 @@ def up(
       limosa up
       limosa up --nodes 5 --data /srv/limosa
     """
+    if data == DEFAULT_DIRECTORY:
+        check_owner(Path(data), "--data")
     local = LocalCluster(
         data,
         nodes,

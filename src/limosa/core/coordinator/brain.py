@@ -14,6 +14,7 @@ from limosa.core.coordinator import (
     rebuilds,
     reports,
     requests,
+    resizing,
     run_ends,
     runs,
     transitions,
@@ -213,7 +214,13 @@ class Coordinator:
         intent = view.agreed.intents.get(record.id)
         if intent is not None and intent.pending is not None:
             return transitions.start(view, record, intent)
-        return self._rebuild(view, record)
+        resized = resizing.ask_again(view, record)
+        if isinstance(resized, Commit):
+            return resized
+        rebuilt = self._rebuild(view, record)
+        if rebuilt is None and resized is not None:
+            return transitions.Waiting(resized)
+        return rebuilt
 
     def _since(self, now: float, record: Partition) -> float:
         """When this coordinator first saw the hold; a successor starts the hold time again."""

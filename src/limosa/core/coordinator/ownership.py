@@ -48,17 +48,21 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
     there is no other.
 
     Among equals the first one of the record wins, so that owners are spread as the records spread
-    them.
+    them. The log of every candidate has all committed rows, so an election may go on without a live
+    candidate that does not promise in time, for example because its disk hangs.
     """
     if record.epoch == 0:
         return first_election(view, record)
     positions: list[tuple[bool, int, Replica]] = []
+    late: list[Replica] = []
     for replica in candidates(view, record):
         known = view.of(record, replica)
         if known is not None and known.epoch >= record.epoch:
             positions.append((not known.damaged, known.last, replica))
         elif view.is_live(replica.node) and not view.is_lost(record, replica):
-            return f"election: {replica.node} has not promised epoch {record.epoch} yet"
+            late.append(replica)
+    if late and (not positions or not is_overdue(view, record)):
+        return f"election: {late[0].node} has not promised epoch {record.epoch} yet"
     if positions:
         *_, best = max(positions, key=lambda each: each[:2])
         after = replace(record, owner=Grant(best, view.lease_of(best.node)))
@@ -73,6 +77,12 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
                 record, after, "fall back: no in-sync replica of the new side is alive"
             )
     return "election: no in-sync replica of the side that is read is alive: start one"
+
+
+def is_overdue(view: ClusterView, record: Partition) -> bool:
+    """Has this coordinator waited long enough for promises of this epoch?"""
+    since = view.memory.seen_since(record.id, ("election", record.epoch), view.now)
+    return view.now - since >= view.settings.promise_seconds
 
 
 def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:

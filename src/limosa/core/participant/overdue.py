@@ -4,6 +4,8 @@ Only time in which the node ticks is counted: after a pause of the process, the 
 ended may come a little later than the first tick.
 """
 
+from collections.abc import Collection
+
 from limosa.core.participant.tickets import Tickets
 
 TICK_SECONDS_MAX = 1.0
@@ -20,8 +22,9 @@ class SyncWatch:
         self._waiting: dict[str, tuple[int, float]] = {}
         """By volume: its oldest ticket that is not durable, and since when."""
 
-    def tick(self, now: float, seconds_max: float) -> list[str]:
-        """The volumes whose oldest change has been waiting for longer than allowed."""
+    def tick(self, now: float, seconds_max: float, full: Collection[str] = ()) -> list[str]:
+        """The volumes whose oldest change has been waiting for longer than allowed. On a full
+        volume, changes wait for space, which is no failure."""
         passed = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         self._awake_seconds += min(passed, TICK_SECONDS_MAX)
@@ -29,6 +32,7 @@ class SyncWatch:
         waiting: dict[str, tuple[int, float]] = {}
         for volume, ticket in self._tickets.oldest().items():
             known, since = self._waiting.get(volume, (ticket, awake))
-            waiting[volume] = (ticket, since if known == ticket else awake)
+            goes_on = known == ticket and volume not in full
+            waiting[volume] = (ticket, since if goes_on else awake)
         self._waiting = waiting
         return [volume for volume, (_, since) in waiting.items() if awake - since > seconds_max]

@@ -23,6 +23,7 @@ from limosa.core.model.keys import PartitionId, Position, Revision
 from limosa.core.model.topology import Partition
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.space import lacks_space
 from limosa.core.participant.state import NodeState
 
 
@@ -61,8 +62,9 @@ class Serving:
         if owner.out:
             node.out += owner.out
             owner.out = []
-        if (owner.open, owner.seal_report()) != owner.told:
-            owner.told = (owner.open, owner.seal_report())
+        report = owner.report()
+        if report != owner.told:
+            owner.told = report
             node.changed = True
         node.out += node.trimmed(owner.held)
 
@@ -110,6 +112,10 @@ class Serving:
     ) -> Answer | None:
         if found is None:
             return self.unreadable(owner.held, message.id)
+        full = lacks_space(self._node.measured, owner.held.replica.volume, self._node.settings)
+        if full:
+            why = f"{self._node.node} accepts no writes: {full}"
+            return Refuse(message.id, why, "DiskFull", "free space on its disk, then retry")
         there = len(routing.electable(owner.record))
         if there < owner.needed:
             return Refuse(
