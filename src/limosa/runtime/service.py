@@ -338,16 +338,17 @@ class NodeService:
                 "replicas": replicas,
                 "free_bytes": driver.store.free_bytes(),
                 "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
-                "troubles": [*driver.store.troubles, *self._key_troubles()],
+                "troubles": driver.store.troubles,
+                "keys": self._key_troubles(),
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
             }
         ).encode()
 
     def _key_troubles(self) -> list[str]:
-        """The node goes on with the keys that it has read, but a revocation may be among these."""
+        """Why the secret's file can't be read again; the node goes on with the keys it has read."""
         trouble = "" if self._keys is None else self._keys.trouble
-        return [f"{trouble}; the keys that were read before are still used"] if trouble else []
+        return [trouble] if trouble else []
 
     def _agreed(self, caller: Identity, body: bytes) -> bytes:
         """What the topology does not contain: live nodes, the coordinator, the lock, requests."""

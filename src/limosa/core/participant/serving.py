@@ -116,8 +116,8 @@ class Serving:
         if full:
             why = f"{self._node.node} accepts no writes: {full}"
             return Refuse(message.id, why, "DiskFull", "free space on its disk, then retry")
-        there = len(routing.electable(owner.record))
-        if there < owner.needed:
+        if not routing.takes_writes(owner.record, owner.needed):
+            there = len(routing.electable(owner.record))
             return Refuse(
                 message.id,
                 f"{there} replicas in sync, {owner.needed} needed",
