@@ -272,6 +272,17 @@ def test_a_damaged_replica_takes_over_only_if_there_is_no_sound_one() -> None:
         assert commit.why == f"p: {taker} takes over: a has lost its replica"
 
 
+def test_an_eligible_replica_takes_over_and_is_in_sync() -> None:
+    """It left when too few stayed in sync, and nothing was committed since then."""
+    record = replace(stable(in_sync=(A,)), eligible=(B,))
+    view = seen(cluster(record), says("a", failed=("",)), says("b", of(B)), says("c", of(C)))
+    commit = lost_owners.hand_over(view, record)
+    assert isinstance(commit, Commit)
+    (after,) = put(commit.changes, Partition)
+    assert isinstance(after, Partition)
+    assert (after.owner, after.in_sync) == (Grant(B, LEASES["b"]), (B,))
+
+
 def test_an_owner_that_lost_the_only_replica_in_sync_is_waited_for() -> None:
     """Its node may get the volume back; nobody else has every row."""
     record = stable(in_sync=(A,))

@@ -1,9 +1,11 @@
 """What if an owner has lost its replica, although its node lives? Another replica takes over.
 
 The node has reported that it does not hold the replica any more, so it serves nothing: the report
-counts like a seal. Every log in sync holds all acknowledged writes, so the next owner is named at
-once.
+counts like a seal. Every log in sync, and that of every eligible replica, holds all acknowledged
+writes, so the next owner is named at once.
 """
+
+from msgspec.structs import replace
 
 from limosa.core import routing
 from limosa.core.coordinator.damaged_owners import last, without
@@ -23,10 +25,12 @@ def hand_over(view: ClusterView, record: Partition) -> Commit | Waiting | None:
         return None
     after = without(record, owner)
     why = f"{owner.node} has lost its replica"
-    takers = alive(view, record, routing.electable(record))
+    takers = alive(view, record, routing.candidates(record))
     if takers:
         taker = best(view, record, takers)
         grant = Grant(taker, view.lease_of(taker.node))
+        if taker not in after.in_sync:
+            after = replace(after, in_sync=(*after.in_sync, taker))
         return view.commit(record, next_epoch(after, grant), f"{taker.node} takes over: {why}")
     stage = routing.stage_of(record)
     old = alive(view, record, in_sync_side(record, Side.OLD))
