@@ -64,6 +64,7 @@ from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import BackgroundWorker
 from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
+from limosa.tabular.sizes import PIECE_BYTES
 from limosa.tabular.tables import KnownTables
 
 TICK_SECONDS = 0.02
@@ -293,9 +294,10 @@ class NodeDriver:
         token_range = self._slice_of(effect)
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
         batches = [
-            batch
+            piece
             for table in view.tables.values()
             for batch in view.copied(table.table, token_range, through)
+            for piece in batch.in_pieces(PIECE_BYTES, len(batch))
         ]
         rows = Bundle(batches)
         rows.digest()  # computed here, where no client waits for it

@@ -37,17 +37,20 @@ from limosa.errors import (
     OutcomeUnknown,
     Refused,
     StaleGuard,
+    TooLarge,
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
 from limosa.protocol.replica_scan import is_replica_scan
-from limosa.protocol.scan import Scan
+from limosa.protocol.scan import TICKET_BYTES_MAX, Scan, too_long
 from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.replicas import holding, read_replica
 from limosa.storage.view import Size
 from limosa.tabular.rows import Batch, Bundle, hash_together
 from limosa.tabular.schema import Table
+from limosa.tabular.sizes import WRITE_BYTES_MAX, check_rows, in_pieces
+from limosa.transport.links import Encode
 from limosa.transport.server import Inbound
 from limosa.transport.tokens import Identity
 
@@ -56,7 +59,6 @@ ASK_SECONDS = 5.0
 NAME_LENGTH_MAX = 200
 PRODUCER_LENGTH_MAX = 100
 SEQUENCE_MAX = 2**62
-TICKET_BYTES_MAX = 8 << 20
 TOGETHER_MAX = 64
 """Writes of one caller that are ordered before other callers get their turn."""
 PATIENT = {"client": 0.5, "mover": 0.25}
@@ -96,9 +98,9 @@ class NodeService:
             "asked": (("client", "admin"), self._asked),
         }
 
-    def encoder(self, kind: str) -> Encoder:
+    def encoder(self, kind: str) -> Encode:
         """Clients know their tables; for others, definitions precede the first rows."""
-        return Encoder(define=kind != "client")
+        return Encoder(define=kind != "client").frames
 
     def size_of(self, message: Any) -> int:
         return size_of(message)
@@ -201,6 +203,14 @@ class NodeService:
             if len(rows) != 1:
                 raise BadInput("a compare-and-set of several rows", "send one row at a time")
             rows.batches[0].key(0)  # refuses a key that Python can't represent
+        size = sum(batch.bytes for batch in rows.batches)
+        if size > WRITE_BYTES_MAX:
+            raise TooLarge(
+                f"a write has {size:,} bytes, and a write may have {WRITE_BYTES_MAX:,}",
+                "write fewer rows at once",
+            )
+        for batch in rows.batches:
+            check_rows(batch.table.id, batch.columns, batch.bytes)
         producer = producer_of(identity, request.producer)
         topology = self.driver.brain.topology
         zones = (self._zone_of(topology, batch.table.id) for batch in rows.batches)
@@ -228,9 +238,7 @@ class NodeService:
             return read_replica(self.driver.store, ticket)
         identity.must_be("client", "admin")
         if len(ticket) > TICKET_BYTES_MAX:
-            raise BadInput(
-                f"a scan's ticket has {len(ticket)} bytes", f"use at most {TICKET_BYTES_MAX}"
-            )
+            raise too_long(len(ticket))
         try:
             scan = _scans.decode(ticket)
         except (ValueError, RecursionError):
@@ -255,7 +263,7 @@ class NodeService:
                 )
             schema = pa.schema([schema.field(name) for name in scan.columns])
         batches = self.driver.reader.scan(scan, table)
-        return schema, (batch.cast(schema) for batch in batches)
+        return schema, (piece.cast(schema) for batch in batches for piece in in_pieces(batch))
 
     # --- calls
 
