@@ -8,7 +8,7 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── InvalidLayout       ranges with a gap or an overlap, or no ranges
     │   ├── InvalidKey          null, NaN, or a type that has no token
     │   ├── InvalidSchema       columns that no table can have, or that this table lacks
-    │   ├── TooLarge            a row, a write, an answer or a scan above its limit of bytes
+    │   ├── TooManyBytes        a row, a write, an answer or a scan above its limit of bytes
     │   ├── UnknownTable        no table of that name
     │   ├── UnknownStage        a stage that the machine does not have
     │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
@@ -61,7 +61,7 @@ class InvalidSchema(BadInput):
     """Columns that no table can have, or that this table does not have."""
 
 
-class TooLarge(BadInput):
+class TooManyBytes(BadInput):
     """More bytes than one row, write, answer or scan may have."""
 
 

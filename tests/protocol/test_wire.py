@@ -48,7 +48,7 @@ from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.producers import Applied
-from limosa.errors import BadInput, TooLarge
+from limosa.errors import BadInput, TooManyBytes
 from limosa.protocol.wire import (
     KEY_COLUMNS_MAX,
     MESSAGES_MAX,
@@ -736,7 +736,7 @@ def test_each_message_of_a_client_s_frame_that_is_too_large_is_refused(
     said = [attacker.write(HOSTILE, "p", body), attacker.read(HOSTILE, "p", ["k"])]
     heard = _client(attacker.frame(said, [body + bytes(2_000)]))
     assert [each.id for each in heard if isinstance(each, Unreadable)] == ["w.1", "r.1"]
-    assert all(isinstance(each, Unreadable) and type(each.error) is TooLarge for each in heard)
+    assert all(isinstance(each, Unreadable) and type(each.error) is TooManyBytes for each in heard)
     with pytest.raises(BadInput, match="malformed frame"):
         _client(attacker.frame([["Probe"]], [bytes(2_000)]))
 

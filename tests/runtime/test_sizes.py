@@ -21,7 +21,7 @@ from limosa.core.model.intent import Placement
 from limosa.core.model.requests import MovePartition, RebuildReplicas
 from limosa.core.model.topology import Replica
 from limosa.core.participant.settings import ParticipantSettings
-from limosa.errors import BadInput, TooLarge
+from limosa.errors import BadInput, TooManyBytes
 from limosa.pipeline import java
 from limosa.runtime.local import LocalCluster
 from limosa.storage.segment import BLOCK_BYTES
@@ -180,11 +180,13 @@ def test_a_row_above_the_limit_is_refused_at_once_and_for_certain(cluster: Clust
         ]
         for write in writes:
             began = time.monotonic()
-            with pytest.raises(TooLarge, match=f"{size:,} bytes, and a row may have 16,777,216"):
+            with pytest.raises(
+                TooManyBytes, match=f"{size:,} bytes, and a row may have 16,777,216"
+            ):
                 write()
             assert time.monotonic() - began < AT_ONCE_SECONDS
     assert table.count() == 0
-    with pytest.raises(TooLarge), table.producer() as producer:
+    with pytest.raises(TooManyBytes), table.producer() as producer:
         producer.send_many([row_of("small", 100), row_of("large", ROW_BYTES_MAX + KILOBYTE)])
     cluster.check_in_sync("refused")
     cluster.db.drop_table("refused")
@@ -256,15 +258,15 @@ def test_an_owner_refuses_what_another_client_sends(cluster: Cluster) -> None:
 
     began = time.monotonic()
     answer = ask(row_of("a", ROW_BYTES_MAX + KILOBYTE), sequence=1)
-    assert (answer[0], answer[3]) == ("Refuse", "TooLarge")
+    assert (answer[0], answer[3]) == ("Refuse", "TooManyBytes")
     assert "16,778,240 bytes, and a row may have 16,777,216" in answer[2]
     three = [row_of(each, ROW_BYTES_MAX - KILOBYTE) for each in "abc"]
     answer = ask(*three, sequence=2)
-    assert (answer[0], answer[3]) == ("Refuse", "TooLarge")
+    assert (answer[0], answer[3]) == ("Refuse", "TooManyBytes")
     assert "a write may have 33,554,432" in answer[2]
     for size in (70_000_000, 83_885_620, 90_000_000):
         answer = ask(row_of("a", size), sequence=3)
-        assert (answer[0], answer[3]) == ("Refuse", "TooLarge")
+        assert (answer[0], answer[3]) == ("Refuse", "TooManyBytes")
     assert time.monotonic() - began < 10 * AT_ONCE_SECONDS
     assert ask(row_of("a", ROW_BYTES_MAX - KILOBYTE), sequence=4)[0] == "Written"
     talk.cancel()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from limosa.core.model.rows import ENTRY_BYTES
 from limosa.core.participant.settings import ParticipantSettings
-from limosa.errors import TooLarge
+from limosa.errors import TooManyBytes
 from limosa.runtime.service import PRODUCER_LENGTH_MAX
 from limosa.tabular import sizes
 from limosa.tabular.sizes import check_rows, in_pieces, pieces, row_bytes
@@ -119,7 +119,7 @@ def test_a_row_above_the_limit_is_refused_with_the_limit_and_what_to_do() -> Non
         check_rows("items", good, good.nbytes)
     for size in (limit + 1, limit + 1024):
         bad = pa.record_batch({"text": ["a", "x" * (size - 4)]})
-        with pytest.raises(TooLarge) as caught:
+        with pytest.raises(TooManyBytes) as caught:
             check_rows("items", bad, bad.nbytes)
         assert f"a row for items has {size:,} bytes, and a row may have 16,777,216" in str(
             caught.value

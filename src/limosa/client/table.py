@@ -26,7 +26,7 @@ from limosa.errors import (
     InvalidSchema,
     OutcomeUnknown,
     Refused,
-    TooLarge,
+    TooManyBytes,
     UnknownTable,
 )
 from limosa.protocol.scan import TICKET_BYTES_MAX, Scan, too_long
@@ -74,7 +74,7 @@ class TableHandle:
         When it returns, all rows are durable on every in-sync replica. Rows are written in batches
         of at most 65,536 rows and 8 MiB; the rows of a batch become visible atomically in each
         partition, but not across partitions. If it raises, some rows may have been written; it is
-        safe to write all of them again. A row may have 16 MiB; if one has more, `TooLarge` is
+        safe to write all of them again. A row may have 16 MiB; if one has more, `TooManyBytes` is
         raised and nothing is written.
         """
         single = plain_row(self.definition, rows)
@@ -176,7 +176,7 @@ class TableHandle:
             for some, future in asked:
                 try:
                     part = settle_read(future)
-                except TooLarge:
+                except TooManyBytes:
                     middle = some.num_rows // 2
                     waiting += [some.slice(0, middle), some.slice(middle)]
                     continue

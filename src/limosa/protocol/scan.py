@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from limosa.errors import TooLarge
+from limosa.errors import TooManyBytes
 from limosa.tabular.conditions import CONDITIONS_MAX
 from limosa.tabular.schema import COLUMNS_MAX
 
@@ -27,8 +27,8 @@ class Scan(msgspec.Struct, frozen=True):
     eventual: bool = False
 
 
-def too_long(size: int) -> TooLarge:
-    return TooLarge(
+def too_long(size: int) -> TooManyBytes:
+    return TooManyBytes(
         f"the columns and conditions of a scan have {size:,} bytes, and may have "
         f"{TICKET_BYTES_MAX:,}",
         "scan several times, each time with a part of the values; read keys with get_many",

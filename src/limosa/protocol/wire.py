@@ -26,7 +26,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.keys import Position, Revision
-from limosa.errors import BadInput, InvalidSchema, LimosaError, TooLarge
+from limosa.errors import BadInput, InvalidSchema, LimosaError, TooManyBytes
 from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
 from limosa.tabular.bodies import (
     ALIGNMENT,
@@ -429,7 +429,7 @@ class Decoder:
             raise BadInput(
                 f"malformed frame: {brief(error)}", "check the version of the sender"
             ) from None
-        refusal = TooLarge(
+        refusal = TooManyBytes(
             f"a message has {frame.size:,} bytes, and a message may have "
             f"{CLIENT_FRAME_BYTES_MAX:,}",
             f"write at most {WRITE_BYTES_MAX:,} bytes at once",

@@ -9,7 +9,7 @@ import pyarrow as pa
 from limosa.core.messages import Answer, Found, Read, Redirect, Wait
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.reading import Admitted
-from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected, TooLarge
+from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected, TooManyBytes
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import FoundRow, FoundRows, Keys
 from limosa.runtime.traffic import Traffic
@@ -126,7 +126,7 @@ def _look_up_many(view: View, table: Table, keys: pa.RecordBatch) -> FoundRows |
             versions += more
             size += rows.nbytes
         if size > FOUND_BYTES_MAX and keys.num_rows > 1:
-            raise TooLarge(
+            raise TooManyBytes(
                 f"the rows of these keys have more than {FOUND_BYTES_MAX:,} bytes",
                 "ask for fewer keys at once",
             )

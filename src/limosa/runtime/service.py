@@ -37,7 +37,7 @@ from limosa.errors import (
     OutcomeUnknown,
     Refused,
     StaleGuard,
-    TooLarge,
+    TooManyBytes,
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
@@ -205,7 +205,7 @@ class NodeService:
             rows.batches[0].key(0)  # refuses a key that Python can't represent
         size = sum(batch.bytes for batch in rows.batches)
         if size > WRITE_BYTES_MAX:
-            raise TooLarge(
+            raise TooManyBytes(
                 f"a write has {size:,} bytes, and a write may have {WRITE_BYTES_MAX:,}",
                 "write fewer rows at once",
             )

@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from limosa.errors import TooLarge
+from limosa.errors import TooManyBytes
 
 ROW_BYTES_MAX: Final = 16 << 20
 """The most bytes of one row, as `row_bytes` counts them."""
@@ -116,8 +116,8 @@ def check_rows(table: str, columns: pa.RecordBatch, size: int) -> None:
             raise row_too_large(table, largest)
 
 
-def row_too_large(table: str, size: int) -> TooLarge:
-    return TooLarge(
+def row_too_large(table: str, size: int) -> TooManyBytes:
+    return TooManyBytes(
         f"a row for {table} has {size:,} bytes, and a row may have {ROW_BYTES_MAX:,}",
         "split the value into several rows, or store large objects elsewhere and their place here",
     )
