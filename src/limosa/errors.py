@@ -15,7 +15,8 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── IllegalTransition   an edge that the machine does not have
     │   ├── IllegalRequest      a request that contradicts the agreed state
     │   └── UnusableFile        a path that can't be used, a damaged file, or another program's
-    │       └── VolumeInUse     another process has locked the directory
+    │       ├── VolumeInUse     another process has locked the directory
+    │       └── DamagedFile     a part of a file does not match its checksum
     ├── Refused                 definite; a valid request, but not here or not now
     │   ├── Redirected          another owner or another layout version: refresh and route again
     │   ├── Fenced              an outdated epoch, generation, session or incarnation
@@ -91,6 +92,14 @@ class UnusableFile(BadInput):
 
 class VolumeInUse(UnusableFile):
     """Another process has locked the directory."""
+
+
+class DamagedFile(UnusableFile):
+    """A part of a file does not match its checksum, or is missing; `path` names the file."""
+
+    def __init__(self, message: str, advice: str = "", path: str = "") -> None:
+        super().__init__(message, advice)
+        self.path = path
 
 
 class Refused(LimosaError):

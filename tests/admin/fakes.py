@@ -10,7 +10,6 @@ import httpx
 from msgspec.structs import replace
 
 from limosa.admin import app, tokens
-from limosa.admin.audit import AuditLog
 from limosa.admin.runs import MoveFacts, RunBody, RunFacts, RunPreview, Runs, RunStatus, TurnWish
 from limosa.admin.service import AdminService, AdminSettings
 from limosa.admin.tokens import Tokens
@@ -33,6 +32,7 @@ from limosa.core.model.topology import (
     Zone,
 )
 from limosa.errors import IllegalRequest, UnknownTable
+from limosa.runtime.audit import AuditLog
 from limosa.tabular.schema import Table
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from limosa.admin import audit
-from limosa.admin.audit import AuditLog
 from limosa.errors import UnusableFile
+from limosa.runtime import audit
+from limosa.runtime.audit import AuditLog
 
 
 def lines(path: Path) -> list[dict[str, object]]:

@@ -11,8 +11,9 @@ from limosa.core.model.changes import Topology
 from limosa.protocol.peers import Dialer
 from limosa.protocol.wire import Decoder
 from limosa.tabular.rows import Batch, Bundle
+from limosa.transport.keys import read_secret
 from limosa.transport.security import Security
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.tokens import issue
 from tests.chaos.cluster import Cluster
 
 

@@ -28,6 +28,10 @@ def status(**changed: Any) -> dict[str, Any]:
     return {**well, **changed}
 
 
+def rotten(incarnation: str) -> dict[str, str]:
+    return {"partition": "p0", "incarnation": incarnation, "damaged": "a file is damaged"}
+
+
 def healthy() -> Overview:
     nodes = {name: Node(name) for name in ("n1", "n2", "n3")}
     topology = Topology(nodes=nodes, zones={"z": Zone("z")}, partitions={"p0": PARTITION})
@@ -62,6 +66,8 @@ def ill(name: str) -> Overview:
             return with_status(troubles=["no space left"])
         case "replicas":
             return with_status(refused=["p0/i1: damaged"])
+        case "damage":
+            return with_status(replicas=[rotten("i1")])
         case "free space":
             return with_status(free_bytes={"": 1 << 40, "slow": 5 << 20})
         case "clocks":
@@ -80,6 +86,7 @@ ILLNESSES = {
     "surprises":   ("warning", "n2: an odd message (3 times)"),
     "disks":       ("problem", "n2: no space left"),
     "replicas":    ("problem", "n2: p0/i1: damaged"),
+    "damage":      ("warning", "p0 on n2: a file is damaged"),
     "free space":  ("problem", "5.2 MB left on n2:slow"),
     "clocks":      ("warning", "5.0 s apart"),
     "versions":    ("warning", "nodes run 0.9, 1.0"),
@@ -108,6 +115,20 @@ def test_too_few_in_sync_is_a_problem() -> None:
     found = [finding for finding in examine(sick) if finding.verdict != "ok"]
     assert [(finding.check, finding.verdict) for finding in found] == [("in sync", "problem")]
     assert "can't be written to" in found[0].what
+
+
+def test_damage_of_the_only_replica_in_sync_is_a_problem() -> None:
+    """F193."""
+    well = ill("damage")
+    only = next(replica for replica in REPLICAS if replica.node == "n2")
+    partition = replace(PARTITION, in_sync=(only,), replicas=(only,))
+    statuses = {**well.statuses, "n2": status(replicas=[rotten(only.incarnation)])}
+    topology = replace(well.topology, partitions={"p0": partition})
+    found = examine(replace(well, topology=topology, statuses=statuses))
+    (damage,) = [each for each in found if each.check == "damage"]
+    assert damage.verdict == "problem"
+    assert "the only replica in sync is damaged: p0 on n2" in damage.what
+    assert "restore the file from a backup" in damage.advice
 
 
 def test_a_dead_owner_owns_nothing() -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,24 @@ from limosa.core.model.intent import Placement
 from limosa.core.model.keys import position
 from limosa.core.model.requests import MovePartition
 from limosa.core.model.topology import Partition, Replica
-from limosa.errors import LimosaError
+from limosa.errors import Forbidden, LimosaError
 from limosa.pipeline import java
-from limosa.pipeline.carriers import ThreadCarrier
+from limosa.pipeline.carriers import Done, ThreadCarrier
 from limosa.pipeline.examining import FlightSource
 from limosa.pipeline.loads import CopyTarget as ReplicaTarget
+from limosa.pipeline.loads import Permit
 from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
+from limosa.pipeline.portions import Examination
 from limosa.protocol.replica_scan import ReplicaScan
 from limosa.runtime.local import LocalCluster
 from limosa.storage.store import Store
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 from limosa.transport.failures import from_flight_error
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.keys import read_secret
+from limosa.transport.tokens import COMPARISON, Sessions, issue
+from limosa.transport.tokens import check as check_token
 from tests.cli.running import Limosa, Ran
 from tests.waiting import eventually
 
@@ -93,7 +97,7 @@ def test_without_spark_it_is_refused_before_anything_begins(
 
 @pytest.mark.skipif(bool(java.missing()), reason="needs Spark")
 def test_a_spark_that_does_not_start_is_said_so(limosa: Limosa, table: str) -> None:
-    ran = limosa("verify", table, "--spark-master", "no-such-master")
+    ran = limosa("verify", table, "--spark-master", "local[nothing]")
     assert ran.code == 1
     assert "the rows were not compared" in ran.error
 
@@ -240,14 +244,20 @@ def test_the_mover_tells_which_rows_of_a_move_differ(wrong: Damaged) -> None:
         others = {replica.node: replica for replica in record.replicas}
         nodes = connection.topology.nodes.values()
         addresses = {node.id: node.address for node in nodes}
-        mover = PipelineMover(
-            ThreadCarrier(), lambda: Access("", connection.token()), 0.0, lambda *_, **__: None
-        )
+        (token,) = connection.comparison_tokens([record.id]).tokens
+        asked: list[Sessions] = []
+
+        def permitted(sessions: Sessions) -> Permit:
+            asked.append(sessions)
+            return Permit(token)
+
+        mover = PipelineMover(ThreadCarrier(), Access(""), permitted, 0.0, lambda *_, **__: None)
         mover.follow(addresses)
         job = Compare(record.id, "s@1", others["n1"], (others["n2"], others["n3"]))
         mover.compare(job, then)
         mover.compare(job, then)
         assert ended.wait(30.0)
+    assert asked == [((record.id, COMPARISON),)]
     ((differences, more),) = told
     assert more == 0
     assert len(differences) == 3
@@ -257,10 +267,13 @@ def test_the_mover_tells_which_rows_of_a_move_differ(wrong: Damaged) -> None:
 # --- who may ask, and for what
 
 
-def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes) -> pa.Table:
+def ask(wrong: Damaged, role: str, scan: ReplicaScan | bytes, sessions: Sessions = ()) -> pa.Table:
     assert wrong.cluster.secret is not None
-    token = issue(read_secret(wrong.cluster.secret), "local", "me", role, 60.0, time.time())
-    dialer = Access("", token).dialer("me")
+    if role == "mover" and isinstance(scan, ReplicaScan):
+        sessions = sessions or ((scan.partition, COMPARISON),)
+    secret = read_secret(wrong.cluster.secret)
+    token = issue(secret, "local", "me", role, 60.0, time.time(), sessions)
+    dialer = Access("").dialer("me", token)
     client = dialer.client("n1", wrong.cluster.addresses["n1"])
     ticket = flight.Ticket(scan if isinstance(scan, bytes) else scan.encode())
     try:
@@ -307,6 +320,51 @@ def test_only_admins_and_movers_may_ask(wrong: Damaged) -> None:
             ask(wrong, role, sound)
     with pytest.raises(LimosaError, match="malformed ticket of a replica scan"):
         ask(wrong, "admin", b"replica:what?")
+    for others in ((("nowhere", COMPARISON),), ((partition, "t@1"),)):
+        with pytest.raises(Forbidden, match="for other sessions"):
+            ask(wrong, "mover", sound, others)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("role", ["admin", "client"])
+def test_no_task_of_a_verification_gets_the_operators_token(
+    wrong: Damaged, limosa: Limosa, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """Each portion has a mover's token for its own partition, which lives for minutes; also for an
+    operator who has a token and not the secret. Who may not compare gets none."""
+    assert wrong.cluster.secret is not None
+    secret = read_secret(wrong.cluster.secret)
+    own = issue(secret, "local", "ann", role, 60.0, time.time())
+    given: list[tuple[bytes, Sequence[bytes]]] = []
+    run = ThreadCarrier.run
+
+    def noted(
+        self: ThreadCarrier, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done
+    ) -> None:
+        given.append((access, tasks))
+        run(self, job, work, access, tasks, done)
+
+    monkeypatch.setattr(ThreadCarrier, "run", noted)
+    address = wrong.cluster.addresses["n1"]
+    words = ("verify", "t", "--pipeline", "threads", "--cluster", address, "--token", own)
+    ran = limosa(*words)
+    assert ran.code == 1
+    if role == "client":
+        assert "needs admin" in ran.error
+        assert not given
+        return
+    assert b"differ" in ran.out
+    assert given
+    now = time.time()
+    for access, tasks in given:
+        assert own.encode() not in b"".join((access, *tasks))
+        for each in tasks:
+            for portion in msgspec.msgpack.decode(each, type=Examination).portions:
+                assert portion.permit.token is not None
+                identity = check_token(secret, "local", portion.permit.token, now)
+                assert (identity.role, identity.subject) == ("mover", "compare:ann")
+                assert identity.expires_at == portion.permit.until < now + 15 * 60
+                identity.must_be_for(((portion.partition, COMPARISON),))
 
 
 @pytest.mark.processes
@@ -314,7 +372,8 @@ def test_a_replica_that_is_not_so_far_says_how_far_it_is(wrong: Damaged) -> None
     with wrong.connect() as connection:
         table = connection.table("t").definition
         partition, replica = sorted(held_by(records(connection), "n3").items())[0]
-        source = FlightSource(wrong.cluster.addresses, Access("", connection.token()).dialer("me"))
+        (token,) = connection.comparison_tokens([partition]).tokens
+        source = FlightSource(wrong.cluster.addresses, Access("").dialer("me", token))
         target = ReplicaTarget("n3", replica.incarnation)
         whole = [records(connection)[0].range]
         all_rows = source.read(target, partition, table, whole, 0)

@@ -454,6 +454,55 @@ def test_a_replica_that_has_everything_is_proposed_and_waited_for_from_then_on()
     assert len(sent(stage.acknowledge(C), Written)) == 1
 
 
+def test_a_replica_returns_although_writes_never_stop() -> None:
+    """S115: it is proposed once it has what was committed a moment ago, and from then on the
+    watermark waits for it."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    for number in range(1, 5):
+        stage.say(write(f"w.{number}", number), "client")
+        stage.store()
+        stage.acknowledge(B)
+        stage.acknowledge(C, upto=position(3, number - 1) if number > 1 else 0)
+        later(stage, 0.11)
+    assert list(stage.owner.proposed) == [C]
+    assert stage.owner.held.watermark == position(3, 3)
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    assert stage.status().replicas[P][0].caught_up == ()
+
+
+def test_a_replica_that_is_proposed_is_reported_only_once_it_has_all_that_is_committed() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    later(stage, 0.11)
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    stage.acknowledge(C, upto=0)
+    later(stage, 0.11)
+    assert list(stage.owner.proposed) == [C]
+    assert stage.status().replicas[P][0].caught_up == ()
+    stage.say(write("w.2", 2), "client")
+    stage.store()
+    assert sent(stage.acknowledge(B), Written) == []
+    effects = stage.acknowledge(C)
+    assert len(sent(effects, Written)) == 1
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+
+
+def test_a_replica_that_is_far_behind_is_not_proposed() -> None:
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    stage.say(Unheld(P, C, 3, 50, "unmatched"), "c")
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    stage.acknowledge(C, upto=0)
+    for _ in range(9):
+        later(stage, 0.1)
+        assert not stage.owner.proposed
+
+
 def test_a_replica_that_may_return_answers_anew_before_it_is_proposed_again() -> None:
     stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
     later(stage, 0.1)

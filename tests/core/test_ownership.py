@@ -3,6 +3,8 @@
 import pytest
 
 from limosa.core.coordinator import ownership
+from limosa.core.coordinator.memory import Memory
+from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.invariants import broken
 from limosa.core.machines.catalogue import (
@@ -97,6 +99,25 @@ def test_a_longer_log_that_is_not_in_sync_is_not_elected() -> None:
 )
 def test_an_election_waits_for_the_promise_of_every_live_candidate(statuses: list[Status]) -> None:
     assert elected(ELECTING, *statuses) == "election: b has not promised epoch 4 yet"
+
+
+def test_an_election_goes_on_without_a_live_candidate_that_does_not_promise_in_time() -> None:
+    """S119: its disk may hang. Every candidate has all committed rows, so any of them will do."""
+    agreed, memory = cluster(ELECTING, intends()), Memory(CoordinatorSettings())
+    seconds = CoordinatorSettings().promise_seconds
+
+    def outcome(record: Partition, now: float, *statuses: Status) -> Commit | str:
+        return ownership.elect(seen(agreed, *statuses, now=now, memory=memory), record)
+
+    heard = promised((A, 5), (C, 7))
+    assert outcome(ELECTING, 100.0, *heard) == "election: b has not promised epoch 4 yet"
+    assert isinstance(outcome(ELECTING, 99.9 + seconds, *heard), str)
+    record = next_record(agreed, outcome(ELECTING, 100.0 + seconds, *heard))
+    assert record == stable(owner=C, epoch=4)
+    assert outcome(ELECTING, 100.0 + seconds) == "election: a has not promised epoch 4 yet"
+    later = stable(owner=None, epoch=5)
+    again = promised((A, 5), (C, 7), epoch=5)
+    assert outcome(later, 200.0, *again) == "election: b has not promised epoch 5 yet"
 
 
 def test_an_election_does_not_wait_for_the_dead_or_for_a_lost_replica() -> None:

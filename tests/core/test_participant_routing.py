@@ -18,6 +18,7 @@ from limosa.core.messages import (
     Verify,
     Wait,
 )
+from limosa.core.model.changes import Remove, apply, intent_key, partition_key
 from limosa.core.model.keys import TOKEN_MIN
 from limosa.core.model.topology import Layout, Replica
 from limosa.core.participant.hosting import AHEAD_MAX
@@ -162,6 +163,16 @@ def test_a_message_about_a_newer_record_waits_until_it_is_applied() -> None:
     effects = stage.agree(stable(in_sync=(A, B)))
     assert len(sent(effects, Unheld)) == 0
     assert len(effects) == 1
+
+
+def test_a_message_about_a_partition_that_was_dropped_since_does_not_wait_for_ever() -> None:
+    """Each answer would lead to another read of the topology, as fast as the metastore answers."""
+    stage = follower_on_stage()
+    stage.agreed = apply(stage.agreed, (Remove(partition_key(P)), Remove(intent_key(P))), 60)
+    stage.read_topology()
+    effects = stage.say(probe(B, revision=55), "a")
+    assert done(effects, ReadTopology) == []
+    assert done(stage.read_topology(), ReadTopology) == []
 
 
 def test_one_read_of_the_topology_at_a_time_and_a_lost_one_is_asked_again() -> None:

@@ -60,6 +60,7 @@ from tests.core.samples import (
 )
 
 SESSION = "t9@3"
+SEALING = Work.SEAL
 
 
 def advance(
@@ -241,6 +242,33 @@ def test_a_hand_over_waits_for_a_live_replica_of_the_new_side() -> None:
     outcome = transitions.leave(seen(agreed, *everyone()), record, stage)
     why = "hand-over: no in-sync replica of the new side is alive"
     assert outcome == Waiting(why, work=Work.SEAL)
+
+
+SHRINKING = moving(STREAMING, targets=(B, C), in_sync=(A,))
+"""The owner is to go, and no replica that is to stay is in sync."""
+
+
+def test_no_owner_is_sealed_before_a_replica_can_take_over() -> None:
+    """S116: the seal waits for a replica that catches up."""
+    outcome, _ = advance(SHRINKING, *everyone())
+    assert outcome == Waiting("hand-over: no in-sync replica of the new side is alive", (), SEALING)
+
+
+def test_a_hand_over_to_a_replica_that_is_not_heard_waits_without_a_seal() -> None:
+    record = moving(STREAMING, targets=(B, C), in_sync=(A, B))
+    outcome, _ = advance(record, *everyone()[:1])
+    assert outcome == Waiting("hand-over: no in-sync replica of the new side is alive", (), SEALING)
+
+
+@pytest.mark.parametrize("case", ["down", "lost", "unreachable"])
+def test_a_hand_over_to_nobody_is_given_up_without_a_seal(case: str) -> None:
+    """S116: no replica that is to stay can catch up, so the transition rolls back."""
+    statuses = everyone(without=(B, C) if case == "lost" else ())
+    live = ("a", "d") if case == "down" else NODES
+    if case == "unreachable":
+        statuses[0] = says("a", of(A, open_epoch=3, unreachable=(B, C)))
+    outcome, _ = advance(SHRINKING, *statuses, live=live)
+    assert stage_of(outcome) == CLEANUP_TARGET
 
 
 def test_every_wait_of_the_coordinator_carries_a_sentence() -> None:

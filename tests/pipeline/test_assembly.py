@@ -27,7 +27,7 @@ from limosa.core.model.requests import (
     SetReplicas,
 )
 from limosa.core.model.topology import Layout
-from limosa.errors import BadInput, IllegalRequest
+from limosa.errors import BadInput, Forbidden, IllegalRequest
 from limosa.pipeline import java
 from limosa.pipeline.carriers import SparkCarrier, ThreadCarrier
 from limosa.pipeline.mover import PipelineMover
@@ -39,8 +39,9 @@ from limosa.runtime.processes import (
     NodeConfig,
     NodeProcess,
 )
+from limosa.transport.keys import make_secret, read_secret
 from limosa.transport.security import Security
-from limosa.transport.tokens import check, make_secret, read_secret
+from limosa.transport.tokens import check
 from tests.waiting import eventually
 
 OPEN = Security(insecure=True)
@@ -112,13 +113,21 @@ def test_a_task_calls_nodes_as_a_mover(tmp_path: Path) -> None:
     """And the secret itself does not travel."""
     path = tmp_path / "secret"
     make_secret(str(path))
-    access = make(tmp_path, "threads", Security(secret=str(path)))._access()
+    mover = make(tmp_path, "threads", Security(secret=str(path)))
+    sessions = (("p1", "t@1"), ("p2", "t@1"))
+    permit = mover._permit(sessions)
     secret = read_secret(str(path))
     path.unlink()
-    assert access.token is not None
-    identity = check(secret, "birds", access.token, time.time())
+    assert permit.token is not None
+    identity = check(secret, "birds", permit.token, time.time())
     assert (identity.subject, identity.role) == ("c-mover", "mover")
-    assert str(path) not in repr(access)
+    assert identity.expires_at is not None
+    assert identity.expires_at == permit.until <= time.time() + 15 * 60, "it lives for minutes"
+    identity.must_be_for(sessions)
+    for others in ((), sessions[:1], (*sessions, ("p3", "t@1")), (("p1", "t@2"), ("p2", "t@1"))):
+        with pytest.raises(Forbidden, match="other sessions"):
+            identity.must_be_for(others)
+    assert str(path).encode() not in mover._access
 
 
 def test_a_secret_that_can_not_be_read_ends_the_start(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from limosa.core.model.topology import Grant, Partition, Replica, Transition
 from limosa.pipeline import examining
 from limosa.pipeline.carriers import Done
 from limosa.pipeline.examining import Examiner, PortionTooLarge, ranges_of
-from limosa.pipeline.loads import CopyTarget
+from limosa.pipeline.loads import CopyTarget, Permit
 from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import (
@@ -339,7 +339,9 @@ class Asking:
     """A coordinator that asks a mover, and holds its own lock meanwhile."""
 
     def __init__(self, carrier: FakeCarrier) -> None:
-        self.mover = PipelineMover(carrier, lambda: Access("c"), 0.0, lambda *_, **__: None)
+        self.mover = PipelineMover(
+            carrier, Access("c"), lambda _: Permit(), 0.0, lambda *_, **__: None
+        )
         self.mover.follow({"n1": "grpc://a", "n2": "grpc://b"})
         self.told: queue.SimpleQueue[tuple[tuple[str, ...], int]] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ import pytest
 from limosa.core.effects import StartCopy
 from limosa.pipeline import mover as module
 from limosa.pipeline.carriers import Done
-from limosa.pipeline.loads import TASK_BYTES_MIN, CopyLoad, LoadResult, Task
+from limosa.pipeline.loads import TASK_BYTES_MIN, CopyLoad, LoadResult, Permit, Task
 from limosa.pipeline.mover import AGAIN_SECONDS, FORGOTTEN_SECONDS, PIPE, PipelineMover
 from limosa.pipeline.pipe import Access
 from tests.pipeline.samples import copy
@@ -81,7 +81,8 @@ class Scene:
         self.said: list[tuple[str, dict[str, object]]] = []
         self.mover = PipelineMover(
             self.carrier,
-            lambda: Access("birds", "a token"),
+            Access("birds"),
+            lambda sessions: Permit(f"a token for {sessions}", 1_900.0),
             bytes_per_second,
             lambda what, **details: self.said.append((what, details)),
         )
@@ -118,7 +119,19 @@ def test_copies_that_begin_together_become_one_job(scene: Scene) -> None:
     assert job.work == PIPE
     assert job.partitions == sorted(each.partition for each in copies)
     assert len(job.tasks) == 1, "they are small"
-    assert job.access == Access("birds", "a token")
+    assert job.access == Access("birds")
+
+
+def test_a_task_has_a_permit_for_its_own_sessions_and_no_others(scene: Scene) -> None:
+    """What a task is given could be read where the task runs."""
+    scene.carrier.workers = 2
+    large = TASK_BYTES_MIN
+    scene.pass_time(0.5, P, Q, size=large)
+    (job,) = scene.jobs
+    assert len(job.tasks) == 2
+    for task in job.tasks:
+        expected = tuple(sorted({(load.partition, load.session) for load in task.loads}))
+        assert task.permit == Permit(f"a token for {expected}", 1_900.0)
 
 
 def test_a_job_knows_where_its_nodes_are_and_no_others(scene: Scene) -> None:

@@ -4,14 +4,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from limosa.core.messages import Chunk, Denied, End, Fetch, Fetched, Landed, Message
 from limosa.errors import Refused
 from limosa.pipeline import pipe
-from limosa.pipeline.loads import CopyLoad, LoadResult
+from limosa.pipeline.loads import CopyLoad, LoadResult, Permit
 from limosa.pipeline.pipe import ATTEMPTS_MAX, Access, Pipe
 from limosa.tabular.rows import Bundle
 from tests.pipeline.nodes import (
@@ -185,6 +187,31 @@ def test_a_task_is_carried_from_its_bytes(nodes: Nodes) -> None:
         (carried,) = msgspec.msgpack.decode(done, type=list[LoadResult])
         assert (carried.slices, carried.failure) == (SLICES, "")
     assert len(nodes.source.fetches()) == SLICES, "what has landed is not carried again"
+
+
+def test_before_its_permit_ends_a_task_ends_and_another_one_goes_on(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long copy outlives its tokens: no slice fails, and none that has landed is copied again."""
+    now = 1_000.0
+    monkeypatch.setattr(pipe, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: now))
+    monkeypatch.setattr(pipe, "AT_ONCE", 1)
+    begun = task(nodes.all, load(slices=SLICES))
+
+    def half_way(message: Message) -> None:
+        nonlocal now
+        if isinstance(message, Fetch) and message.slice == 2:
+            now = 1_900.0 - pipe.EXPIRY_SECONDS + 1.0
+
+    nodes.source.answer = half_way
+    dialer = Access(CLUSTER).dialer("spark-1")
+    (some,) = Pipe(replace(begun, permit=Permit(None, 1_900.0)), dialer).carry()
+    assert some.failure == ""
+    assert 0 < some.slices < SLICES
+    again = task(nodes.all, replace(load(slices=SLICES), again=True))
+    (rest,) = Pipe(replace(again, permit=Permit(None, 2_800.0)), dialer).carry()
+    assert (rest.slices, rest.failure) == (SLICES, "")
+    assert len(nodes.source.fetches()) == SLICES
 
 
 # --- when something is lost

@@ -12,6 +12,8 @@ import pytest
 
 from limosa.pipeline import java
 from limosa.pipeline.application import JVM
+from limosa.pipeline.protection import CIPHER, PROTECTION, SECRET
+from limosa.transport.keys import make_secret, read_secret
 from tests.chaos.surroundings import Process, descendants, marked, send, stray_processes
 from tests.pipeline.moving import WRITTEN, MovingCluster, Writing
 from tests.waiting import eventually
@@ -34,10 +36,18 @@ class Standalone:
     def __init__(self, directory: Path, ending: ExitStack) -> None:
         self.directory = directory
         self._ending = ending
+        self.secret = directory / "secret"
+        make_secret(str(self.secret))
+        conf = directory / "conf"
+        conf.mkdir(mode=0o700)
+        settings = {**PROTECTION, **CIPHER, SECRET: read_secret(str(self.secret)).decode()}
+        lines = [f"{name} {value}\n" for name, value in settings.items()]
+        (conf / "spark-defaults.conf").write_text("".join(lines))
         self._environment = {
             **os.environ,
             "JAVA_HOME": java.home(directory),
             "SPARK_LOCAL_IP": HOST,
+            "SPARK_CONF_DIR": str(conf),
             "SPARK_DAEMON_JAVA_OPTS": JVM,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
@@ -114,7 +124,7 @@ def test_a_move_runs_on_a_spark_cluster_and_survives_its_executors(tmp_path: Pat
         standalone(spark_directory) as spark,
         MovingCluster(
             data_directory,
-            *("--spark-master", spark.url),
+            *("--spark-master", spark.url, "--spark-secret", str(spark.secret)),
             *("--spark-conf", "spark.executor.memory=512m"),
         ) as moving,
     ):

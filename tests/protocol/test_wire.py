@@ -302,6 +302,7 @@ SAID: dict[type[Message], st.SearchStrategy[Any]] = {
 }
 CLIENTS = st.one_of(SAID[Write], SAID[Read])
 SPEAKERS = {
+    "node": (Probe, Replicate, Probed, Acked, Unheld),
     "coordinator": (Look, Seal, Verify, DropReplica, Link),
     "mover": (Fetch, Chunk, End),
 }

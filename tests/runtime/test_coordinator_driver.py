@@ -10,7 +10,7 @@ import pytest
 
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import MakeCommit
-from limosa.core.model.changes import Commit, Put
+from limosa.core.model.changes import COORDINATOR_KEY, Commit, Put
 from limosa.core.model.reports import Pipeline
 from limosa.errors import LimosaError, MetastoreUnavailable
 from limosa.metastore.memory import MemoryMetastore
@@ -56,6 +56,7 @@ class House:
         self.failing = threading.Event()
         self.opens_in_vain = 0
         self.logged: list[tuple[str, dict[str, object]]] = []
+        self.failures: list[Exception] = []
 
     def open(self) -> Any:
         if self.opens_in_vain:
@@ -63,10 +64,17 @@ class House:
             raise MetastoreUnavailable("the metastore is not there yet", "try again")
         return Flaky(self.shared, self.failing)
 
-    def driver(self, name: str) -> CoordinatorDriver:
+    def driver(self, name: str, mover: Any = None) -> CoordinatorDriver:
         nothing: Any = Nothing()
         driver = CoordinatorDriver(
-            name, self.open, self.clock, nothing, CoordinatorSettings(), lambda _: nothing, self.log
+            name,
+            self.open,
+            self.clock,
+            nothing,
+            CoordinatorSettings(),
+            lambda _: nothing if mover is None else mover,
+            self.log,
+            self.failures.append,
         )
         driver.start()
         self._ending.callback(driver.stop)
@@ -102,6 +110,56 @@ def test_a_commit_that_failed_does_not_keep_later_ones_waiting(office: House) ->
     eventually(lambda: not office.failing.is_set())
     wish(driver, 3)
     eventually(lambda: office.made() == ["commit 1", "commit 3"])
+
+
+class Failing(Nothing):
+    """A mover that fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.fails = threading.Event()
+
+    def tick(self) -> None:
+        if self.fails.is_set():
+            raise ZeroDivisionError("a bug in the tick thread")
+
+
+def test_a_coordinator_whose_tick_thread_fails_says_so_and_leaves_office(office: House) -> None:
+    """S121: without its tick thread it would renew nothing and decide nothing, and say nothing."""
+    mover = Failing()
+    driver = office.driver("k1", mover)
+    eventually(lambda: driver.in_office)
+    mover.fails.set()
+    eventually(lambda: bool(office.failures))
+    (failure,) = office.failures
+    assert isinstance(failure, ZeroDivisionError)
+    assert driver.is_over
+    driver.stop()
+    assert office.shared.get(COORDINATOR_KEY) is None, "a successor need not wait for the lease"
+
+
+@pytest.mark.parametrize("what", ["an event", "a commit", "a renewal", "a state"])
+def test_an_error_in_any_thread_of_a_coordinator_ends_it(
+    office: House, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """S121: the thread of a link, that of commits, the heartbeat, and the watcher."""
+    driver = office.driver("k1")
+    eventually(lambda: driver.in_office)
+
+    def fail(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError(what)
+
+    if what == "an event":
+        monkeypatch.setattr(driver.brain, "handle", fail)
+    elif what == "a commit":
+        driver._watcher.do(fail)
+    elif what == "a renewal":
+        monkeypatch.setattr(office.shared, "renew", fail)
+    else:
+        monkeypatch.setattr(driver, "peers", None)
+        wish(driver, 1)
+    eventually(lambda: bool(office.failures))
+    assert driver.is_over
+    monkeypatch.undo()
 
 
 def test_a_commit_waits_until_the_metastore_can_be_opened(office: House) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import limosa
@@ -41,6 +42,7 @@ from limosa.protocol.peers import Dialer, Peers
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import Keys
 from limosa.runtime import service as service_module
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.clock import BootClock
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
@@ -269,16 +271,20 @@ def test_a_run_is_over_even_if_that_can_not_be_logged(bench: Bench) -> None:
 
 
 def test_a_request_that_nobody_answered_may_still_happen(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It lies where a coordinator will find it: to say that it did not happen would be a lie."""
     monkeypatch.setattr(service_module, "REQUEST_SECONDS", 0.05)
-    service = NodeService(bench.driver, "birds", lambda what, **_: None)
+    audit = AuditLog(tmp_path / "audit.ndjson")
+    service = NodeService(bench.driver, "birds", lambda what, **_: None, audit)
     request = Request("drop-1", DropTable("birds", "t1"))
     admin = Identity("alice", "admin")
     with pytest.raises(OutcomeUnknown, match="no coordinator answered") as caught:
         service.act(admin, "request", encode(request))
     assert not caught.value.definite
+    asked, answered = map(msgspec.json.decode, audit.path.read_text().splitlines())
+    assert (asked["event"], asked["author"], asked["operation"]) == ("asked", "alice", "drop-1")
+    assert (answered["event"], answered["state"]) == ("answered", "unknown")
 
 
 # ------------------------------------------------------------------------------- a whole node
@@ -457,8 +463,8 @@ def test_when_a_disk_fails_nothing_is_acked_and_nothing_is_read(
         assert isinstance(read(node, table, eventual=eventual), Wait)
     with pytest.raises(Redirected):
         scan(node, table)
-    assert node.ended.wait(PATIENCE_SECONDS)
-    assert node.failure is error
+    assert node.end.ended.wait(PATIENCE_SECONDS)
+    assert node.end.failure is error
 
 
 def test_a_node_that_stops_answers_nothing_once_its_lease_is_given_back(house: House) -> None:

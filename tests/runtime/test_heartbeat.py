@@ -63,8 +63,13 @@ def test_a_lease_that_was_replaced_is_not_renewed(
     store: SqliteMetastore, tmp_path: Path, key: str
 ) -> None:
     """S122: the metastore still has the lease, but the key bears another one."""
+    failures: list[Exception] = []
     heartbeat = Heartbeat(
-        key, lambda: SqliteMetastore(tmp_path / "metastore.db", CLOCK), CLOCK, lambda *_, **__: None
+        key,
+        lambda: SqliteMetastore(tmp_path / "metastore.db", CLOCK),
+        CLOCK,
+        lambda *_, **__: None,
+        failures.append,
     )
     record = {lease_key("n1"): NodeLease, COORDINATOR_KEY: CoordinatorLease}[key]
     said: queue.Queue[bool] = queue.Queue()
@@ -77,16 +82,20 @@ def test_a_lease_that_was_replaced_is_not_renewed(
                 assert said.get(timeout=WAIT_SECONDS) == is_alive
     finally:
         heartbeat.close()
+    assert failures == []
 
 
 def test_a_registration_that_arrives_late_does_not_replace_a_later_one(
     store: SqliteMetastore, tmp_path: Path
 ) -> None:
     """S122: the commit of one run is under way while the next run registers."""
+    failures: list[Exception] = []
     connection = SqliteMetastore(tmp_path / "metastore.db", CLOCK)
     slow = Slow(connection)
     granted: queue.Queue[int] = queue.Queue()
-    heartbeat = Heartbeat(lease_key("n1"), lambda: slow, CLOCK, lambda *_, **__: None)
+    heartbeat = Heartbeat(
+        lease_key("n1"), lambda: slow, CLOCK, lambda *_, **__: None, failures.append
+    )
 
     def acquire() -> None:
         heartbeat.acquire(
@@ -108,3 +117,4 @@ def test_a_registration_that_arrives_late_does_not_replace_a_later_one(
     finally:
         slow.arrives.set()
         heartbeat.close()
+    assert failures == []

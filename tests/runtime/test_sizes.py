@@ -33,6 +33,8 @@ from limosa.tabular.sizes import (
     ROW_BYTES_MAX,
     row_bytes,
 )
+from limosa.transport.keys import read_secret
+from limosa.transport.tokens import issue
 from tests.transport import attacker
 from tests.transport.attacker import Attacker, frame
 from tests.waiting import eventually
@@ -242,7 +244,8 @@ def test_an_owner_refuses_what_another_client_sends(cluster: Cluster) -> None:
     record = cluster.record("foreign")
     owner = record.owner.replica.node
     assert cluster.cluster.secret is not None
-    token = cluster.db.token()
+    secret, name = read_secret(cluster.cluster.secret), cluster.cluster.cluster
+    token = issue(secret, name, "another", "client", 600.0, time.time())
     peer = Attacker(cluster.cluster.addresses[owner], token)
     talk = peer.open()
     layout = cluster.db.topology.layouts["foreign"]

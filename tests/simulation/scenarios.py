@@ -70,6 +70,8 @@ class Wire(Network):
         """What arrives instead of a message: nothing, another one, or the same one twice."""
         self.blind: set[str] = set()
         """Processes that learn nothing new of the agreed state, though they keep their leases."""
+        self.slow: dict[str, float] = {}
+        """Processes that every message of another process reaches so many seconds later."""
 
     def send(
         self,
@@ -89,8 +91,12 @@ class Wire(Network):
         elif message is None:
             super().send(sender, to, message, arrive, *arguments)
         else:
+            late = self.slow.get(to, 0.0)
             for each in self.twist(message):
-                super().send(sender, to, each, arrive, sender, each)
+                if late:
+                    super().send(sender, to, each, self._world.schedule, late, arrive, sender, each)
+                else:
+                    super().send(sender, to, each, arrive, sender, each)
 
     def let_go(self) -> None:
         """What was held back arrives after all."""
@@ -182,7 +188,7 @@ class Scenario(World):
         while not condition():
             assert self.now < end, f"waited in vain: {self.waits()}"
             self.run_until(self.now + STEP_SECONDS)
-            assert not self.violations
+            assert not self.violations, self.violations
 
     def until_stage(self, stage: str, partition: str = "p0", seconds: float = 20.0) -> None:
         self.until(lambda: self.stage_name(partition) == stage, seconds)

@@ -443,3 +443,23 @@ def test_an_empty_replica_is_not_taken_for_one_that_has_the_rows() -> None:
     world.until(lambda: world.is_open("p0"))
     assert world.owner() is owner
     assert {key: world.get(key) for key in rows} == rows
+
+
+def test_a_disk_that_hangs_does_not_hold_up_a_failover() -> None:
+    """S119: the owner dies, and the disk of one of the two nodes that could take over hangs: its
+    lease lives, and it promises nothing. The other one is elected, opens and serves."""
+    world = Scenario(min_in_sync=1)
+    rows = world.put_many(5)
+    owner = world.owner().name
+    hung, other = sorted(world.replicas() - {owner})
+    world.slow_disks.add(hung)
+    world.nodes[owner].crash()
+    world.until(lambda: world.record().epoch > 1)
+    began = world.now
+    world.until(lambda: world.record().owner is not None, seconds=5.0)
+    assert world.owner().name == other
+    world.until(lambda: world.is_open("p0"), seconds=5.0)
+    assert world.put("after", 1).outcome == "done"
+    assert world.now - began < 8.0
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()

@@ -12,10 +12,17 @@ from limosa.core.machines.catalogue import (
     STREAMING,
     USE_NEW,
 )
+from limosa.core.messages import Seal
 from limosa.core.model.intent import Placement
-from limosa.core.model.requests import CancelChange, CompleteMove, ReverseMove, SetReplicas
+from limosa.core.model.requests import (
+    CancelChange,
+    CompleteMove,
+    RebuildReplicas,
+    ReverseMove,
+    SetReplicas,
+)
 from limosa.simulation.world import ZONE
-from tests.simulation.scenarios import Scenario
+from tests.simulation.scenarios import Scenario, said
 
 
 def places(*nodes: str) -> tuple[Placement, ...]:
@@ -349,6 +356,58 @@ def test_a_replica_count_that_was_given_up_blocks_no_later_move() -> None:
     assert world.answer(world.request(SetReplicas(ZONE, 3)))[0] == "done"
     world.until_ended()
     assert len(world.replicas()) == 3
+    world.conclude()
+
+
+def test_a_replica_count_that_was_given_up_is_tried_again_by_the_cluster() -> None:
+    """S117: one partition gives up its third replica. The change is retried, and until it
+    succeeds it blocks neither a rebuild nor a move."""
+    world = Scenario(replicas=2, nodes=5)
+    rows = world.put_many(5)
+    world.mover.pause()
+    assert world.answer(world.request(SetReplicas(ZONE, 3)))[0] == "done"
+    world.until_stage(STREAMING)
+    (third,) = {place.node for place in pending_places(world)} - world.replicas()
+    follower = next(name for name in sorted(world.replicas()) if name != world.owner().name)
+    rebuild = world.request(RebuildReplicas("p0", (follower,)))
+    assert world.answer(rebuild) == ("done", "accepted")
+    world.nodes[third].crash()
+    world.mover.resume()
+    world.until_ended()
+    assert len(world.replicas()) == 2
+    rebuilt = [r for r in world.record().replicas if r.node == follower]
+    assert rebuilt[0].incarnation != "first"
+    free = next(name for name in sorted(world.nodes) if name not in {*world.replicas(), third})
+    kept = world.replicas() - {follower}
+    assert world.answer(world.move(free, *kept)) == ("done", "accepted")
+    world.until_ended()
+    assert world.replicas() == {free, *kept}
+    world.until(lambda: len(world.record().replicas) == 3, seconds=25.0)
+    assert {free, *kept} < world.replicas()
+    assert third not in world.replicas()
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()
+
+
+def test_a_partition_is_not_sealed_without_a_successor() -> None:
+    """S116: the one replica that is to stay fails after the smaller count was accepted. No owner is
+    sealed for it, writes go on, and the change is retried with a replica that is in sync."""
+    world = Scenario(replicas=3)
+    world.put_many(5)
+    first = world.owner().name
+    assert world.answer(world.request(SetReplicas(ZONE, 1)))[0] == "done"
+    world.until_stage(ALLOW)
+    world.nodes[first].crash()
+    world.until(lambda: world.record().owner is not None and world.owner().name != first)
+    world.until(lambda: world.is_open("p0"))
+    while world.stage_name("p0") != "stable":
+        assert world.put("during", world.now).outcome == "done"
+        world.run_for(0.2)
+    assert said(world, Seal) == []
+    assert len(world.replicas()) == 3
+    world.until(lambda: len(world.record().replicas) == 1, seconds=25.0)
+    assert first not in world.replicas()
+    assert said(world, Seal) == []
     world.conclude()
 
 

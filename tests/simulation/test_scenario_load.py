@@ -1,5 +1,8 @@
-"""Are heartbeats and what they say of the load mere advice, which nobody stores?"""
+"""Are load reports mere advice, and does load keep a replica from returning?"""
 
+import pytest
+
+from limosa.core.client import Finished
 from limosa.core.events import Measured
 from limosa.core.messages import Status
 from limosa.core.model.changes import lease_key
@@ -58,3 +61,36 @@ def test_a_minute_of_heartbeats_and_load_reports_leaves_the_generation_as_it_is(
     assert world.agreed.topology == before.topology
     assert {key: world.get(key) for key in rows} == rows
     world.conclude()
+
+
+@pytest.mark.parametrize(("replicas", "slow_seconds"), [(3, 0.0), (2, 0.0), (3, 0.25)])
+def test_a_replica_returns_while_clients_never_stop_writing(
+    replicas: int, slow_seconds: float
+) -> None:
+    """S115, F195: a follower that was away is in sync again after a bounded time, although 300
+    writes a second go on all the time, and even if its link is slow. Clients see a pause only."""
+    shape = {"nodes": replicas, "replicas": replicas, "entries_kept": 10_000}
+    world = Scenario(8, min_in_sync=1, **shape)  # the seed of messages as large as real ones
+    owner = world.owner().name
+    follower = next(name for name in sorted(world.replicas()) if name != owner)
+    answers: list[list[Finished]] = []
+
+    def write(number: int) -> None:
+        if not world.healed:
+            answers.append(world.send_put(f"k{number}", number, number % 2))
+            world.schedule(0.0033, write, number + 1)
+
+    write(0)
+    world.nodes[follower].crash()
+    world.until(lambda: len(world.record().in_sync) == replicas - 1)
+    world.wire.slow[follower] = slow_seconds
+    world.nodes[follower].start()
+    world.until(lambda: len(world.record().in_sync) == replicas, seconds=4.0)
+    world.run_for(0.5)
+    world.healed = True
+    world.until(lambda: all(answers))
+    assert all(answer.outcome == "done" for each in answers for answer in each)
+    world.run_for(1.5)
+    assert len(world.record().in_sync) == replicas
+    assert world.rows_at(follower) == world.rows_at(owner)
+    assert len(world.rows_at(owner)) == len(answers)

@@ -305,6 +305,10 @@ class FaultyFiles:
         self._check()
         return self._inner.read(path)
 
+    def read_part(self, path: str, at: int, size: int) -> bytes:
+        self._check()
+        return self._inner.read_part(path, at, size)
+
     def names(self, directory: str) -> list[str]:
         self._check()
         return self._inner.names(directory)

@@ -107,6 +107,8 @@ def test_a_batch_is_cut_by_the_bytes_of_its_rows_and_not_by_their_average(
 def test_a_batch_that_is_small_enough_stays_as_it_is() -> None:
     batch = pa.record_batch({"text": ["a", "b"]})
     assert [each is batch for each in in_pieces(batch)] == [True]
+    empty = batch.slice(0, 0)
+    assert [each is empty for each in in_pieces(empty)] == [True]
     large = pa.record_batch({"text": ["a", "x" * sizes.PIECE_BYTES, "b"]})
     assert [each.num_rows for each in in_pieces(large)] == [1, 1, 1]
 

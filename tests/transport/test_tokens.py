@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limosa.errors import BadInput, Forbidden, Unauthenticated, UnusableFile
+from limosa.transport.keys import make_secret, read_secret
 from limosa.transport.tokens import (
     CLOCK_SKEW_SECONDS_MAX,
     ROLES,
     Identity,
     check,
     issue,
-    make_secret,
-    read_secret,
+    scope_of,
 )
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -67,8 +67,33 @@ def refusal(token: str, now: float = NOW) -> str:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_token_says_who_as_what_and_until_when(role: str) -> None:
-    token = issue(SECRET, CLUSTER, "ada", role, 60, NOW)
-    assert check(SECRET, CLUSTER, token, NOW + 59.9) == Identity("ada", role, NOW + 60)  # type: ignore[arg-type]
+    sessions = (("p1", "t@1"),) if role == "mover" else ()
+    token = issue(SECRET, CLUSTER, "ada", role, 60, NOW, sessions)
+    identity = check(SECRET, CLUSTER, token, NOW + 59.9)
+    assert (identity.subject, identity.role, identity.expires_at) == ("ada", role, NOW + 60)
+    assert (identity.issued_at, identity.proof) == (NOW, "token")
+    assert len(identity.token_id) == 32
+
+
+def test_only_a_movers_token_is_for_sessions() -> None:
+    """And without them it would be for all."""
+    with pytest.raises(BadInput, match="is for sessions"):
+        issue(SECRET, CLUSTER, "ada", "mover", 60, NOW)
+    with pytest.raises(BadInput, match="is for sessions"):
+        issue(SECRET, CLUSTER, "ada", "client", 60, NOW, (("p1", "t@1"),))
+    unscoped = check(SECRET, CLUSTER, signed(HEADER, {**CLAIMS, "role": "mover"}), NOW)
+    for sessions in ((), (("p1", "t@1"),)):
+        with pytest.raises(Forbidden, match="other sessions"):
+            unscoped.must_be_for(sessions)
+
+
+def test_a_scope_is_a_set_of_sessions() -> None:
+    one, two = ("p1", "t@1"), ("p2", "t@1")
+    assert scope_of((one, two)) == scope_of((two, one))
+    scopes = {scope_of(each) for each in ((), (one,), (two,), (one, two), (("p1t@1", ""),))}
+    assert len(scopes) == 5
+    Identity("ada", "client").must_be_for((one,))
+    Identity("anonymous", "admin", proof="nothing").must_be_for((one,))
 
 
 def test_two_tokens_are_never_the_same() -> None:

@@ -14,6 +14,16 @@ from limosa.errors import LimosaError, UnknownTable
 NODES_AT_ONCE = 16
 
 
+class DamagedReplica(Struct, frozen=True):
+    """A replica with a file that does not match its checksum, until it is rebuilt."""
+
+    node: str
+    partition: str
+    why: str
+    only: bool
+    """No other replica is in sync, so that this one can't be rebuilt."""
+
+
 class Overview(Struct, frozen=True):
     """The state of the whole cluster; not a snapshot, as nodes are asked at different times."""
 
@@ -42,6 +52,22 @@ class Overview(Struct, frozen=True):
     def not_in_sync(self) -> list[str]:
         partitions = self.topology.partitions.items()
         return sorted(id for id, each in partitions if len(each.in_sync) < len(each.replicas))
+
+    @property
+    def damaged(self) -> list["DamagedReplica"]:
+        """Replicas with a damaged file, on the nodes that were asked."""
+        return [
+            DamagedReplica(node, each["partition"], each["damaged"], self._is_only(node, each))
+            for node in sorted(self.statuses)
+            for each in self.held(node)
+            if each.get("damaged")
+        ]
+
+    def _is_only(self, node: str, replica: dict[str, Any]) -> bool:
+        """Whether no other replica is in sync."""
+        record = self.topology.partitions.get(replica["partition"])
+        in_sync = () if record is None else record.in_sync
+        return [(r.node, r.incarnation) for r in in_sync] == [(node, replica["incarnation"])]
 
     def owner(self, partition: Partition) -> str:
         """The owner if it is live, else empty."""
@@ -107,6 +133,8 @@ class ClusterStatus(Struct, frozen=True):
     tables: list[str]
     partitions: PartitionsInBrief
     generation: int
+    damaged: list[DamagedReplica] = []
+    """Replicas with a damaged file; they are rebuilt, except those that are the only ones."""
 
 
 class NodeFacts(Struct, frozen=True):
@@ -164,6 +192,7 @@ def status_of(overview: Overview) -> ClusterStatus:
             sorted(changing),
         ),
         topology.generation,
+        overview.damaged,
     )
 
 

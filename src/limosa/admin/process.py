@@ -3,7 +3,6 @@
 import errno
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,18 @@ from pathlib import Path
 import uvicorn
 from msgspec import Struct
 
-from limosa.admin import app, audit, tokens
-from limosa.admin.audit import AuditLog
+from limosa.admin import app, tokens
 from limosa.admin.operations import Follower
+from limosa.admin.patience import PatientProtocol
 from limosa.admin.reconnection import ReconnectingCluster
 from limosa.admin.runs import Runs
 from limosa.admin.service import AdminService, AdminSettings, Logger
 from limosa.admin.tokens import Tokens
 from limosa.client.operator import Operator
 from limosa.errors import BadInput, Refused
+from limosa.runtime import audit
+from limosa.runtime.audit import AuditLog
+from limosa.runtime.threads import ProcessEnd, vital_thread
 from limosa.transport.security import Security, check_bind, read_pair
 
 START_SECONDS = 20.0
@@ -74,13 +76,16 @@ class AdminProcess:
         scheme = "http" if config.certificate is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
         self._server = uvicorn.Server(_settings_of(app.build(self.service), config))
-        self._thread = threading.Thread(target=self._serve, name="limosa-http", daemon=True)
+        self.end = ProcessEnd()
+        self._thread = vital_thread(self._serve, "limosa-http", self.end.fail)
         self._thread.start()
         self.follower.start()
         self._wait_until_started()
 
     def _serve(self) -> None:
         self._server.run([self._socket])
+        if not self._server.should_exit:
+            raise Refused("the web server ended", "see its log")
 
     def _wait_until_started(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -104,7 +109,7 @@ def _settings_of(application: object, config: AdminConfig) -> uvicorn.Config:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # bad requests must not fill the log
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         loop="asyncio",
         lifespan="off",

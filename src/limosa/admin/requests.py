@@ -55,7 +55,7 @@ class ChangeRequest:
             caller.operation = id
             caller.note("answered", body=body, status=202, answer="requested before")
             return accepted(known)
-        request = replace(build(id), fingerprint=fingerprint)
+        request = replace(build(id), fingerprint=fingerprint, author=caller.who.subject)
         caller.operation = id
         try:
             caller.note("asked", body=body, before=before)

@@ -14,7 +14,6 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from limosa.admin import problems
-from limosa.admin.audit import AuditLog
 from limosa.admin.problems import Problem
 from limosa.admin.readiness import Readiness
 from limosa.admin.roles import Role, allows
@@ -22,6 +21,7 @@ from limosa.admin.runs import Runs
 from limosa.admin.tokens import AdminIdentity, Tokens
 from limosa.client.access import ClusterAccess
 from limosa.errors import LimosaError
+from limosa.runtime.audit import AuditLog
 
 Result = TypeVar("Result")
 

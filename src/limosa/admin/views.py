@@ -51,7 +51,7 @@ class Partitions(Struct, frozen=True):
 @routes.get("/v1/topology", role="viewer", answers=ClusterStatus)
 def topology(caller: Calling) -> ClusterStatus:
     """A summary of the cluster: its coordinator, live nodes, tables and partitions."""
-    return status_of(look(caller.cluster, ask_nodes=False))
+    return status_of(look(caller.cluster))
 
 
 @routes.get("/v1/nodes", role="viewer", answers=NodeList)

@@ -10,6 +10,7 @@ from limosa.admin import tokens
 from limosa.cli.shared.admin_service import directory_of
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.terminal import print_answer, print_json, print_table
+from limosa.runtime.audit import noted
 
 admin_token = typer.Typer(help="Manage the tokens of the admin service.", no_args_is_help=True)
 
@@ -41,7 +42,9 @@ def add(
       limosa admin-token add ann --role operator
       limosa admin-token add pager --role viewer --directory /srv/limosa
     """
-    token = tokens.add(file_in(directory), name, role)
+    path = file_in(directory)
+    with noted(path, "add admin token", name=name, role=role):
+        token = tokens.add(path, name, role)
     print_answer(as_json, {"token": token, "name": name, "role": role}, token)
 
 
@@ -72,7 +75,9 @@ def remove(name: Name, directory: Directory = None, as_json: AsJson = False) -> 
     Examples:
       limosa admin-token remove ann
     """
-    tokens.remove(file_in(directory), name)
+    path = file_in(directory)
+    with noted(path, "remove admin token", name=name):
+        tokens.remove(path, name)
     print_answer(as_json, {"removed": name}, f"Revoked the token of {name}.")
 
 

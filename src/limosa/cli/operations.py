@@ -157,6 +157,7 @@ def facts(request: Request) -> dict[str, Any]:
         "about": request.about,
         "state": request.state,
         "answer": request.answer,
+        "author": request.author or None,
         "asked": request.asked or None,
         "answered": request.answered or None,
     }

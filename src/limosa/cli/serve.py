@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +16,19 @@ import typer
 from msgspec.structs import asdict
 
 from limosa.cli.shared.options import OptionGroup, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice
+from limosa.cli.shared.pipelines import PipelineChoice, SparkMaster, SparkSecret
 from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
+from limosa.runtime.threads import ProcessEnd
 from limosa.transport.security import Security
 
 SWITCH_SECONDS = 0.0005
 """How long a thread may keep Python's lock: a merge must not delay reads."""
+
+LOOK_SECONDS = 0.2
+STOP_SECONDS = 10.0
+"""After a failure, the process exits after this time even if it could not stop cleanly."""
 
 serve = typer.Typer(
     help="Run one process of a cluster, until Ctrl-C or SIGTERM.",
@@ -110,6 +116,14 @@ def node(
     lease_seconds: Annotated[
         float, typer.Option("--lease-seconds", help="After how long a silent node counts as dead.")
     ] = 3.0,
+    scrub: Annotated[
+        str,
+        typer.Option(
+            "--scrub",
+            metavar="BYTES",
+            help="How much stored data to verify in the background, in bytes a second; 0: none.",
+        ),
+    ] = "16MiB",
     *,
     credentials: Credentials,
     insecure: Annotated[
@@ -145,7 +159,8 @@ def node(
             settings=NodeSettings(
                 participant=ParticipantSettings(
                     lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / 6
-                )
+                ),
+                scrub_bytes_per_second=int(bytes_of(scrub)),
             ),
         )
         running = NodeProcess(config, journal)
@@ -170,12 +185,8 @@ def coordinator(
             "replicas are rebuilt, but partitions do not move. threads needs no Spark.",
         ),
     ] = "auto",
-    spark_master: Annotated[
-        str,
-        typer.Option(
-            "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
-        ),
-    ] = "",
+    spark_master: SparkMaster = "",
+    spark_secret: SparkSecret = None,
     spark_conf: Annotated[
         list[str] | None,
         typer.Option(
@@ -202,7 +213,8 @@ def coordinator(
     \b
     Examples:
       limosa serve coordinator --metastore /srv/limosa/metastore.db
-      limosa serve coordinator --metastore … --spark-master spark://10.0.0.7:7077 --bandwidth 1GiB
+      limosa serve coordinator --metastore … --spark-master spark://10.0.0.7:7077 \
+        --spark-secret /srv/limosa/spark-secret --bandwidth 1GiB
     """
     from limosa.core.coordinator.settings import CoordinatorSettings
     from limosa.runtime.pipelines import PipelineConfig, mover_for, settings_for
@@ -212,6 +224,7 @@ def coordinator(
         kind=pipeline,
         scratch=str(Path(metastore).absolute().parent / f"spark-{name}"),
         master=spark_master,
+        secret=spark_secret,
         conf=dict(_pair(each) for each in spark_conf or []),
         bytes_per_second=bytes_of(bandwidth),
     )
@@ -354,10 +367,13 @@ def _run(
     options: ProcessOptions,
 ) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
+    os.umask(0o077)  # logs, the metastore and Spark's files are for this user only
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     journal = Journal(name, json=options.json_log)
+    end = ProcessEnd()
+    end.watch_threads(journal)
     try:
         process, said = build(journal)
     except LimosaError as error:
@@ -369,16 +385,47 @@ def _run(
     print("ready", json.dumps(said), flush=True)
     if options.with_parent:
         threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
-    ended = getattr(process, "ended", None)
-    while not stop.wait(0.2):
-        if ended is not None and ended.is_set():
+    pulse = Pulse(process) if options.with_parent else None
+    while not stop.wait(LOOK_SECONDS):
+        if end.ended.is_set() or process.end.ended.is_set():
             break
-    failure = getattr(process, "failure", None)
+        if pulse is not None:
+            pulse.beat()
+    failure = end.failure or process.end.failure
+    if failure is not None:
+        _exit_if_it_hangs()
     process.stop()
     journal("stopped")
     sys.stdout.flush()
     # Streams of peers that missed the goodbye must not delay the end of the process.
     os._exit(1 if failure is not None else 0)
+
+
+class Pulse:
+    """Tells the parent that the process works, if it counts its ticks: a byte on standard output.
+
+    A parent that does not read the bytes must not hold the process up.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self._ticks = 0
+        self._output = sys.stdout.fileno()
+        os.set_blocking(self._output, False)
+
+    def beat(self) -> None:
+        ticks = getattr(self._process, "ticks", 0)
+        if ticks != self._ticks:
+            self._ticks = ticks
+            with suppress(OSError):
+                os.write(self._output, b".")
+
+
+def _exit_if_it_hangs() -> None:
+    """What failed may also keep the process from stopping, like a disk that does not answer."""
+    timer = threading.Timer(STOP_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _wait_for_end(stop: threading.Event) -> None:

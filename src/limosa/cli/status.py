@@ -17,7 +17,7 @@ def status(target: ClusterOptions) -> None:
       limosa status --cluster 127.0.0.1:4711 --json
     """
     with target.operate() as connection:
-        overview = look(connection, ask_nodes=False)
+        overview = look(connection)
     answer = status_of(overview)
     partitions = answer.partitions
     silent = [node for node in answer.nodes.members if node not in answer.nodes.live]
@@ -31,6 +31,7 @@ def status(target: ClusterOptions) -> None:
         "partitions": f"{partitions.total:,}",
         "without an owner": _some(partitions.without_owner),
         "not fully in sync": _some(partitions.not_in_sync),
+        "damaged": _some([f"{each.partition} on {each.node}" for each in answer.damaged]),
         "changing": _some(partitions.changing),
         "generation": str(answer.generation),
     }

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from limosa.cli.shared.options import ClusterOptions, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice, check_installed
+from limosa.cli.shared.pipelines import PipelineChoice, SparkMaster, SparkSecret, check_installed
 from limosa.cli.shared.terminal import count, print_json, tell
 from limosa.client.operator import Operator
 from limosa.core import routing
@@ -25,6 +25,7 @@ from limosa.core.model.topology import Partition
 from limosa.errors import LimosaError, Refused
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, SparkCarrier, ThreadCarrier
+from limosa.pipeline.loads import Permit
 from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import (
     EXAMINE,
@@ -36,6 +37,7 @@ from limosa.pipeline.portions import (
     share_out,
     whole,
 )
+from limosa.pipeline.protection import secret_for
 
 ATTEMPTS = 6
 AGAIN_SECONDS = 1.0
@@ -61,12 +63,8 @@ def verify(
             help="What compares the rows: auto is Spark; threads run within this command.",
         ),
     ] = "auto",
-    spark_master: Annotated[
-        str,
-        typer.Option(
-            "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
-        ),
-    ] = "",
+    spark_master: SparkMaster = "",
+    spark_secret: SparkSecret = None,
 ) -> None:
     """Compare all replicas of a table, row by row.
 
@@ -79,15 +77,16 @@ def verify(
     Examples:
       limosa verify items
       limosa verify items --json
-      limosa verify items --spark-master spark://10.0.0.7:7077
+      limosa verify items --spark-master spark://10.0.0.7:7077 --spark-secret spark-secret
       limosa verify items --pipeline threads
     """
     check_installed(pipeline)
+    secret = "" if pipeline == "threads" else secret_for(spark_master, spark_secret)
     began = time.monotonic()
     with target.operate() as connection:
         definition = connection.table(table).definition.encode()
         zone = connection.topology.tables[table].zone
-        with Bar() as bar, _carrier(pipeline, spark_master, bar) as carrier:
+        with Bar() as bar, _carrier(pipeline, spark_master, secret, bar) as carrier:
             verification = Verification(connection, target, zone, definition, carrier, bar)
             verification.run()
             ended = time.monotonic()
@@ -135,7 +134,7 @@ class Verification:
         bar: "Bar",
     ) -> None:
         self._connection = connection
-        self._target = target
+        self._access = Access("", target.authority, target.certificate, target.private_key)
         self._zone = zone
         self._table = table
         self._carrier = carrier
@@ -224,20 +223,25 @@ class Verification:
     def _begin(self, portions: Sequence[Portion], rows: int) -> None:
         topology = self._connection.topology
         addresses = {node.id: node.address for node in topology.nodes.values()}
-        task = Examination(tuple(portions), addresses)
+        task = Examination(tuple(self._permitted(portions)), addresses)
         self._job += 1
         self._carrier.run(
             f"verify-{self._job}",
             EXAMINE,
-            msgspec.msgpack.encode(self._access()),
+            msgspec.msgpack.encode(self._access),
             [msgspec.msgpack.encode(task)],
             lambda results, why: self._ended.put((portions, rows, results, why)),
         )
 
-    def _access(self) -> Access:
-        given = self._target
-        token = self._connection.token()
-        return Access("", token, given.authority, given.certificate, given.private_key)
+    def _permitted(self, portions: Sequence[Portion]) -> list[Portion]:
+        """With tokens for these partitions: no task gets the operator's own token."""
+        partitions = sorted({portion.partition for portion in portions})
+        made = self._connection.comparison_tokens(partitions)
+        tokens = dict(zip(partitions, made.tokens, strict=False))
+        return [
+            replace(portion, permit=Permit(tokens.get(portion.partition), made.until))
+            for portion in portions
+        ]
 
     def _end(
         self, portions: Sequence[Portion], rows: int, results: Sequence[bytes], why: str
@@ -321,13 +325,13 @@ class Bar:
 
 
 @contextmanager
-def _carrier(pipeline: PipelineChoice, master: str, bar: Bar) -> Iterator[Carrier]:
+def _carrier(pipeline: PipelineChoice, master: str, secret: str, bar: Bar) -> Iterator[Carrier]:
     if pipeline == "threads":
         yield ThreadCarrier()
         return
     words = {"starting": "starting Spark", "ready": "comparing"}
     with tempfile.TemporaryDirectory(prefix="limosa-verify-") as directory:
-        options = Options(str(Path(directory) / "spark"), master, {}, "limosa-verify")
+        options = Options(str(Path(directory) / "spark"), master, {}, "limosa-verify", secret)
         spark = SparkCarrier(
             options,
             lambda state, detail: bar.say(words.get(state, f"Spark: {state}")),

@@ -18,8 +18,9 @@ from limosa.core.model.changes import Topology
 from limosa.core.model.requests import DropTable, Request
 from limosa.errors import BadInput, OutcomeUnknown, UnknownTable
 from limosa.protocol.peers import Dialer
-from limosa.transport.security import Security, scheme
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.keys import KeyFile
+from limosa.transport.security import Security, check_encrypted, scheme
+from limosa.transport.tokens import issue
 
 TOKEN_SECONDS = 86_400.0
 OPEN_SECONDS = 30.0
@@ -90,16 +91,18 @@ class Connection:
             secret=secret,
             verify_clients=False,
         )
-        secret_bytes = None if secret is None or token is not None else read_secret(secret)
+        keys = None if secret is None or token is not None else KeyFile(secret)
 
         def current_token() -> str | None:
-            if secret_bytes is None:
+            if keys is None:
                 return token
             subject = f"{name}@{os.uname().nodename}"
             return issue(
-                secret_bytes, known_as or LOCAL, subject, "admin", TOKEN_SECONDS, time.time()
+                keys.current(), known_as or LOCAL, subject, "admin", TOKEN_SECONDS, time.time()
             )
 
+        for address in addresses.values():
+            check_encrypted(address, security)
         dialer = Dialer(known_as, "client", name, security, current_token)
         settings = ClientSettings(
             operation_seconds=timeout_seconds,

@@ -1,6 +1,13 @@
-"""Where is the local cluster? `limosa up` records its addresses in a file."""
+"""Where is the local cluster? `limosa up` records its addresses in a file.
+
+The file says where commands connect to, and which secret they sign their tokens with. So a file
+that is found rather than named must belong to the user: in a directory that several users can
+write to, another user's file would make commands send their tokens to that user. This is Git's rule
+for repositories. It holds for root, too, who otherwise would follow everybody's files.
+"""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -31,7 +38,7 @@ class Local(Struct, frozen=True):
 
 def find_local(directory: str | None = None) -> Local:
     """The cluster of a directory; by default of ./limosa-data, else the last that was started."""
-    found = read_local(Path(directory or DEFAULT_DIRECTORY))
+    found = read_local(Path(directory)) if directory else _found(Path(DEFAULT_DIRECTORY))
     if found is None and not directory:
         found = _last()
     if found is not None:
@@ -43,10 +50,34 @@ def find_local(directory: str | None = None) -> Local:
     )
 
 
-def read_local(directory: Path) -> Local | None:
+def check_owner(directory: Path, option: str = "--cluster") -> None:
+    """Refuse a directory that was found, not named, and belongs to another user."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        _check_owner(directory, os.stat(directory), f"{option} {directory.absolute()}")
+
+
+def _check_owner(path: Path, known: os.stat_result, named: str) -> None:
+    if known.st_uid != os.geteuid():
+        raise Refused(
+            f"{path} belongs to another user (uid {known.st_uid}), so it is not trusted",
+            f"if you trust its owner, name it: {named}",
+        )
+
+
+def _found(directory: Path) -> Local | None:
+    check_owner(directory)
+    return read_local(directory, is_named=False)
+
+
+def read_local(directory: Path, is_named: bool = True) -> Local | None:
     """None if there is no cluster, or if its process has ended."""
+    path = directory / FILE
     try:
-        local = msgspec.json.decode((directory / FILE).read_bytes(), type=Local)
+        with open(path, "rb") as file:
+            if not is_named:
+                named = f"--cluster {directory.absolute()}"
+                _check_owner(path, os.fstat(file.fileno()), named)
+            local = msgspec.json.decode(file.read(), type=Local)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, OSError) as error:
@@ -81,7 +112,7 @@ def _last() -> Local | None:
         directory = _pointer().read_text()
     except OSError:
         return None
-    return read_local(Path(directory))
+    return _found(Path(directory))
 
 
 def _pointer() -> Path:

@@ -1,6 +1,7 @@
 """How does an operator's program connect? `limosa.operate()`, then status, requests and runs."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +13,14 @@ from limosa.client.session import Session
 from limosa.core.messages import Status
 from limosa.core.model.changes import Agreed
 from limosa.core.model.requests import AnyWish, Request
+from limosa.protocol.replica_scan import ComparisonTokens
 from limosa.protocol.wire import Decoder
 
 ASK_SECONDS = 8.0
 FOLLOW_SECONDS = 2.0
 """How long a node may be behind another node that has answered."""
 
+_comparison_tokens = msgspec.msgpack.Decoder(ComparisonTokens)
 _states = msgspec.msgpack.Decoder(Agreed)
 
 
@@ -100,9 +103,11 @@ class Operator(Connection):
         )
         return digests
 
-    def token(self) -> str | None:
-        """A fresh token, for processes that call the nodes on behalf of this client."""
-        return self._session.token()
+    def comparison_tokens(self, partitions: Sequence[str]) -> ComparisonTokens:
+        """For processes that compare replicas of these partitions on behalf of this client: each
+        token can read one partition's keys and hashes, for some minutes, and nothing else."""
+        body = msgspec.msgpack.encode(list(partitions))
+        return _comparison_tokens.decode(self._session.call("comparison_tokens", body))
 
 
 operate = Operator.open

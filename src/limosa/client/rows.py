@@ -176,7 +176,8 @@ def _is_cut(value: Any, wanted: Any) -> bool:
 def in_pieces(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Batches that are small enough for one message, cut by the bytes of their rows."""
     for batch in rows.to_batches():
-        yield from sizes.in_pieces(batch)
+        if batch.num_rows:
+            yield from sizes.in_pieces(batch)
 
 
 def key_values(table: Table, key: Any) -> tuple[Any, ...]:

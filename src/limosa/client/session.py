@@ -23,7 +23,7 @@ from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import Message, Refuse
 from limosa.core.model.changes import Topology
-from limosa.errors import LimosaError, OutcomeUnknown, Refused
+from limosa.errors import LimosaError, OutcomeUnknown, Refused, Unauthenticated
 from limosa.protocol.peers import Dialer, NodeLinks
 from limosa.protocol.wire import Goodbye
 from limosa.tabular.tables import KnownTables
@@ -37,6 +37,7 @@ BYTES_MAX = 64 << 20
 CALL_SECONDS = 5.0
 TOPOLOGY_SECONDS = 0.7
 SILENT_SECONDS = 3.0
+UNAUTHENTICATED_SECONDS = 2.0
 SCAN_SILENT_SECONDS = 5.0
 SCAN_SECONDS_MAX = 3_600.0
 
@@ -74,6 +75,8 @@ class Session:
         self._wanted = threading.Event()
         self._good: str | None = None
         self._refreshing = threading.Lock()
+        self._unauthenticated: tuple[float, Unauthenticated] | None = None
+        """Since when, and why, no node accepts this client's token."""
         self.refresh()
         self._threads = [
             threading.Thread(target=self._tick, name="limosa-client", daemon=True),
@@ -96,6 +99,7 @@ class Session:
                 self._room.wait(1.0)
                 self._check_open()
             self._check_open()
+            self._check_authenticated()
             id = f"{next(self._numbers)}"
             self._futures[id] = future
             self._sizes[id] = size
@@ -111,6 +115,14 @@ class Session:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise Refused("the connection is closed", "connect again")
+
+    def _check_authenticated(self) -> None:
+        """Refuse an operation that would wait in vain. A new token may be on its way, so a refusal
+        must last, and the nodes are asked again."""
+        refusal = self._unauthenticated
+        if refusal is not None and time.monotonic() - refusal[0] > UNAUTHENTICATED_SECONDS:
+            self._wanted.set()
+            raise refusal[1]
 
     def _deliver(self, event: ClientEvent) -> None:
         with self._lock:
@@ -176,11 +188,15 @@ class Session:
                         raise
                     continue
                 self._good = node
+                self._unauthenticated = None
                 topology = _topologies.decode(body) if body else self._brain.topology
                 if topology.generation > self._brain.topology.generation:
                     self.tables.follow(topology)
                     self._deliver(TopologyRead(topology, topology.generation))
                 return self._brain.topology
+            if isinstance(failure, Unauthenticated):
+                since = self._unauthenticated[0] if self._unauthenticated else time.monotonic()
+                self._unauthenticated = (since, failure)
             raise failure or Refused("no node is known", "connect with a node's address")
 
     def _known_nodes(self) -> list[tuple[str, str]]:
@@ -261,9 +277,6 @@ class Session:
             return scan.read_all()
         except (pa.ArrowException, OSError) as error:
             raise from_flight_error(error) from None
-
-    def token(self) -> str | None:
-        return self._dialer.token()
 
     # --- the end
 

@@ -25,7 +25,8 @@ class Received(Struct, frozen=True, gc=False):
 
     sender: str
     message: Message
-    found: Position = 0
+    found: Position | None = 0
+    """None: the row can't be read, because a file of the replica is damaged."""
 
 
 class Ticked(Struct, frozen=True, gc=False):
@@ -44,6 +45,8 @@ class HeldReplica(Struct, frozen=True):
     log: tuple[tuple[Position, int], ...]
     """The position and approximate size of each entry. The rows stay on the volume."""
     producers: ProducersValue
+    damaged: str = ""
+    """Which file does not match its checksum; empty: none that is known."""
 
 
 class Started(Struct, frozen=True):
@@ -142,6 +145,14 @@ class Measured(Struct, frozen=True):
     """Of partitions that are used here: (rows written, keys read) per second."""
 
 
+class ReplicaDamaged(Struct, frozen=True, gc=False):
+    """A file of a replica does not match its checksum: some of the rows can't be read."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    why: str
+
+
 class Disconnected(Struct, frozen=True, gc=False):
     """A client's connection to this node broke: requests under way may be lost."""
 
@@ -189,5 +200,6 @@ NodeEvent: TypeAlias = (
     | DigestTaken
     | CollectionDue
     | Measured
+    | ReplicaDamaged
 )
 CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | Compared | Elected | Deposed

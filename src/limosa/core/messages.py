@@ -324,6 +324,8 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     """In this session: its rows can't be read, or its neighbour's files can't be linked."""
     rates: tuple[float, float] = (0.0, 0.0)
     """At an owner: rows written and keys read per second, lately."""
+    damaged: str = ""
+    """Which file of the replica does not match its checksum; empty: none that is known."""
 
 
 class Status(Message, frozen=True, gc=False):

@@ -88,6 +88,11 @@ def electable(partition: Partition) -> tuple[Replica, ...]:
     return tuple(r for r in readers(partition) if r in partition.in_sync)
 
 
+def has_other_in_sync(partition: Partition, replica: Replica) -> bool:
+    """Is there another replica that may own the partition, so that this one can be spared?"""
+    return any(other != replica for other in electable(partition))
+
+
 def needed(partition: Partition, zone: Zone) -> int:
     """How many replicas must be in sync for a write: the zone's minimum, or a majority.
 

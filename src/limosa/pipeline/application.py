@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from limosa.pipeline import java
 from limosa.pipeline.package import as_zip
+from limosa.pipeline.protection import CIPHER, PROTECTION, SECRET
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """With these options Java starts in half the time; rows never pass through Java."""
@@ -48,6 +49,8 @@ class Options(Struct, frozen=True):
     """Empty: this machine, with a thread for each core."""
     conf: dict[str, str] = {}
     name: str = "limosa"
+    secret: str = ""
+    """Of Spark's processes; empty: Spark makes one. See `protection`."""
 
 
 class JobOrder(Struct, frozen=True, omit_defaults=True):
@@ -85,7 +88,13 @@ class Application:
             os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         from pyspark import SparkConf, SparkContext
 
-        conf = SparkConf(loadDefaults=False).setAll(list(settings_of(options).items()))
+        settings = list(settings_of(options).items())
+        conf = SparkConf(loadDefaults=False).setAll(settings)
+        if options.secret:
+            # PySpark starts Java with the settings as options, which all users see. So Java is
+            # told the secret afterwards, through PySpark's authenticated connection.
+            SparkContext._ensure_initialized(conf=conf)
+            conf = SparkConf(_jvm=SparkContext._jvm).setAll([*settings, (SECRET, options.secret)])
         self._context = SparkContext(conf=conf)
         self._context.setLogLevel("ERROR")
         if not _is_local(options.master):
@@ -175,7 +184,7 @@ def _end_at_once(scratch: str) -> None:
 
 
 def settings_of(options: Options) -> dict[str, str]:
-    """Spark's settings; those of the operator take precedence."""
+    """Spark's settings; those of the operator take precedence, except for its protection."""
     scratch = Path(options.scratch)
     has_room = len(os.fsencode(scratch)) <= SOCKET_DIRECTORY_BYTES_MAX
     return {
@@ -192,7 +201,9 @@ def settings_of(options: Options) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.python.unix.domain.socket.enabled": str(has_room).lower(),
         "spark.log.level": "ERROR",
+        **CIPHER,
         **options.conf,
+        **PROTECTION,
     }
 
 
@@ -220,6 +231,13 @@ def _perform(work: str, access: bytes, task: bytes) -> bytes:
     return result
 
 
+def _end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """Without one of its threads this process would never answer; the parent starts another."""
+    with suppress(Exception):
+        threading.__excepthook__(failed)
+    os._exit(4)
+
+
 def _in_one_line(error: Exception) -> str:
     """The useful part of an error: Java's traces are long, and their first lines say little."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -233,6 +251,7 @@ def main() -> int:
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.nice(NICENESS)
+    threading.excepthook = _end_with_thread
     options = msgspec.json.decode(base64.b64decode(os.environ.pop(ENVIRONMENT)), type=Options)
     orders = Orders(options.scratch)
     try:

@@ -164,7 +164,8 @@ class SparkCarrier:
         # A killed application left its directory behind; an ending one must not remove the new one.
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         scratch = Path(self._options.scratch) / secrets.token_hex(4)
-        scratch.mkdir(parents=True)
+        scratch.parent.mkdir(mode=0o700, parents=True)
+        scratch.mkdir(mode=0o700)
         given = structs.replace(self._options, scratch=str(scratch))
         options = base64.b64encode(msgspec.json.encode(given)).decode()
         # Files that it leaves when it is killed are deleted with its scratch directory.

@@ -38,6 +38,7 @@ from limosa.protocol.slices import slice_of
 from limosa.tabular.rows import DELETED, VERSION
 from limosa.tabular.schema import Table, newer
 from limosa.transport.failures import errors_received
+from limosa.transport.security import call_options
 
 SLICE_BYTES_MAX = 256 << 20
 """A larger slice, with long keys, is cut in two."""
@@ -283,6 +284,8 @@ class FlightSource:
         self._clients: dict[NodeId, flight.FlightClient] = {}
         self._silent: dict[NodeId, str] = {}
         self.bytes = 0
+        self.token = dialer.token()
+        """Of the portion that is compared."""
 
     @contextmanager
     def _asking(self, node: NodeId) -> Iterator[None]:
@@ -298,7 +301,7 @@ class FlightSource:
     def holding(self, target: CopyTarget, partition: PartitionId) -> Holding:
         named = msgspec.msgpack.encode(Named(partition, target.incarnation))
         with self._asking(target.node):
-            options = self._dialer.options(CALL_SECONDS)
+            options = call_options(self.token, CALL_SECONDS)
             (answer,) = self._client(target).do_action(flight.Action("replica", named), options)
         return msgspec.msgpack.decode(answer.body.to_pybytes(), type=Holding)
 
@@ -314,7 +317,7 @@ class FlightSource:
         scan = ReplicaScan(partition, target.incarnation, table.encode(), wanted, at_least)
         with self._asking(target.node):
             reader = self._client(target).do_get(
-                flight.Ticket(scan.encode()), self._dialer.options(READ_SECONDS)
+                flight.Ticket(scan.encode()), call_options(self.token, READ_SECONDS)
             )
             moment = moment_of(reader.schema)
             batches: list[pa.RecordBatch] = []
@@ -367,6 +370,7 @@ def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
     with closing(FlightSource(wanted.addresses, who.dialer(name))) as source:
         for portion in wanted.portions:
             source.bytes = 0
+            source.token = portion.permit.token
             finding = Examiner(portion, source, wanted.strict, wanted.limits).examine()
             findings.append(replace(finding, bytes=source.bytes))
     return msgspec.msgpack.encode(findings)

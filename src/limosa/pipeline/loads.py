@@ -32,6 +32,17 @@ def target_of(replica: Replica) -> CopyTarget:
     return CopyTarget(replica.node, replica.incarnation)
 
 
+class Permit(Struct, frozen=True, array_like=True):
+    """What a worker shows to nodes, for its sessions and for some minutes."""
+
+    token: str | None = None
+    until: float = 0.0
+    """Seconds since 1970; 0: it has no end."""
+
+    def ends_within(self, seconds: float, now: float) -> bool:
+        return bool(self.until) and now + seconds > self.until
+
+
 class CopyLoad(Struct, frozen=True, array_like=True):
     """Slices `first` to `last` (exclusive) of a partition, from its owner to new replicas."""
 
@@ -56,6 +67,11 @@ class Task(Struct, frozen=True, array_like=True):
     addresses: dict[NodeId, str]
     bytes_per_second: float = 0.0
     """0: no limit."""
+    permit: Permit = Permit()
+
+    @property
+    def sessions(self) -> tuple[tuple[PartitionId, SessionId], ...]:
+        return tuple(sorted({(load.partition, load.session) for load in self.loads}))
 
 
 class LoadResult(Struct, array_like=True):

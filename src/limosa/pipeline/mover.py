@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from limosa.core.effects import Compare, StartCopy
 from limosa.core.model.keys import NodeId, PartitionId, SessionId
 from limosa.pipeline.budget import Budget
 from limosa.pipeline.carriers import Carrier
-from limosa.pipeline.loads import CopyTarget, LoadResult, load_of, share_out, target_of
+from limosa.pipeline.loads import CopyTarget, LoadResult, Permit, load_of, share_out, target_of
 from limosa.pipeline.pipe import Access
 from limosa.pipeline.portions import EXAMINE, Examination, Portion, PortionResult
+from limosa.transport.tokens import COMPARISON, Sessions
 
 GATHER_SECONDS = 0.04
 """Wait this long, so that copies that are requested together become one job."""
@@ -47,12 +49,14 @@ class PipelineMover:
     def __init__(
         self,
         carrier: Carrier,
-        access: Callable[[], Access],
+        access: Access,
+        permit: Callable[[Sessions], Permit],
         bytes_per_second: float,
         log: Callable[..., None],
     ) -> None:
         self._carrier = carrier
-        self._access = access
+        self._access = msgspec.msgpack.encode(access)
+        self._permit = permit
         self._budget = Budget(bytes_per_second)
         self._log = log
         self._lock = threading.Lock()
@@ -90,7 +94,12 @@ class PipelineMover:
             self._comparing.add(key)
             name = f"compare-{next(self._numbers)}"
         targets = tuple(map(target_of, job.targets))
-        portion = Portion(job.partition, target_of(job.source), targets)
+        portion = Portion(
+            job.partition,
+            target_of(job.source),
+            targets,
+            permit=self._permit(((job.partition, COMPARISON),)),
+        )
         addresses = self._addresses_of(portion.lead, *targets)
         # Strict, like the digests that differed.
         task = Examination((portion,), addresses, strict=True)
@@ -107,7 +116,7 @@ class PipelineMover:
         self._carrier.run(
             name,
             EXAMINE,
-            msgspec.msgpack.encode(self._access()),
+            self._access,
             [msgspec.msgpack.encode(task)],
             lambda results, why: threading.Thread(
                 target=tell, args=(results, why), name=name, daemon=True
@@ -159,8 +168,11 @@ class PipelineMover:
         self._carrier.run(
             name,
             PIPE,
-            msgspec.msgpack.encode(self._access()),
-            [msgspec.msgpack.encode(task) for task in tasks],
+            self._access,
+            [
+                msgspec.msgpack.encode(replace(task, permit=self._permit(task.sessions)))
+                for task in tasks
+            ],
             lambda results, why: self._done(name, results, why),
         )
 

@@ -23,6 +23,7 @@ from limosa.protocol.peers import Dialer, NodeLinks
 from limosa.tabular.rows import Bundle
 from limosa.transport.links import Outbound
 from limosa.transport.security import Security
+from limosa.transport.tokens import Sessions
 
 AT_ONCE = 4
 SILENT_SECONDS = 10.0
@@ -34,25 +35,27 @@ PATIENCE_SECONDS = 5.0
 """How long a denial is retried: a node may learn of the session a little later."""
 LOOK_SECONDS = 0.05
 ROOM_SECONDS = 0.002
+EXPIRY_SECONDS = 30.0
+"""So long before its permit ends, a worker begins no slice; the mover lets another task copy the
+rest, with a new permit."""
 
 
 class Access(Struct, frozen=True, array_like=True):
-    """A worker's credentials. Of certificates only the paths: private keys are not sent."""
+    """How a worker reaches nodes. Of certificates only the paths: private keys are not sent."""
 
     cluster: str
-    token: str | None = None
     authority: str | None = None
     certificate: str | None = None
     key: str | None = None
 
-    def dialer(self, name: str) -> Dialer:
+    def dialer(self, name: str, token: str | None = None, sessions: Sessions = ()) -> Dialer:
         security = Security(
             certificate=self.certificate,
             key=self.key,
             authority=self.authority,
             cluster=self.cluster,
         )
-        return Dialer(self.cluster, "mover", name, security, lambda: self.token)
+        return Dialer(self.cluster, "mover", name, security, lambda: token, sessions)
 
 
 class _Slice(Struct, eq=False):
@@ -118,6 +121,8 @@ class Pipe:
         for slice in list(self._under_way.values()):
             if now >= slice.due:
                 self._ask(slice, now)
+        if self._task.permit.ends_within(EXPIRY_SECONDS, time.time()):
+            self._waiting.clear()
         while self._waiting and len(self._under_way) < AT_ONCE and now >= self._next_at:
             slice = self._waiting.popleft()
             if self._result(slice.load).failure:
@@ -318,4 +323,5 @@ def run(access: bytes, task: bytes, name: str, again: bool = False) -> bytes:
         loads = tuple(msgspec.structs.replace(load, again=True) for load in wanted.loads)
         wanted = msgspec.structs.replace(wanted, loads=loads)
     who = msgspec.msgpack.decode(access, type=Access)
-    return msgspec.msgpack.encode(Pipe(wanted, who.dialer(name)).carry())
+    dialer = who.dialer(name, wanted.permit.token, wanted.sessions)
+    return msgspec.msgpack.encode(Pipe(wanted, dialer).carry())

@@ -10,7 +10,7 @@ from limosa.core import routing
 from limosa.core.machines.machine import Side
 from limosa.core.model.keys import NodeId, PartitionId
 from limosa.core.model.topology import Partition, Replica
-from limosa.pipeline.loads import CopyTarget, target_of
+from limosa.pipeline.loads import CopyTarget, Permit, target_of
 
 EXAMINE = "limosa.pipeline.examining:run"
 SLICE_ROWS = 250_000
@@ -34,6 +34,7 @@ class Portion(Struct, frozen=True, array_like=True):
     """The number of slices; 0: all rows, in as many slices as they need."""
     first: int = 0
     last: int = 0
+    permit: Permit = Permit()
 
 
 class PortionLimits(Struct, frozen=True, array_like=True):

@@ -18,8 +18,15 @@ from limosa.protocol.wire import Decoder, Encoder, Goodbye, size_of
 from limosa.tabular.schema import Table
 from limosa.transport.links import CHANNEL, Outbound, Stream
 from limosa.transport.lone import PendingAnswers
-from limosa.transport.security import Security, call_options, client_arguments
+from limosa.transport.security import (
+    Security,
+    call_options,
+    check_encrypted,
+    client_arguments,
+    scheme,
+)
 from limosa.transport.server import Hello, Inbound
+from limosa.transport.tokens import Sessions
 
 SILENT_SECONDS = 6.0
 
@@ -37,7 +44,9 @@ class Dialer:
         name: str,
         security: Security,
         token: Token,
+        sessions: Sessions = (),
     ) -> None:
+        self._sessions = sessions
         self.cluster = cluster
         self.kind = kind
         self.name = name
@@ -45,7 +54,8 @@ class Dialer:
         self.token = token
 
     def client(self, node: str, address: str) -> flight.FlightClient:
-        encrypted = address.startswith("grpc+tls")
+        check_encrypted(address, self._security)
+        encrypted = address.startswith(scheme(True))
         arguments = client_arguments(self._security, node or None) if encrypted else {}
         return flight.FlightClient(address, generic_options=CHANNEL, **arguments)
 
@@ -53,7 +63,7 @@ class Dialer:
         return call_options(self.token(), timeout_seconds)
 
     def open(self, node: str, address: str, pending: PendingAnswers | None = None) -> Stream:
-        hello = Hello(self.cluster, self.kind, self.name, node)
+        hello = Hello(self.cluster, self.kind, self.name, node, sessions=self._sessions)
         return Stream(
             self.client(node, address),
             msgspec.msgpack.encode(hello),

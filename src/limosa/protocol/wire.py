@@ -209,6 +209,18 @@ _Order: TypeAlias = (
 _Copying: TypeAlias = messages.Fetch | _Chunk | _End
 
 
+_Replicating: TypeAlias = (
+    messages.Probe | _Replicate | messages.Probed | messages.Acked | messages.Unheld
+)
+
+
+class _NodeHead(Struct, frozen=True, array_like=True):
+    """The messages that a node may send to another node."""
+
+    definitions: tuple[bytes, ...]
+    messages: tuple[_Replicating, ...]
+
+
 class _CoordinatorHead(Struct, frozen=True, array_like=True):
     """The messages that a coordinator may send to a node."""
 
@@ -228,7 +240,8 @@ _heads: dict[str, Any] = {
     "client": msgspec.msgpack.Decoder(_ClientHead),
     "coordinator": msgspec.msgpack.Decoder(_CoordinatorHead),
     "mover": msgspec.msgpack.Decoder(_MoverHead),
-    "node": msgspec.msgpack.Decoder(_Head),
+    "node": msgspec.msgpack.Decoder(_NodeHead),
+    "": msgspec.msgpack.Decoder(_Head),
 }
 
 # Errors besides `BadInput` that a stranger's bytes can cause: text that is not UTF-8, nesting that
@@ -380,7 +393,8 @@ class Decoder:
     """Decodes frames to messages, on one stream; raises `BadInput` for a malformed frame.
 
     `tables` finds the tables that this process knows; a trusted peer may define others. `speaker`
-    is the kind of the peer, if known: a `coordinator` may send fewer messages than a `node`.
+    is the kind of the peer that opened the stream, and may send the messages of its kind only;
+    empty: a node that answers.
     """
 
     def __init__(
@@ -388,9 +402,9 @@ class Decoder:
     ) -> None:
         self._tables = tables
         self._trusted = trusted
-        self._heads = _heads[speaker if trusted and speaker else "node" if trusted else "client"]
+        self._speaker = speaker if trusted else "client"
+        self._heads = _heads[self._speaker]
         self._head_bytes_max = HEAD_BYTES_MAX if trusted else CLIENT_HEAD_BYTES_MAX
-        self._may_compress = speaker != "mover"
         self._fetched: list[Batch] = []
         """The rows of a slice that has not arrived completely."""
         self._learned: dict[int, Table] = {}
@@ -415,6 +429,11 @@ class Decoder:
             return [each for each in said if each is not None]
         except BadInput:
             raise
+        except msgspec.ValidationError as error:
+            raise BadInput(
+                f"a {self._speaker or 'node'} may not send this: {brief(error)}",
+                "check the version of the sender, and the kind of its stream",
+            ) from None
         except (LimosaError, *_UNREADABLE) as error:
             raise BadInput(
                 f"malformed frame: {brief(error)}", "check the version of the sender"
@@ -511,7 +530,7 @@ class Decoder:
         if not self._trusted and part.extras & ~_FLAGGED:
             raise BadInput("rows with versions or tokens", "leave them out: the owner assigns them")
         body = _slice(bodies, part)
-        if not self._may_compress:
+        if self._speaker == "mover":
             check_uncompressed(body)
         stored = sound_batch(body, stored_schema(table, part.extras), trusted=self._trusted)
         if not self._trusted and part.extras and stored.columns[-1].null_count:

@@ -7,8 +7,8 @@ computed from.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Literal, Protocol, TypeAlias
 
 from limosa.core.coordinator.brain import Coordinator
@@ -42,7 +42,8 @@ from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
-from limosa.runtime.metastore import Heartbeat, Log, Watcher
+from limosa.runtime.metastore import Failed, Heartbeat, Log, Watcher
+from limosa.runtime.threads import vital_thread
 
 PipelineState: TypeAlias = Literal["off", "starting", "ready", "failed"]
 
@@ -84,6 +85,7 @@ class CoordinatorDriver:
         settings: CoordinatorSettings,
         mover: MakeMover,
         log: Log,
+        failed: Failed,
     ) -> None:
         self.name = name
         self.brain = Coordinator(name, settings)
@@ -91,15 +93,20 @@ class CoordinatorDriver:
         self.log = log
         self.now = clock.now
         self._mover = mover(self._tell_of_pipeline)
+        self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._office = Office(name)
         self._trimmed_at = -1e9
-        self._heartbeat = Heartbeat(COORDINATOR_KEY, open_metastore, clock, log)
-        self._watcher = Watcher(open_metastore, self._followed, log)
+        self._heartbeat = Heartbeat(COORDINATOR_KEY, open_metastore, clock, log, self._fail)
+        self._watcher = Watcher(open_metastore, self._followed, log, self._fail)
         self._commits = CommitQueue()
         self._committing = False
-        self._ticker = threading.Thread(target=self._tick, name="tick", daemon=True)
+        self.ticks = 0
+        """Rises as long as the coordinator does not hang."""
+        self.is_over = False
+        """It has failed: it does nothing any more, and its process ends."""
+        self._ticker = vital_thread(self._tick, "tick", self._fail)
 
     def start(self) -> None:
         self._watcher.start()
@@ -113,8 +120,25 @@ class CoordinatorDriver:
         self.deliver(Received(sender, message))
 
     def deliver(self, event: CoordinatorEvent) -> None:
-        with self._lock:
-            self._carry_out(self.brain.handle(self.now(), event, time.time()))
+        with self._lock, self._fatal():
+            if not self.is_over:
+                self._carry_out(self.brain.handle(self.now(), event, time.time()))
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """End the process on an error: it would keep its office and no longer do its work."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._stopping.set()
+            with suppress(Exception):
+                self.log("the coordinator stops", error=error)
+            self._failed(error)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -194,6 +218,7 @@ class CoordinatorDriver:
             self.peers.cut_silent()
             self._trim_history()
             self.deliver(Ticked())
+            self.ticks += 1
 
     def _trim_history(self) -> None:
         """Trim the history; a watch that is further behind reads everything again."""

@@ -27,8 +27,9 @@ import msgspec
 from msgspec import Struct
 
 from limosa.errors import BadInput, Refused, VolumeInUse
+from limosa.runtime.directories import make_private
 from limosa.runtime.signals import delayed
-from limosa.transport.tokens import make_secret
+from limosa.transport.keys import make_secret
 
 COORDINATOR = "coordinator"
 ADMIN = "admin"
@@ -66,10 +67,8 @@ class LocalCluster:
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.addresses: dict[str, str] = {}
         self._lock: int | None = None
-        try:
-            (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"{directory} can't be used: {error}", "use another directory") from None
+        for each in (self.directory, self.directory / "logs"):
+            make_private(str(each), lambda what, **details: None)
         known = self._known()
         if known is not None and nodes is not None and nodes < len(known.ports):
             raise BadInput(
@@ -271,6 +270,16 @@ class LocalCluster:
                 self.addresses[name] = said["address"]
             if said.get("url"):
                 self.admin_url = said["url"]
+
+    def has_beaten(self, name: str) -> bool | None:
+        """Whether the process has shown since the last call that it works; None: it never does."""
+        output = self.processes[name].stdout
+        if name not in self.coordinators or output is None:
+            return None
+        heard = False
+        while select.select([output], [], [], 0)[0] and os.read(output.fileno(), 4096):
+            heard = True
+        return heard
 
     def is_running(self, name: str) -> bool:
         process = self.processes.get(name)

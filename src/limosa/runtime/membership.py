@@ -142,7 +142,10 @@ def join(
     identity = NodeIdentity(node.id, node.host, request=request_id)
     _write(directory / JOINING, identity)
     try:
-        _ask(store, Request(request_id, JoinCluster(node, cluster), asked=time.time()))
+        _ask(
+            store,
+            Request(request_id, JoinCluster(node, cluster), asked=time.time(), author=node.id),
+        )
         answer = _wait(store, request_id, wait_seconds, now, sleep)
         if answer.state == "refused":
             raise IllegalRequest(f"{node.id} can't join: {answer.answer}")

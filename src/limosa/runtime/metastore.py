@@ -14,24 +14,29 @@ from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore import leases
 from limosa.metastore.agreed import AgreedStore
 from limosa.ports import Clock, Metastore
+from limosa.runtime.threads import vital_thread
 
 Log = Callable[..., None]
+Failed = Callable[[Exception], None]
+"""Told of an error that the thread can't continue after: it ends the process."""
 TROUBLE_SECONDS = 0.2
 
 
 class StoreThread:
-    """Does work with a metastore of its own, one piece after the other."""
+    """Does work with a metastore of its own, one piece after the other.
+
+    Work that the metastore refuses or does not answer is dropped: whoever wants it asks again.
+    """
 
     def __init__(
-        self, open_store: Callable[[], Metastore], log: Log, name: str, refused: str, failed: str
+        self, open_store: Callable[[], Metastore], log: Log, failed: Failed, name: str, refused: str
     ) -> None:
         self._open = open_store
         self._log = log
         self._refused = refused
-        self._failed = failed
-        """What the log says if the metastore refuses the work, and if the work fails otherwise."""
+        """What the log says if the metastore refuses the work."""
         self._asked: queue.SimpleQueue[Callable[[Metastore], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = vital_thread(self._run, name, failed)
         self._thread.start()
 
     def do(self, work: Callable[[Metastore], None]) -> None:
@@ -45,8 +50,6 @@ class StoreThread:
                 work(store)
             except LimosaError as error:
                 self._log(self._refused, error=str(error))
-            except Exception as error:
-                self._log(self._failed, error=repr(error))
         if store is not None:
             store.close()
 
@@ -59,12 +62,17 @@ class Heartbeat:
     """Grants and renews leases of one key, one after the other."""
 
     def __init__(
-        self, key: str, open_store: Callable[[], Metastore], clock: Clock, log: Log
+        self,
+        key: str,
+        open_store: Callable[[], Metastore],
+        clock: Clock,
+        log: Log,
+        failed: Failed,
     ) -> None:
         self._key = key
         self._clock = clock
         self._thread = StoreThread(
-            open_store, log, "heartbeat", "the metastore does not answer", "heartbeat failed"
+            open_store, log, failed, "heartbeat", "the metastore does not answer"
         )
 
     def acquire(
@@ -112,6 +120,7 @@ class Watcher:
         open_store: Callable[[], Metastore],
         read: Callable[[Agreed, bool], None],
         log: Log,
+        failed: Failed,
     ) -> None:
         self._open = open_store
         self._read = read
@@ -120,9 +129,9 @@ class Watcher:
         self._stopping = False
         self._store: Metastore | None = None
         self._agreed_store: AgreedStore | None = None
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread = vital_thread(self._run, "watcher", failed)
         self._writer = StoreThread(
-            self._open_for_commits, log, "commits", "a commit was not made", "a commit failed"
+            self._open_for_commits, log, failed, "commits", "a commit was not made"
         )
 
     def start(self) -> None:
@@ -165,9 +174,6 @@ class Watcher:
                 if not self._stopping:
                     self._log("the metastore does not answer", error=str(error))
                     threading.Event().wait(TROUBLE_SECONDS)
-            except Exception as error:
-                self._log("following the metastore failed", error=repr(error))
-                threading.Event().wait(TROUBLE_SECONDS)
         if self._store is not None:
             self._store.close()
 

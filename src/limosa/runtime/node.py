@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from msgspec import Struct
 
@@ -37,6 +38,7 @@ from limosa.core.events import (
     Measured,
     NodeEvent,
     Received,
+    ReplicaDamaged,
     RowsLinked,
     SliceRead,
     SliceShelved,
@@ -48,18 +50,19 @@ from limosa.core.events import (
 )
 from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed, lease_key
-from limosa.core.model.keys import WHOLE, PartitionId, TokenRange
+from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, TokenRange
 from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import LimosaError, Refused
+from limosa.errors import DamagedFile, Refused
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
 from limosa.runtime.reading import ViewReader
+from limosa.runtime.threads import vital_thread
 from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import BackgroundWorker
 from limosa.storage.store import Store
@@ -80,6 +83,8 @@ class NodeSettings(Struct, frozen=True):
     participant: ParticipantSettings = ParticipantSettings()
     free_bytes_min: int = 256 << 20
     """The node refuses clients' writes if a disk has less free space than this."""
+    scrub_bytes_per_second: int = 16 << 20
+    """How fast a scrub verifies all files in the background; 0: no scrub."""
 
 
 class NodeDriver:
@@ -107,7 +112,7 @@ class NodeDriver:
         self.agreed = Agreed()
         self.now = clock.now
         self.traffic = Traffic()
-        self.reader = ViewReader(self.brain, store, clock.now, self.traffic)
+        self.reader = ViewReader(self.brain, store, clock.now, self.traffic, self.damaged)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -120,13 +125,13 @@ class NodeDriver:
         self.no_room = ""
         """Why clients' writes are refused now; empty: they are accepted."""
         self._deleted: set[str] = set()
-        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log)
-        self.watcher = Watcher(open_metastore, self._followed, log)
+        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
+        self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
         self._worker = BackgroundWorker(log)
         self._shelver = BackgroundWorker(log, "shelver")
         self._threads = [
-            threading.Thread(target=self._sync, name="sync", daemon=True),
-            threading.Thread(target=self._tick, name="tick", daemon=True),
+            vital_thread(self._sync, "sync", self._fail),
+            vital_thread(self._tick, "tick", self._fail),
         ]
 
     @property
@@ -136,8 +141,10 @@ class NodeDriver:
 
     def start(self) -> None:
         self.store.merge_later(self._is_copied)
+        self.store.report_damage(self.damaged)
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id)))
+        self.store.start_scrub(self.settings.scrub_bytes_per_second)
         self.watcher.start()
         for thread in self._threads:
             thread.start()
@@ -187,8 +194,9 @@ class NodeDriver:
             if sync_here:
                 self._syncing.release()
 
-    def _newest(self, message: Write) -> int:
-        """The row's newest version for a compare-and-set, in the order of the partition writes."""
+    def _newest(self, message: Write) -> int | None:
+        """The row's newest version for a compare-and-set, in the order of the partition writes.
+        None: a file is damaged, so that the row can't be read."""
         owner = self.brain.owners.get(message.partition)
         if owner is None:
             return 0
@@ -196,7 +204,29 @@ class NodeDriver:
         assert isinstance(rows, Bundle)
         (batch,) = rows.batches
         incarnation = owner.held.replica.incarnation
-        return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
+        try:
+            return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
+        except DamagedFile as error:
+            self._worker.do(partial(self.damaged, message.partition, incarnation, error))
+            return None
+
+    def damaged(self, partition: PartitionId, incarnation: Incarnation, error: DamagedFile) -> None:
+        """A file of a replica turned out to be damaged: report it, once."""
+        held = self.brain.held.get((partition, incarnation))
+        if held is None or held.damaged:
+            return
+        self.log("a file is damaged", partition=partition, error=error.message)
+        self.deliver(ReplicaDamaged(partition, incarnation, error.message))
+        self._worker.do(lambda: self.store.mark_damaged(partition, incarnation, error.message))
+
+    @contextmanager
+    def noticing(self, partition: PartitionId, incarnation: Incarnation) -> Iterator[None]:
+        """Report the damage of a file that is read here, and pass the error on."""
+        try:
+            yield
+        except DamagedFile as error:
+            self.damaged(partition, incarnation, error)
+            raise
 
     def status(self) -> Status | None:
         """The status for the coordinator; None without a lease."""
@@ -272,7 +302,8 @@ class NodeDriver:
         def take() -> None:
             digest: int | None = None
             try:
-                digest = view.digest()
+                with self.noticing(change.partition, change.incarnation):
+                    digest = view.digest()
             except Exception as error:
                 self.log("a digest failed", partition=change.partition, error=repr(error))
             self.deliver(DigestTaken(change.partition, change.incarnation, change.to, digest))
@@ -281,11 +312,12 @@ class NodeDriver:
 
     def _read_tail(self, effect: ReadTail) -> None:
         try:
-            entries = self.store.tail(
-                effect.partition, effect.incarnation, effect.after, effect.bytes_max
-            )
-        except LimosaError as error:
-            self.log("reading a log failed", partition=effect.partition, error=str(error))
+            with self.noticing(effect.partition, effect.incarnation):
+                entries = self.store.tail(
+                    effect.partition, effect.incarnation, effect.after, effect.bytes_max
+                )
+        except Exception as error:  # only this replica can't catch up from the log
+            self.log("reading a log failed", partition=effect.partition, error=repr(error))
             entries = []
         self.deliver(TailRead(effect.ticket, tuple(entries)))
 
@@ -293,14 +325,15 @@ class NodeDriver:
         view = self.store.view(effect.partition, effect.incarnation)
         token_range = self._slice_of(effect)
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
-        batches = [
-            piece
-            for table in view.tables.values()
-            for batch in view.copied(table.table, token_range, through)
-            for piece in batch.in_pieces(PIECE_BYTES, len(batch))
-        ]
-        rows = Bundle(batches)
-        rows.digest()  # computed here, where no client waits for it
+        with self.noticing(effect.partition, effect.incarnation):
+            batches = [
+                piece
+                for table in view.tables.values()
+                for batch in view.copied(table.table, token_range, through)
+                for piece in batch.in_pieces(PIECE_BYTES, len(batch))
+            ]
+            rows = Bundle(batches)
+            rows.digest()  # computed here, where no client waits for it
         self.deliver(SliceRead(effect.ticket, rows, through))
 
     def _slice_of(self, effect: ReadSlice | ShelveSlice) -> TokenRange:
@@ -364,19 +397,18 @@ class NodeDriver:
 
     def _tick(self) -> None:
         looked = collected = time.monotonic()
-        with self._fatal():
-            while not self._stopping.wait(TICK_SECONDS):
-                self.deliver(Ticked())
-                now = time.monotonic()
-                if now - looked > ROOM_SECONDS:
-                    looked = now
-                    self.look_for_room()
-                    self.peers.cut_silent()
-                if now - collected > COLLECT_SECONDS:
-                    collected = now
-                    for partition in list(self._deleted):
-                        self._deleted.discard(partition)
-                        self.deliver(CollectionDue(partition))
+        while not self._stopping.wait(TICK_SECONDS):
+            self.deliver(Ticked())
+            now = time.monotonic()
+            if now - looked > ROOM_SECONDS:
+                looked = now
+                self.look_for_room()
+                self.peers.cut_silent()
+            if now - collected > COLLECT_SECONDS:
+                collected = now
+                for partition in list(self._deleted):
+                    self._deleted.discard(partition)
+                    self.deliver(CollectionDue(partition))
 
     def note_deletes(self, partition: str) -> None:
         """The partition has tombstones that must be collected later."""

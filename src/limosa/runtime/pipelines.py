@@ -13,14 +13,18 @@ from limosa.errors import BadInput
 from limosa.pipeline import java
 from limosa.pipeline.application import Options
 from limosa.pipeline.carriers import Carrier, Changed, SparkCarrier, ThreadCarrier
+from limosa.pipeline.loads import Permit
 from limosa.pipeline.mover import PipelineMover
 from limosa.pipeline.pipe import Access
+from limosa.pipeline.protection import check_conf, secret_for
 from limosa.runtime.coordinator import MakeMover
 from limosa.runtime.journal import Journal
+from limosa.transport.keys import KeyFile
 from limosa.transport.security import Security
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.tokens import Sessions, issue
 
-TOKEN_SECONDS = 6 * 3600.0
+TOKEN_SECONDS = 900.0
+"""A copy that takes longer is continued by tasks with new tokens."""
 BYTES_PER_SECOND = 64 << 20
 
 
@@ -31,6 +35,8 @@ class PipelineConfig(Struct, frozen=True, kw_only=True):
     scratch: str
     """A directory for the pipeline alone: its contents are deleted."""
     master: str = ""
+    secret: str | None = None
+    """The file with the Spark cluster's secret, if the master is that of a Spark cluster."""
     conf: dict[str, str] = {}
     bytes_per_second: float = BYTES_PER_SECOND
     """Limit for all copies together; 0: no limit."""
@@ -53,17 +59,24 @@ def settings_for(config: PipelineConfig, settings: CoordinatorSettings) -> Coord
 def mover_for(
     config: PipelineConfig, security: Security, cluster: str, name: str, journal: Journal
 ) -> MakeMover:
-    secret = None if security.secret is None else read_secret(security.secret)
+    on_spark = config.kind != "threads" and not java.missing()
+    if on_spark:
+        check_conf(config.conf)
+    spark_secret = secret_for(config.master, config.secret) if on_spark else ""
+    keys = None if security.secret is None else KeyFile(security.secret)
+    access = Access(cluster, security.authority, security.certificate, security.key)
 
-    def access() -> Access:
-        token = None
-        if secret is not None:
-            token = issue(secret, cluster, f"{name}-mover", "mover", TOKEN_SECONDS, time.time())
-        return Access(cluster, token, security.authority, security.certificate, security.key)
+    def permit(sessions: Sessions) -> Permit:
+        if keys is None:
+            return Permit()
+        now, subject = time.time(), f"{name}-mover"
+        ring = keys.current()
+        token = issue(ring, cluster, subject, "mover", TOKEN_SECONDS, now, sessions)
+        return Permit(token, now + TOKEN_SECONDS)
 
     def make(changed: Changed) -> PipelineMover:
         carrier: Carrier
-        if config.kind == "threads" or java.missing():
+        if not on_spark:
             carrier = ThreadCarrier()
         else:
             scratch = Path(config.scratch).absolute()
@@ -72,9 +85,10 @@ def mover_for(
                 config.master,
                 config.conf,
                 f"limosa-{cluster}-{os.getpid()}",
+                spark_secret,
             )
             words = scratch.with_name(scratch.name + ".log")
             carrier = SparkCarrier(options, changed, journal, str(words))
-        return PipelineMover(carrier, access, config.bytes_per_second, journal)
+        return PipelineMover(carrier, access, permit, config.bytes_per_second, journal)
 
     return make

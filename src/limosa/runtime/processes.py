@@ -1,11 +1,10 @@
 """What do the processes of nodes and coordinators consist of? Parts, put together by settings."""
 
 import platform
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +20,21 @@ from limosa.metastore.sqlite import SqliteMetastore
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Dialer, Peers, Token
 from limosa.protocol.wire import Goodbye
-from limosa.runtime import membership
+from limosa.runtime import audit, membership
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
+from limosa.runtime.directories import make_private
 from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
+from limosa.runtime.threads import ProcessEnd
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
+from limosa.transport.keys import KeyFile
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
-from limosa.transport.tokens import issue, read_secret
+from limosa.transport.tokens import issue
 
 pa.array(np.zeros(1))
 """Arrow's first use of NumPy imports pandas if it is installed. That takes half a second, so it
@@ -101,8 +104,8 @@ def token_source(security: Security, cluster: str, subject: str, role: str) -> T
     """Issues tokens for this process, if it knows the cluster's secret."""
     if security.secret is None:
         return lambda: None
-    secret = read_secret(security.secret)
-    return lambda: issue(secret, cluster, subject, role, TOKEN_SECONDS, time.time())
+    keys = KeyFile(security.secret)
+    return lambda: issue(keys.current(), cluster, subject, role, TOKEN_SECONDS, time.time())
 
 
 def _security(config: NodeConfig | CoordinatorConfig) -> Security:
@@ -121,12 +124,14 @@ class NodeProcess:
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.config = config
         self.journal = journal
-        self.failure: Exception | None = None
-        self.ended = threading.Event()
+        self.end = ProcessEnd()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
-        Path(config.data).mkdir(parents=True, exist_ok=True)
+        make_private(config.data, journal)
         volumes = config.volumes or {"": str(Path(config.data) / "volume")}
+        for volume in volumes.values():
+            with suppress(UnusableFile):  # the store refuses this volume, and uses the others
+                make_private(volume, journal)
         self.store = Store(volumes, settings=config.storage)
         try:
             if not self.store.volumes:
@@ -150,9 +155,16 @@ class NodeProcess:
                 peers,
                 config.settings,
                 journal,
-                self._failed,
+                self.end.fail,
             )
-            service = NodeService(self.driver, config.cluster, journal)
+            secret = config.security.secret
+            service = NodeService(
+                self.driver,
+                config.cluster,
+                journal,
+                AuditLog(Path(config.data) / audit.FILE),
+                None if secret is None else KeyFile(secret),
+            )
             self.server = Server(config.host, config.port, _security(config), service)
         except BaseException:
             self.store.close()
@@ -196,10 +208,6 @@ class NodeProcess:
     def _received(self, node: str, message: object) -> None:
         """Ignored: nodes answer on the streams that they open."""
 
-    def _failed(self, error: Exception) -> None:
-        self.failure = error
-        self.ended.set()
-
     def stop(self) -> None:
         """Stop cleanly: tell callers, give up the lease, make everything durable."""
         self.server.stop(GOODBYE_SECONDS, _say_goodbye)
@@ -214,6 +222,7 @@ class CoordinatorProcess:
     """A coordinator's process, as leader or on standby."""
 
     def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
+        self.end = ProcessEnd()
         clock = BootClock()
         open_store = opener(config.metastore, clock)
         with closing(open_store()) as metastore:
@@ -227,8 +236,13 @@ class CoordinatorProcess:
             config.settings,
             mover,
             journal,
+            self.end.fail,
         )
         self.driver.start()
+
+    @property
+    def ticks(self) -> int:
+        return self.driver.ticks
 
     def stop(self) -> None:
         self.driver.stop()

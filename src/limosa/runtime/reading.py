@@ -6,13 +6,22 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from limosa.core.messages import Answer, Found, Read, Redirect, Wait
+from limosa.core.messages import Answer, Found, Read, Redirect, Refuse, Wait
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.reading import Admitted
-from limosa.errors import BadInput, InvalidKey, LimosaError, Redirected, TooManyBytes
+from limosa.errors import (
+    BadInput,
+    DamagedFile,
+    InvalidKey,
+    LimosaError,
+    Redirected,
+    Refused,
+    TooManyBytes,
+)
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import FoundRow, FoundRows, Keys
 from limosa.runtime.traffic import Traffic
+from limosa.storage.maintenance import OnDamage
 from limosa.storage.store import Store
 from limosa.storage.view import StoredRow, View
 from limosa.tabular.conditions import condition_of
@@ -32,12 +41,18 @@ class ViewReader:
     """Carries out reads as the core decides them: admit, take a view, check."""
 
     def __init__(
-        self, brain: Participant, store: Store, now: Callable[[], float], traffic: Traffic
+        self,
+        brain: Participant,
+        store: Store,
+        now: Callable[[], float],
+        traffic: Traffic,
+        on_damage: OnDamage,
     ) -> None:
         self._decide = brain.reading
         self._store = store
         self._now = now
         self._traffic = traffic
+        self._on_damage = on_damage
 
     def read(self, message: Read) -> Answer:
         admitted = self._decide.admit(self._now(), message)
@@ -47,7 +62,11 @@ class ViewReader:
         many = message.keys.many
         self._traffic.read(message.partition, 1 if many is None else many.num_rows)
         view = self._view(admitted)
-        rows = None if view is None else look_up(view, message.keys)
+        try:
+            rows = None if view is None else look_up(view, message.keys)
+        except DamagedFile as error:
+            self._on_damage(*admitted.replica, error)
+            return self._decide.unreadable(admitted)
         refusal = self._check(admitted, view)
         return Found(message.id, rows) if refusal is None else refusal
 
@@ -63,7 +82,20 @@ class ViewReader:
         if view is None or refusal is not None:
             raise Redirected("the partition changed hands", "refresh the topology and ask again")
         condition = condition_of(table, scan.where)
-        return _alive(view.scan(table, scan.columns, condition, empty_too=True))
+        rows = view.scan(table, scan.columns, condition, empty_too=True)
+        return _alive(self._readable(admitted, rows))
+
+    def _readable(
+        self, admitted: Admitted, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except DamagedFile as error:
+            self._on_damage(*admitted.replica, error)
+            answer = self._decide.unreadable(admitted)
+            if isinstance(answer, Refuse):
+                raise Refused(answer.why, answer.advice) from None
+            raise Redirected(_words(answer), "refresh the topology and ask again") from None
 
     def _check(self, admitted: Admitted, view: View | None) -> Answer | None:
         through = None if view is None else view.watermark

@@ -5,7 +5,7 @@ still being copied, with rows up to its own watermark. All rows come from one vi
 one moment, whatever is written or merged meanwhile; the node's lock is not taken.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from limosa.core.model.changes import Topology
-from limosa.core.model.keys import TokenRange
+from limosa.core.model.keys import PartitionId, TokenRange
 from limosa.errors import BadInput
 from limosa.protocol.replica_scan import (
     KIND,
@@ -35,12 +35,15 @@ _scans = msgspec.msgpack.Decoder(ReplicaScan)
 _names = msgspec.msgpack.Decoder(Named)
 
 
-def holding(store: Store, topology: Topology, body: bytes) -> bytes:
-    """Answers the call `replica`."""
+def holding(
+    store: Store, topology: Topology, body: bytes, check: Callable[[PartitionId], None]
+) -> bytes:
+    """Answers the call `replica`; `check` refuses partitions that the caller may not compare."""
     try:
         named = _names.decode(body[:SIZE_MAX])
     except (ValueError, RecursionError):
         raise BadInput("malformed name of a replica", "check the client's version") from None
+    check(named.partition)
     record = topology.partitions.get(named.partition)
     if record is None:
         raise BadInput(f"there is no partition {named.partition[:200]!r}", "refresh the topology")
@@ -54,7 +57,9 @@ def holding(store: Store, topology: Topology, body: bytes) -> bytes:
     return msgspec.msgpack.encode(known)
 
 
-def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def read_replica(
+    store: Store, ticket: bytes, check: Callable[[PartitionId], None]
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Answers a `ReplicaScan`; raises before the first row if it can't be answered."""
     if len(ticket) > SIZE_MAX:
         raise BadInput(f"a ticket has {len(ticket)} bytes", f"use at most {SIZE_MAX}")
@@ -62,6 +67,7 @@ def read_replica(store: Store, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.Re
         scan = _scans.decode(ticket.removeprefix(KIND))
     except (ValueError, RecursionError):
         raise BadInput("malformed ticket of a replica scan", "check the client's version") from None
+    check(scan.partition)
     ranges = _checked(scan.ranges)
     wanted = Table.decode(scan.table)
     if wanted.kind != "table":

@@ -9,18 +9,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import astuple, replace
 
 from limosa.core.events import Received, Ticked
 from limosa.core.insight.explaining import about, about_run, status_about
-from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, Wait, Write
+from limosa.core.messages import Answer, Chunk, Message, Read, Refuse, SessionMessage, Wait, Write
 from limosa.core.model.changes import Commit, Put, Topology, request_key
 from limosa.core.model.codec import decode, encode
 from limosa.core.model.requests import CreateTable, JoinCluster, Request
@@ -41,23 +42,28 @@ from limosa.errors import (
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
-from limosa.protocol.replica_scan import is_replica_scan
+from limosa.protocol.replica_scan import ComparisonTokens, is_replica_scan
 from limosa.protocol.scan import TICKET_BYTES_MAX, Scan, too_long
 from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
+from limosa.runtime.audit import AuditLog
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.replicas import holding, read_replica
 from limosa.storage.view import Size
 from limosa.tabular.rows import Batch, Bundle, hash_together
 from limosa.tabular.schema import Table
 from limosa.tabular.sizes import WRITE_BYTES_MAX, check_rows, in_pieces
+from limosa.transport.keys import KeyFile
 from limosa.transport.links import Encode
 from limosa.transport.server import Inbound
-from limosa.transport.tokens import Identity
+from limosa.transport.tokens import COMPARISON, Identity, Role, issue
+from limosa.transport.tokens import NAME_LENGTH_MAX as SUBJECT_LENGTH_MAX
 
 REQUEST_SECONDS = 20.0
 ASK_SECONDS = 5.0
 NAME_LENGTH_MAX = 200
 PRODUCER_LENGTH_MAX = 100
+PARTITIONS_MAX = 10_000
+COMPARISON_SECONDS = 900.0
 SEQUENCE_MAX = 2**62
 TOGETHER_MAX = 64
 """Writes of one caller that are ordered before other callers get their turn."""
@@ -68,6 +74,11 @@ NOTHING = Size(0, 0)
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
+_partition_names = msgspec.msgpack.Decoder(
+    Annotated[
+        list[Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]], Meta(max_length=PARTITIONS_MAX)
+    ]
+)
 _scans = msgspec.msgpack.Decoder(Scan)
 _topologies = msgspec.msgpack.Encoder()
 
@@ -75,16 +86,25 @@ _topologies = msgspec.msgpack.Encoder()
 class NodeService:
     """Implements `transport.server.Service` for a node."""
 
-    def __init__(self, driver: NodeDriver, cluster: str, log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        driver: NodeDriver,
+        cluster: str,
+        log: Callable[..., None],
+        audit: AuditLog,
+        keys: KeyFile | None = None,
+    ) -> None:
         self.driver = driver
         self.cluster = cluster
         self.node = driver.node.id
         self.log = log
+        self._audit = audit
+        self._keys = keys
         self._shelved_bytes = driver.settings.participant.shelved_bytes
         self._decoders: dict[int, Decoder] = {}
         self._encoded: tuple[Topology | None, bytes] = (None, b"")
         self._zones: tuple[object, dict[str, str]] = (None, {})
-        self._calls: Mapping[str, tuple[tuple[str, ...], Callable[[bytes], bytes]]] = {
+        self._calls: Mapping[str, tuple[tuple[Role, ...], Callable[[Identity, bytes], bytes]]] = {
             "topology": (("client", "admin", "node", "coordinator"), self._topology),
             "status": (("client", "admin"), self._status),
             "agreed": (("client", "admin"), self._agreed),
@@ -93,6 +113,7 @@ class NodeService:
             "facts": (("client", "admin"), self._facts),
             "digests": (("admin",), self._digests),
             "replica": (("admin", "mover"), self._replica),
+            "comparison_tokens": (("admin",), self._comparison_tokens),
             "request": (("admin",), self._request),
             "ask": (("admin",), self._ask),
             "asked": (("client", "admin"), self._asked),
@@ -127,10 +148,8 @@ class NodeService:
             self._serve(inbound, said, decoder.lone)
         else:
             for each in said:
-                if isinstance(each, Unreadable | Write | Read):
-                    raise Forbidden(
-                        "only clients may write and read", "open the stream as a client"
-                    )
+                if isinstance(each, SessionMessage) and inbound.hello.kind == "mover":
+                    inbound.check_session(each.partition, each.session)
                 if isinstance(each, Chunk) and each.rows.bytes < self._shelved_bytes:
                     each.rows.digest()  # computed here, where only the mover waits for it
             self.driver.peers.heard(inbound.name)
@@ -235,7 +254,7 @@ class NodeService:
     def scan(self, identity: Identity, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if is_replica_scan(ticket):
             identity.must_be("admin", "mover")
-            return read_replica(self.driver.store, ticket)
+            return read_replica(self.driver.store, ticket, partial(_check_comparison, identity))
         identity.must_be("client", "admin")
         if len(ticket) > TICKET_BYTES_MAX:
             raise too_long(len(ticket))
@@ -274,10 +293,10 @@ class NodeService:
                 f"no such call: {name[:NAME_LENGTH_MAX]!r}", "check the client's version"
             )
         roles, call = known
-        identity.must_be(*roles)  # type: ignore[arg-type]
-        return call(body)
+        identity.must_be(*roles)
+        return call(identity, body)
 
-    def _topology(self, body: bytes) -> bytes:
+    def _topology(self, caller: Identity, body: bytes) -> bytes:
         """The applied topology; empty if the caller has it already."""
         topology = self.driver.brain.topology
         if body and int.from_bytes(body, "little") >= topology.generation:
@@ -286,7 +305,7 @@ class NodeService:
             self._encoded = (topology, _topologies.encode(topology))
         return self._encoded[1]
 
-    def _status(self, body: bytes) -> bytes:
+    def _status(self, caller: Identity, body: bytes) -> bytes:
         driver = self.driver
         brain = driver.brain
         lease = brain.lease
@@ -305,6 +324,7 @@ class NodeService:
                 and owner.open,
                 "rows": sizes.get((partition, incarnation), NOTHING).rows,
                 "bytes": sizes.get((partition, incarnation), NOTHING).bytes,
+                "damaged": held.damaged,
                 "written_a_second": rates.get(partition, (0.0, 0.0))[0],
                 "read_a_second": rates.get(partition, (0.0, 0.0))[1],
             }
@@ -324,13 +344,18 @@ class NodeService:
                 "replicas": replicas,
                 "free_bytes": driver.store.free_bytes(),
                 "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
-                "troubles": driver.store.troubles,
+                "troubles": [*driver.store.troubles, *self._key_troubles()],
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
             }
         ).encode()
 
-    def _agreed(self, body: bytes) -> bytes:
+    def _key_troubles(self) -> list[str]:
+        """The node goes on with the keys that it has read, but a revocation may be among these."""
+        trouble = "" if self._keys is None else self._keys.trouble
+        return [f"{trouble}; the keys that were read before are still used"] if trouble else []
+
+    def _agreed(self, caller: Identity, body: bytes) -> bytes:
         """What the topology does not contain: live nodes, the coordinator, the lock, requests."""
         agreed = self.driver.agreed
         holder = agreed.coordinator
@@ -350,6 +375,7 @@ class NodeService:
                         "asked": request.asked,
                         "answered": request.answered,
                         "about": request.about,
+                        "author": request.author,
                         "revision": agreed.revision_of(request_key(request.id)),
                     }
                     for request in agreed.requests.values()
@@ -357,15 +383,15 @@ class NodeService:
             }
         ).encode()
 
-    def _state(self, body: bytes) -> bytes:
+    def _state(self, caller: Identity, body: bytes) -> bytes:
         """The agreed state of one partition."""
         return _topologies.encode(about(self.driver.agreed, _name_in(body)))
 
-    def _runs(self, body: bytes) -> bytes:
+    def _runs(self, caller: Identity, body: bytes) -> bytes:
         """The agreed state of the whole cluster, and the moves of one run."""
         return _topologies.encode(about_run(self.driver.agreed, _name_in(body)))
 
-    def _facts(self, body: bytes) -> bytes:
+    def _facts(self, caller: Identity, body: bytes) -> bytes:
         """The status for the coordinator, of one partition or all; empty without a lease."""
         if not body:
             self.driver.look_for_room()  # plans need current measurements
@@ -374,12 +400,14 @@ class NodeService:
             return b""
         return Encoder(define=False)([status_about(status, _name_in(body))])
 
-    def _digests(self, body: bytes) -> bytes:
+    def _digests(self, caller: Identity, body: bytes) -> bytes:
         """Volume, number of rows and digest of every replica on this node."""
         out = []
         for (partition, incarnation), held in sorted(self.driver.brain.held.copy().items()):
             view = self.driver.store.view(partition, incarnation)
-            rows = sum(view.count(table.table) for table in view.tables.values())
+            with self.driver.noticing(partition, incarnation):
+                rows = sum(view.count(table.table) for table in view.tables.values())
+                digest = str(view.digest())
             out.append(
                 {
                     "partition": partition,
@@ -387,19 +415,45 @@ class NodeService:
                     "watermark": view.watermark,
                     "last": held.last,
                     "rows": rows,
-                    "digest": str(view.digest()),
+                    "digest": digest,
                 }
             )
         return json.dumps(out).encode()
 
-    def _replica(self, body: bytes) -> bytes:
+    def _replica(self, caller: Identity, body: bytes) -> bytes:
         """Rough contents of one replica; a `ReplicaScan` reads its rows."""
-        return holding(self.driver.store, self.driver.brain.topology, body)
+        check = partial(_check_comparison, caller)
+        return holding(self.driver.store, self.driver.brain.topology, body, check)
 
-    def _request(self, body: bytes) -> bytes:
+    def _comparison_tokens(self, caller: Identity, body: bytes) -> bytes:
+        """A token for each of these partitions, with which a task may compare its replicas."""
+        try:
+            partitions = _partition_names.decode(body)
+        except ValueError:
+            raise BadInput("malformed names of partitions", "check the client's version") from None
+        if self._keys is None:
+            return msgspec.msgpack.encode(ComparisonTokens())
+        now, keys = time.time(), self._keys.current()
+        tokens = tuple(
+            issue(
+                keys,
+                self.cluster,
+                f"compare:{caller.subject}"[:SUBJECT_LENGTH_MAX],
+                "mover",
+                COMPARISON_SECONDS,
+                now,
+                ((partition, COMPARISON),),
+            )
+            for partition in partitions
+        )
+        return msgspec.msgpack.encode(ComparisonTokens(tokens, now + COMPARISON_SECONDS))
+
+    def _request(self, caller: Identity, body: bytes) -> bytes:
         """Store a request for the coordinator, and wait for the answer."""
-        request = _read_request(body)
-        answered = self._put(request, lambda known: known.state != "waiting", REQUEST_SECONDS)
+        request = _read_request(caller, body)
+        with self._audited(caller, request) as audited:
+            answered = self._put(request, lambda known: known.state != "waiting", REQUEST_SECONDS)
+            audited.answer = answered
         if answered is None:
             raise OutcomeUnknown(
                 "no coordinator answered the request in time",
@@ -409,17 +463,46 @@ class NodeService:
             raise IllegalRequest(answered.answer)
         return encode(answered)
 
-    def _ask(self, body: bytes) -> bytes:
+    def _ask(self, caller: Identity, body: bytes) -> bytes:
         """Store a request for the coordinator; returns the stored record of that id."""
-        row = self._put(_read_request(body), lambda known: True, ASK_SECONDS)
+        request = _read_request(caller, body)
+        with self._audited(caller, request) as audited:
+            row = self._put(request, lambda known: True, ASK_SECONDS)
+            audited.answer = row
         if row is None:
             raise OutcomeUnknown("the request was not seen in time", "look it up by its id")
         return encode(row)
 
-    def _asked(self, body: bytes) -> bytes:
+    def _asked(self, caller: Identity, body: bytes) -> bytes:
         """A request's record; empty if there is none."""
         row = self.driver.agreed.requests.get(_name_in(body))
         return b"" if row is None else encode(row)
+
+    @contextmanager
+    def _audited(self, caller: Identity, request: Request) -> Iterator["AuditedRequest"]:
+        """Write to the audit log who asks for what before it is stored, and then the answer."""
+        facts: dict[str, Any] = {
+            "author": request.author,
+            "role": caller.role,
+            "proof": caller.proof,
+            "token": caller.token_id,
+            "operation": request.id,
+        }
+        self._audit.write("asked", **facts, request=request.kind, body=request.what)
+        audited = AuditedRequest()
+        try:
+            yield audited
+        finally:
+            answer = audited.answer
+            try:
+                self._audit.write(
+                    "answered",
+                    **facts,
+                    state="unknown" if answer is None else answer.state,
+                    answer="" if answer is None else answer.answer,
+                )
+            except LimosaError as error:  # the change is already requested
+                self.log("not in the audit log", operation=request.id, error=str(error))
 
     def _put(
         self, request: Request, is_enough: Callable[[Request], bool], seconds: float
@@ -448,7 +531,25 @@ class NodeService:
         return None
 
 
-def _read_request(body: bytes) -> Request:
+class AuditedRequest(Struct):
+    """A request that is being stored, and the answer that its caller will get."""
+
+    answer: Request | None = None
+
+
+def _check_comparison(caller: Identity, partition: str) -> None:
+    caller.must_be_for(((partition, COMPARISON),))
+
+
+def author_of(caller: Identity, claimed: str) -> str:
+    """The authenticated caller, and for whom the caller says it asks: the admin service names its
+    own caller."""
+    if not claimed.isprintable() or len(claimed) > NAME_LENGTH_MAX:
+        raise BadInput("the author of a request is not a name", "use printable characters")
+    return f"{claimed} via {caller.subject}" if claimed else caller.subject
+
+
+def _read_request(caller: Identity, body: bytes) -> Request:
     try:
         request = decode(body)
     except (ValueError, RecursionError, InvalidLayout):
@@ -462,7 +563,7 @@ def _read_request(body: bytes) -> Request:
     _check_names(request)
     if isinstance(request.what, CreateTable):
         _check_definition(request.what.table)
-    return request
+    return replace(request, author=author_of(caller, request.author))
 
 
 def producer_of(identity: Identity, name: str) -> str:

@@ -278,6 +278,10 @@ class MemoryFiles:
         with self._guard:
             return pa.py_buffer(bytes(self._file(path).live))
 
+    def read_part(self, path: str, at: int, size: int) -> bytes:
+        with self._guard:
+            return bytes(self._file(path).live[at : at + size])
+
     def _append(self, file: MemoryInode, data: bytes) -> None:
         """Append as much as fits: a full disk keeps the part that fitted."""
         room = max(0, self.capacity_bytes - self._used)

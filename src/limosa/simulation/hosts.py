@@ -46,6 +46,7 @@ from limosa.core.events import (
     LeaseGranted,
     LeaseRenewed,
     Received,
+    ReplicaDamaged,
     RowsLinked,
     SliceRead,
     SliceShelved,
@@ -67,7 +68,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
-from limosa.core.model.keys import Position
+from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.topology import Replica
 from limosa.core.participant.admission import admissible
 from limosa.core.participant.brain import Participant
@@ -199,6 +200,8 @@ class SimulatedNode(Process):
         self.disk = world.make_disk(name)
         self.on_read: Callable[[], None] | None = None
         """Called when the next read is admitted."""
+        self.rotten: set[tuple[PartitionId, Incarnation]] = set()
+        """Replicas with damaged files: their rows can't be read, and nobody knows it yet."""
         self._begin()
 
     def _begin(self) -> None:
@@ -251,8 +254,17 @@ class SimulatedNode(Process):
         stored = self.disk.live.get((message.partition, owner.held.replica.incarnation))
         rows = message.rows
         assert isinstance(rows, SimulatedRows)
+        if self.finds_damage(message.partition, owner.held.replica.incarnation):
+            return Received(event.sender, message, None)
         found = 0 if stored is None else stored.newest(rows.rows[0].key)
         return Received(event.sender, message, found)
+
+    def finds_damage(self, partition: PartitionId, incarnation: Incarnation) -> bool:
+        """Whether the rows can't be read; what was found is reported as a real node does."""
+        if (partition, incarnation) not in self.rotten:
+            return False
+        self.later(0.0, self.on_event, ReplicaDamaged(partition, incarnation, "rotten"))
+        return True
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
@@ -340,6 +352,8 @@ class SimulatedNode(Process):
 
     def _read_slice(self, effect: ReadSlice) -> None:
         stored = self.disk.live[effect.partition, effect.incarnation]
+        if self.finds_damage(effect.partition, effect.incarnation):
+            return
         rows = stored.slice(effect.slice, effect.slices)
         through = stored.watermark
         if effect.up_to is not None:

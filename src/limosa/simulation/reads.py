@@ -97,7 +97,10 @@ class NodeReads:
             self.answer(read)
 
     def answer(self, read: ReadUnderWay) -> None:
-        assert isinstance(read.message.keys, tuple)
+        assert isinstance(read.message.keys, tuple) and read.admitted is not None
+        if self._node.finds_damage(*read.admitted.replica):
+            self._node.send(read.client, self._node.brain.reading.unreadable(read.admitted))
+            return
         if read.view is not None:
             read.found = {key: read.view.find(key) for key in read.message.keys}
         if self._may_answer(read):

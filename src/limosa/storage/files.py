@@ -59,6 +59,11 @@ class Files(Protocol):
         """The whole file. The buffer outlives the file's removal, and may show later changes."""
         ...
 
+    def read_part(self, path: str, at: int, size: int) -> bytes:
+        """A part of a file, shorter at its end. A disk error raises an OSError, whereas it ends the
+        process that uses the buffer of `read`."""
+        ...
+
     def names(self, directory: str) -> list[str]: ...
 
     def make_directory(self, path: str) -> None:
@@ -137,6 +142,13 @@ class PosixFiles:
 
     def read(self, path: str) -> pa.Buffer:
         return mapped(path)
+
+    def read_part(self, path: str, at: int, size: int) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, size, at)
+        finally:
+            os.close(descriptor)
 
     def names(self, directory: str) -> list[str]:
         return sorted(os.listdir(directory))

@@ -22,7 +22,7 @@ import pyarrow as pa
 from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from limosa.errors import UnusableFile
+from limosa.errors import DamagedFile
 from limosa.storage.files import Files, OpenFile
 from limosa.tabular.bodies import ALIGNMENT, Piece, padded
 
@@ -60,10 +60,11 @@ def file_name(number: int) -> str:
     return f"{number:08}.log"
 
 
-def damaged(path: str, why: str) -> UnusableFile:
-    return UnusableFile(
+def damaged(path: str, why: str) -> DamagedFile:
+    return DamagedFile(
         f"{path} is damaged: {why}",
         "its replicas are not served: keep the file for analysis, and rebuild them from others",
+        path,
     )
 
 
@@ -319,6 +320,31 @@ def read_frame(files: Files, directory: str, place: Place) -> Frame:
     if frame is None or frame.place != place:
         raise damaged(path, f"the frame at byte {place.at} has a wrong checksum")
     return frame
+
+
+def verify_file(files: Files, directory: str, number: int) -> Iterator[int]:
+    """Verify a file that is complete: its header and each frame up to the marker. Yields how many
+    bytes were verified, piece by piece; raises an error at the first damage."""
+    path = f"{directory}/{file_name(number)}"
+    try:
+        header = files.read_part(path, 0, HEADER_BYTES)
+        sequence, durable = _read_header(path, pa.py_buffer(header), number)
+        yield len(header)
+        at = HEADER_BYTES
+        while at < durable:
+            front = files.read_part(path, at, _FRONT_BYTES).ljust(_FRONT_BYTES)
+            _, head_bytes, body_bytes, _ = _FRAME.unpack_from(front)
+            size = min(padded(_FRONT_BYTES + head_bytes) + body_bytes, durable - at)
+            content = pa.py_buffer(files.read_part(path, at, size))
+            if _read_frame(content, number, 0, sequence) is None:
+                raise damaged(path, f"the frame at byte {at} has a wrong checksum")
+            yield size
+            at += size
+            sequence += 1
+    except FileNotFoundError:
+        return  # the log was shortened
+    except OSError as error:
+        raise damaged(path, f"it can't be read: {error.strerror}") from error
 
 
 def _sequence_at(content: pa.Buffer, at: int) -> int:

@@ -8,12 +8,14 @@ and is retried after the disk was full.
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeAlias
 
 import pyarrow as pa
 from msgspec import structs
 
-from limosa.core.model.keys import WHOLE, PartitionId, Position, TokenRange
-from limosa.errors import BadInput, UnusableFile, VolumeFailed
+from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, Position, TokenRange
+from limosa.errors import BadInput, DamagedFile, UnusableFile, VolumeFailed
 from limosa.storage import compaction
 from limosa.storage.adoption import link, shelve
 from limosa.storage.compaction import Job
@@ -31,6 +33,9 @@ MERGE_BYTES = 16 << 20
 FLUSH_BYTES_MAX = 256 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+OnDamage: TypeAlias = Callable[[PartitionId, Incarnation, DamagedFile], None]
+"""Called, in any thread, when a file of a replica turns out to be damaged."""
+
 
 class Maintenance:
     """Maintenance of one volume: one step at a time."""
@@ -44,6 +49,9 @@ class Maintenance:
         """Why the last step failed, if it did."""
         self._damage: dict[str, str] = {}
         """Replicas that can't be merged, and why."""
+        self._damaged_logs: dict[int, str] = {}
+        """Log files with damaged frames, and why: they are removed as soon as possible."""
+        self.on_damage: OnDamage = lambda partition, incarnation, error: None
         self._flushed_last = False
         self.is_copied: Callable[[PartitionId], bool] = lambda partition: False
         """Is a copy of this partition in progress? A merge would take processor time from the copy,
@@ -75,12 +83,26 @@ class Maintenance:
     @property
     def troubles(self) -> list[str]:
         """Problems that an operator should look at."""
+        logs = list(self._damaged_logs.values())
         if not self._damage:
-            return [] if self.trouble is None else [self.trouble]
+            return logs if self.trouble is None else [self.trouble, *logs]
         with self.volume.lock:
             directories = {directory(replica) for replica in self.volume.replicas.values()}
-        damage = [why for name, why in self._damage.items() if name in directories]
+        damage = logs + [why for name, why in self._damage.items() if name in directories]
         return damage if self.trouble is None else [self.trouble, *damage]
+
+    def mark_damaged(self, replica: StoredReplica, why: str) -> None:
+        """Remember across restarts that a file of the replica is damaged, if the disk permits."""
+        with self._busy, suppress(OSError):
+            replica.damaged = why
+            if self.volume.holds(replica):
+                self._shelf.mark_damaged(replica, why)
+
+    def remove_damaged_log(self, number: int, error: DamagedFile) -> None:
+        """A start would refuse the volume, so the file goes. What it holds is in memory or in
+        segments; a replica whose log can't be read again is reported as damaged."""
+        if number >= self.volume.catalogue.first_log:
+            self._damaged_logs[number] = error.message
 
     def close(self) -> None:
         """Wait for the current step, then close the volume."""
@@ -252,8 +274,12 @@ class Maintenance:
             replicas = volume.replicas.values()
             pinned = [r for r in replicas if r.has_entries_in(oldest) or r.has_rows_in(oldest)]
         for replica in pinned:
-            while not volume.carry(replica, oldest):
-                self._flush(replica)
+            try:
+                while not volume.carry(replica, oldest):
+                    self._flush(replica)
+            except DamagedFile as error:
+                self.on_damage(replica.partition, replica.incarnation, error)
+                raise
         volume.sync()
         self._forget_log(oldest)
         return True
@@ -265,6 +291,8 @@ class Maintenance:
         of_frame = settings.frame_weight_bytes
         oldest_ends = volume.last_sequences.get(volume.catalogue.first_log, volume.log.sequence)
         frames = of_frame * (volume.log.sequence - oldest_ends)
+        if self._damaged_logs:
+            return True
         if sum(sizes) + frames <= settings.log_bytes_max:
             return False
         needed = sum(replica.log_weight(of_frame) for replica in volume.replicas.values())
@@ -277,6 +305,7 @@ class Maintenance:
         self._files.remove(f"{volume.directory}/log/{file_name(number)}")
         with volume.lock:
             del volume.last_sequences[number], volume.log.sizes[number]
+        self._damaged_logs.pop(number, None)
 
     # ------------------------------------------------------------ compaction
 
@@ -285,13 +314,16 @@ class Maintenance:
             replicas = list(self.volume.replicas.values())
         for replica in replicas:
             tables = replica.view.tables.values()
+            if replica.damaged:
+                continue
             if self.is_copied(replica.partition) and all(map(compaction.can_wait, tables)):
                 continue
             try:
                 if self._compact(replica):
                     return True
-            except UnusableFile as error:  # only this replica; the others continue
-                self._damage[directory(replica)] = str(error)
+            except DamagedFile as error:  # only this replica; the others continue
+                self._damage[directory(replica)] = error.message
+                self.on_damage(replica.partition, replica.incarnation, error)
         return False
 
     def _compact(self, replica: StoredReplica, full: bool = False) -> bool:

@@ -21,6 +21,8 @@ from limosa.storage.log import damaged
 
 MANIFEST = "MANIFEST"
 VOLUME = "VOLUME"
+DAMAGED = "DAMAGED"
+"""In the directory of a replica with a damaged file: which one, in words."""
 _FRONT = struct.Struct("<8sQQ")
 _MAGIC = b"LIMOSMAN"
 

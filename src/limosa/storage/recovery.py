@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from limosa.core.effects import AdvanceWatermark
 from limosa.core.model.keys import Incarnation, PartitionId
-from limosa.errors import LimosaError, UnusableFile
+from limosa.errors import DamagedFile, LimosaError, UnusableFile
 from limosa.storage.files import Files
 from limosa.storage.log import (
     HEADER_BYTES,
@@ -20,6 +20,7 @@ from limosa.storage.log import (
     read_frames,
 )
 from limosa.storage.manifest import (
+    DAMAGED,
     MANIFEST,
     VOLUME,
     SegmentName,
@@ -106,7 +107,21 @@ class Recovery:
         # A killed process may have renamed it without a sync, and the log will be shortened.
         self._files.sync_directory(path)
         replica = StoredReplica.from_manifest(manifest, tables)
+        if DAMAGED in self._files.names(path):
+            replica.damaged = self._still_damaged(path, replica)
         self.replicas[manifest.partition, manifest.incarnation] = replica
+
+    def _still_damaged(self, path: str, replica: StoredReplica) -> str:
+        """Which file is damaged, if one is: an operator may have restored it from a backup."""
+        try:
+            for view in replica.view.tables.values():
+                for ranged in view.segments:
+                    for _ in ranged.segment.verify(self._files):
+                        pass
+        except DamagedFile as error:
+            return error.message
+        self._files.remove(f"{path}/{DAMAGED}")
+        return ""
 
     # --- the log
 

@@ -85,6 +85,8 @@ class StoredReplica:
         self.beginnings = self.beginnings_at_rest = 0
         """How often the replica was emptied: files written for an earlier life are obsolete."""
         self.manifest: Manifest | None = None
+        self.damaged = ""
+        """Which file does not match its checksum; empty: none that is known."""
         self.considered: dict[str, tuple[tuple[Ranged, ...], Position]] = {}
         """Segments of each table for which no compaction job was found."""
         self.flushed_sequence = 0
@@ -262,6 +264,7 @@ class StoredReplica:
             self.watermark,
             tuple((logged.entry.at, logged.size) for logged in self.log),
             self.producers.value(FOREVER),
+            self.damaged,
         )
 
     # --- segments and manifest

@@ -30,6 +30,8 @@ from limosa.tabular.schema import Table
 
 BLOCK_ROWS = 65_536
 BLOCK_BYTES = 4 << 20
+PIECE_BYTES = 256 << 10
+"""Bytes that are verified at a time, so that other threads get their turn."""
 
 _FRONT = b"LIMOSEG1" + bytes(56)
 _TRAILER = struct.Struct("<QQQ8s")
@@ -219,6 +221,25 @@ class Segment:
             raise damaged(self.path, f"the block at byte {block.at} has a wrong checksum")
         return content
 
+    def verify(self, files: Files) -> Iterator[int]:
+        """Read all bytes from the disk again, and verify them. Yields how many bytes were verified,
+        piece by piece; raises an error at the first damage."""
+        ends_at = len(_FRONT)
+        for block in self.index.blocks:
+            ends_at = block.at + block.size
+            hasher = xxh3_64()
+            for at in range(block.at, ends_at, PIECE_BYTES):
+                piece = _read_part(files, self.path, at, min(PIECE_BYTES, ends_at - at))
+                hasher.update(piece)
+                yield len(piece)
+            if hasher.intdigest() != block.checksum:
+                raise damaged(self.path, f"the block at byte {block.at} has a wrong checksum")
+        rest = _read_part(files, self.path, ends_at, self.bytes - ends_at)
+        index, trailer = rest[: -_TRAILER.size], rest[-_TRAILER.size :]
+        if trailer != _trailer(ends_at, len(index), xxh3_64_intdigest(index)):
+            raise damaged(self.path, "the index has a wrong checksum")
+        yield len(rest)
+
     # --- sorted by token
 
     def _touching(self, token_range: TokenRange) -> range:
@@ -296,3 +317,12 @@ class Segment:
             block = self.block(at)
             skip = max(0, row - self._first_rows[at])
             yield block.slice(skip, len(block)) if skip else block
+
+
+def _read_part(files: Files, path: str, at: int, size: int) -> bytes:
+    try:
+        return files.read_part(path, at, size)
+    except FileNotFoundError:
+        raise damaged(path, "the file is missing") from None
+    except OSError as error:
+        raise damaged(path, f"byte {at} can't be read: {error.strerror}") from error

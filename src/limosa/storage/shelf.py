@@ -11,8 +11,10 @@ from xxhash import xxh3_64_hexdigest
 
 from limosa.core.model.keys import TokenRange
 from limosa.errors import UnusableFile
+from limosa.storage.files import replace_durably
 from limosa.storage.log import file_name
 from limosa.storage.manifest import (
+    DAMAGED,
     MANIFEST,
     Manifest,
     directory_of,
@@ -95,6 +97,12 @@ class Shelf:
         if self.volume.holds(replica):
             self.volume.catalogue.add_replica(directory(replica))
 
+    def mark_damaged(self, replica: StoredReplica, why: str) -> None:
+        """Remember the damage across restarts: a start reads no rows, and would not find it."""
+        path = self.path(replica)
+        if replica.manifest is not None and DAMAGED not in self.files.names(path):
+            replace_durably(self.files, path, DAMAGED, [why.encode()])
+
     # ------------------------------------------------------------ removing
 
     def _tidy(self) -> None:
@@ -119,7 +127,7 @@ class Shelf:
     def remove_unnamed(self, replica: StoredReplica) -> None:
         """Remove files that no manifest names; readers keep the files that they have open."""
         manifest = replica.manifest
-        named = {MANIFEST}
+        named = {MANIFEST, DAMAGED}
         if manifest is not None:
             named |= {each.file for table in manifest.tables for each in table.segments}
         named |= {each.file for view in replica.view.tables.values() for each in view.segments}

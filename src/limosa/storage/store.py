@@ -6,7 +6,7 @@ ticket means durable on every volume.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -16,9 +16,10 @@ from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Posi
 from limosa.core.model.rows import Entry
 from limosa.errors import BadInput, VolumeFailed, VolumeInUse
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.maintenance import Maintenance
+from limosa.storage.maintenance import Maintenance, OnDamage
 from limosa.storage.recovery import Refusal
 from limosa.storage.replica import StoredReplica
+from limosa.storage.scrub import Scrub
 from limosa.storage.view import Size, View
 from limosa.storage.volume import EVERYTHING, StorageSettings, Volume
 from limosa.tabular.rows import Bundle
@@ -46,6 +47,7 @@ class Store:
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
         self._worker: _Worker | None = None
+        self._scrub: Scrub | None = None
         self._settings = settings or StorageSettings()
         self._refused: list[Refusal] = []
         try:
@@ -94,9 +96,9 @@ class Store:
 
     def close(self) -> None:
         """Stop maintenance, make everything durable, and unlock the directories."""
-        worker = self._worker
-        if worker is not None:
-            worker.stop()
+        for thread in (self._scrub, self._worker):
+            if thread is not None:
+                thread.stop()
         with ExitStack() as closing:  # close every volume, even if one fails
             for disk in self._disks.values():
                 closing.callback(disk.close)
@@ -222,6 +224,23 @@ class Store:
         """Postpone merges of partitions that are being copied and compared, within limits."""
         for disk in self._disks.values():
             disk.is_copied = is_copied
+
+    def report_damage(self, on_damage: OnDamage) -> None:
+        """Call this, in any thread, when maintenance or a scrub finds a damaged file."""
+        for disk in self._disks.values():
+            disk.on_damage = on_damage
+
+    def mark_damaged(self, partition: PartitionId, incarnation: Incarnation, why: str) -> None:
+        """Remember the damage across restarts; does nothing for a replica that is gone."""
+        with suppress(BadInput):
+            disk, replica = self._replica((partition, incarnation))
+            disk.mark_damaged(replica, why)
+
+    def start_scrub(self, bytes_per_second: int) -> None:
+        """Start a background thread that verifies all files, again and again; 0: none."""
+        if bytes_per_second and self._scrub is None:
+            self._scrub = Scrub(tuple(self._disks.values()), bytes_per_second)
+            self._scrub.start()
 
     def start_maintenance(self) -> None:
         """Start a background thread that flushes and merges."""

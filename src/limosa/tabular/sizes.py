@@ -142,6 +142,9 @@ def pieces(
 
 
 def in_pieces(columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch as pieces of at most `PIECE_BYTES`, or of a single row, without a copy."""
+    """A batch as pieces of at most `PIECE_BYTES`, or of a single row, without a copy. An empty one
+    stays."""
+    if not columns.num_rows:
+        yield columns
     for start, stop in pieces(columns):
         yield columns if stop - start == columns.num_rows else columns.slice(start, stop - start)

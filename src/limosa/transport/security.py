@@ -28,7 +28,8 @@ import pyarrow.flight as flight
 
 from limosa.errors import BadInput, Refused, Unauthenticated, UnusableFile
 from limosa.transport.failures import to_flight_error
-from limosa.transport.tokens import Identity, check, read_secret
+from limosa.transport.keys import KeyFile
+from limosa.transport.tokens import Identity, check, check_again
 
 MIDDLEWARE = "auth"
 CALLS_MAX = 1_000
@@ -100,15 +101,15 @@ def check_bind(host: str, security: Security) -> None:
 
 
 def server_arguments(security: Security, clock: WallClock = time.time) -> dict[str, Any]:
-    """For `FlightServerBase`. Reads the files once: a new certificate needs a restart."""
+    """For `FlightServerBase`. Reads certificates once: a new one needs a restart."""
     if security.authority is not None and security.verify_clients and not security.serves_tls:
         raise BadInput(
             "clients can't be asked for certificates without TLS",
             "give a certificate and its key, or set verify_clients to false",
         )
-    secret = None if security.secret is None else read_secret(security.secret)
+    keys = None if security.secret is None else KeyFile(security.secret)
     factory = AuthenticationFactory(
-        secret, security.cluster, clock, needs_certificate=security.asks_for_certificates
+        keys, security.cluster, clock, needs_certificate=security.asks_for_certificates
     )
     arguments: dict[str, Any] = {"middleware": {MIDDLEWARE: factory}}
     if security.certificate is not None and security.key is not None:
@@ -138,10 +139,10 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
     """Refuses calls without a valid token, if the cluster uses tokens."""
 
     def __init__(
-        self, secret: bytes | None, cluster: str, clock: WallClock, *, needs_certificate: bool
+        self, keys: KeyFile | None, cluster: str, clock: WallClock, *, needs_certificate: bool
     ) -> None:
         super().__init__()
-        self._secret = secret
+        self._keys = keys
         self._cluster = cluster
         self._clock = clock
         self._needs_certificate = needs_certificate
@@ -172,9 +173,20 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
             self._calls -= 1
 
     def _identity(self, headers: Headers) -> Identity:
-        if self._secret is None:
+        if self._keys is None:
             return ANYBODY
-        return check(self._secret, self._cluster, _bearer(headers), self._clock())
+        token = _bearer(headers)
+        try:
+            return check(self._keys.current(), self._cluster, token, self._clock())
+        except Unauthenticated:
+            if not self._keys.has_changed():
+                raise
+            return check(self._keys.current(), self._cluster, token, self._clock())
+
+    def check_again(self, identity: Identity) -> None:
+        """Refuse a caller whose token has expired or was revoked since its stream began."""
+        if self._keys is not None:
+            check_again(self._keys.current(), identity, self._clock())
 
 
 def identity_of(context: flight.ServerCallContext) -> Identity:
@@ -232,6 +244,16 @@ def _bearer(headers: Headers) -> str:
 def scheme(encrypted: bool) -> Literal["grpc+tls", "grpc"]:
     """The scheme of a location, by `serves_tls` or `calls_tls`."""
     return "grpc+tls" if encrypted else "grpc"
+
+
+def check_encrypted(address: str, security: Security) -> None:
+    """Refuse an address without TLS if an authority was named: the caller expects encryption."""
+    if security.authority is not None and not address.startswith(f"{scheme(True)}://"):
+        raise BadInput(
+            f"{address} is an address without TLS, but an authority was given",
+            f"use {scheme(True)}://{address.rpartition('://')[2]} if the node serves TLS, or leave "
+            "the authority out",
+        )
 
 
 def client_arguments(security: Security, server_name: str | None = None) -> dict[str, Any]:

@@ -16,19 +16,22 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from limosa.errors import BadInput, Forbidden, Refused, Unauthenticated
+from limosa.errors import BadInput, Forbidden, Refused
 from limosa.transport.failures import errors_sent, to_flight_error
 from limosa.transport.links import Encode, StreamSender
 from limosa.transport.security import (
+    MIDDLEWARE,
+    AuthenticationFactory,
     Security,
     check_bind,
     identity_of,
     scheme,
     server_arguments,
 )
-from limosa.transport.tokens import Identity
+from limosa.transport.tokens import Identity, Sessions
 
 PROTOCOL = 2
+HELLO_BYTES_MAX = 8 << 20
 LINKS_MAX = 800
 """Most open streams of clients; nodes and coordinators are not limited. See `CALLS_MAX`."""
 ACTION_BYTES_MAX = 8 << 20
@@ -48,6 +51,8 @@ class Hello(msgspec.Struct, frozen=True):
     to: str = ""
     """The node that the caller means to reach; empty: any node."""
     protocol: int = PROTOCOL
+    sessions: Sessions = ()
+    """Of a mover: the sessions that its token is for."""
 
 
 class Inbound:
@@ -57,6 +62,7 @@ class Inbound:
         self.link = link
         self.hello = hello
         self.identity = identity
+        self.sessions = frozenset(hello.sessions)
         self._changed = threading.Condition(threading.Lock())
         self._under_way: dict[str, int] = {}
         self._bytes = 0
@@ -64,6 +70,15 @@ class Inbound:
     @property
     def name(self) -> str:
         return self.link.name
+
+    def check_session(self, partition: str, session: str) -> None:
+        """Refuse a mover's message about a session that its token is not for."""
+        if self.identity.has_role and (partition, session) not in self.sessions:
+            raise Forbidden(
+                f"the token of '{self.identity.subject}' is not for session {session[:200]} of "
+                f"partition {partition[:200]}",
+                "use the token that was made for this copy",
+            )
 
     def take_up(self, sizes: Mapping[str, int]) -> None:
         """Count requests as in flight; blocks while this caller has too many in flight."""
@@ -122,7 +137,9 @@ class Server(flight.FlightServerBase):
         _make_room_for_connections()
         at = f"[{host}]" if ":" in host else host
         before = f"{scheme(security.serves_tls)}://{at}"
-        super().__init__(f"{before}:{port}", **server_arguments(security))
+        arguments = server_arguments(security)
+        self._authentication: AuthenticationFactory = arguments["middleware"][MIDDLEWARE]
+        super().__init__(f"{before}:{port}", **arguments)
         self.address = f"{before}:{self.port}"
         # The server listens from here on. `serve()` would only block and take over signals.
 
@@ -134,7 +151,7 @@ class Server(flight.FlightServerBase):
             inbound = self._greet(context, descriptor.command, writer)
             while not self._stopping:
                 frame = _next_frame(reader)
-                self._check_expiry(inbound.identity)
+                self._authentication.check_again(inbound.identity)
                 if inbound.link.closed:
                     raise Refused("an answer could not be sent", "reconnect")
                 self._service.received(inbound, frame)
@@ -150,6 +167,10 @@ class Server(flight.FlightServerBase):
 
     def _greet(self, context: Any, command: bytes | None, writer: Any) -> Inbound:
         identity = identity_of(context)
+        if command is not None and len(command) > HELLO_BYTES_MAX:
+            raise BadInput(
+                f"a greeting has {len(command)} bytes", f"send at most {HELLO_BYTES_MAX}"
+            )
         try:
             hello = _hellos.decode(command or b"")
         except (ValueError, RecursionError):
@@ -202,14 +223,13 @@ class Server(flight.FlightServerBase):
                 f"{identity.subject} is not node {hello.name[:200]}",
                 "use the certificate or token of that node",
             )
+        if hello.kind == "client":
+            identity.must_be("client", "admin")
         if hello.kind == "coordinator" and identity.has_role:
             identity.must_be("coordinator")
         if hello.kind == "mover" and identity.has_role:
             identity.must_be("mover")
-
-    def _check_expiry(self, identity: Identity) -> None:
-        if identity.expires_at is not None and time.time() > identity.expires_at:
-            raise Unauthenticated("the token has expired", "reconnect with a new one")
+            identity.must_be_for(hello.sessions)
 
     def _leave(self, inbound: Inbound) -> None:
         inbound.link.close()
@@ -234,12 +254,17 @@ class Server(flight.FlightServerBase):
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with errors_sent(self._report):
-            schema, batches = self._service.scan(identity_of(context), ticket.ticket)
-            return flight.GeneratorStream(schema, self._guarded(batches))
+            identity = identity_of(context)
+            schema, batches = self._service.scan(identity, ticket.ticket)
+            return flight.GeneratorStream(schema, self._guarded(identity, batches))
 
-    def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _guarded(
+        self, identity: Identity, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
         with errors_sent(self._report):
-            yield from batches
+            for batch in batches:
+                self._authentication.check_again(identity)
+                yield batch
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         raise self._told(BadInput("DoPut is not supported", "write by a stream of messages"))

@@ -1,29 +1,30 @@
 """Who is the caller? A signed token says so.
 
-A token is a JSON Web Token signed with the cluster's secret (HMAC with SHA-256, and nothing else:
-a token that names another algorithm is refused before its signature is looked at). It says who
-(`sub`), in which role (`role`), in which cluster (`aud`), from when (`iat`, `nbf`) and until when
-(`exp`). The secret can sign tokens for any subject, so only its owner may read the secret's file.
+A token is a JSON Web Token signed with a secret of the cluster (HMAC with SHA-256, and nothing
+else: a token that names another algorithm is refused before its signature is looked at). It says
+who (`sub`), in which role (`role`), in which cluster (`aud`), from when (`iat`, `nbf`) and until
+when (`exp`), its own id (`jti`), and by which of the cluster's secrets it is signed (`kid`). Such a
+secret can sign tokens for any subject, so only its owner may read its file; see `keys`.
+
+A mover's token is for a few sessions (`scope`): a mover copies or compares nothing else with it.
 
 The time comes in as an argument: seconds since 1970, as in the token. No error repeats the token
 or the secret.
 """
 
+import hashlib
 import math
-import os
 import secrets
-import stat
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
 
 import jwt
 import msgspec
 
-from limosa.errors import BadInput, Forbidden, Unauthenticated, UnusableFile
+from limosa.errors import BadInput, Forbidden, Unauthenticated
+from limosa.transport.keys import NEW_TOKEN, Key, Keyring, keyring_of
 
 ALGORITHM = "HS256"
-SECRET_BYTES_MIN = 32
-SECRET_BYTES_MAX = 4096
 TOKEN_LENGTH_MAX = 4096
 NAME_LENGTH_MAX = 256
 # How far the clock of the token's issuer may be ahead.
@@ -31,9 +32,12 @@ CLOCK_SKEW_SECONDS_MAX = 30.0
 
 Role: TypeAlias = Literal["client", "admin", "node", "coordinator", "mover"]
 Proof: TypeAlias = Literal["nothing", "token", "certificate", "token and certificate"]
+Sessions: TypeAlias = tuple[tuple[str, str], ...]
+"""Partitions, and the session of each."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
-NEW_TOKEN = "ask an administrator of the cluster for a new token"
+COMPARISON = "compare"
+"""The session of a token that compares a partition's replicas, and copies nothing."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -43,6 +47,12 @@ class Identity(msgspec.Struct, frozen=True):
     role: Role
     expires_at: float | None = None  # seconds since 1970; None: no end
     proof: Proof = "token"
+    token_id: str = ""
+    key: str = ""
+    """The id of the key that signed the token."""
+    issued_at: float = 0.0
+    scope: str = ""
+    """Of a mover: see `scope_of`."""
 
     def is_node(self, node_id: str) -> bool:
         """Whether the caller is this node.
@@ -71,6 +81,14 @@ class Identity(msgspec.Struct, frozen=True):
                 "use a token with that role",
             )
 
+    def must_be_for(self, sessions: Sessions) -> None:
+        """Refuse a mover whose token is for other sessions than exactly these."""
+        if self.has_role and self.role == "mover" and self.scope != scope_of(sessions):
+            raise Forbidden(
+                f"the token of '{self.subject}' is for other sessions",
+                "use the token that was made for this copy or comparison",
+            )
+
 
 class _Claims(msgspec.Struct, forbid_unknown_fields=False):
     """The claims of a token; a token without them, or with other types, is malformed."""
@@ -82,20 +100,33 @@ class _Claims(msgspec.Struct, forbid_unknown_fields=False):
     iat: float
     jti: str
     nbf: float = -math.inf
+    scope: str = ""
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=False):
+    kid: str | None = None
 
 
 _signatures = jwt.PyJWS(algorithms=[ALGORITHM])
 _claims_decoder = msgspec.json.Decoder(_Claims)
 
 
-# --------------------------------------------------------------------------------------- tokens
+def scope_of(sessions: Iterable[tuple[str, str]]) -> str:
+    """A hash of sessions, since a token must be short and a mover may have thousands of them."""
+    return hashlib.sha256(msgspec.msgpack.encode(sorted(sessions))).hexdigest()
 
 
 def issue(
-    secret: bytes, cluster: str, subject: str, role: str, lifetime_seconds: float, now: float
+    secret: Key | Keyring | bytes,
+    cluster: str,
+    subject: str,
+    role: str,
+    lifetime_seconds: float,
+    now: float,
+    sessions: Sessions = (),
 ) -> str:
-    """A new token for `subject`, valid from now on."""
-    _check_secret_length(secret, "the secret")
+    """A new token for `subject`, valid from now on; a mover's is for these sessions only."""
+    signing = secret if isinstance(secret, Key) else keyring_of(secret).signing
     if role not in ROLES:
         raise BadInput(f"unknown role '{role}'", f"use one of {', '.join(ROLES)}")
     if not _is_name(subject) or not _is_name(cluster):
@@ -107,7 +138,12 @@ def issue(
         raise BadInput(
             f"a token can't be valid for {lifetime_seconds} seconds", "use a positive number"
         )
-    claims = {
+    if (role == "mover") != bool(sessions):
+        raise BadInput(
+            "a mover's token is for sessions, and no other token is",
+            "leave movers' tokens to the coordinator, which makes one for each copy",
+        )
+    claims: dict[str, object] = {
         "sub": subject,
         "role": role,
         "aud": cluster,
@@ -115,13 +151,16 @@ def issue(
         "exp": now + lifetime_seconds,
         "jti": secrets.token_hex(16),
     }
-    return jwt.encode(claims, secret, algorithm=ALGORITHM)
+    if sessions:
+        claims["scope"] = scope_of(sessions)
+    header = {"kid": signing.id} if signing.id else None
+    return jwt.encode(claims, signing.secret, algorithm=ALGORITHM, headers=header)
 
 
-def check(secret: bytes, cluster: str, token: str, now: float) -> Identity:
+def check(keys: Keyring | bytes, cluster: str, token: str, now: float) -> Identity:
     """The token's identity; raises `Unauthenticated` with the reason if it is not valid."""
-    _check_secret_length(secret, "the secret")
-    claims = _signed_claims(secret, token)
+    ring = keyring_of(keys)
+    key, claims = _signed_claims(ring, token)
     if not _is_name(claims.sub) or not math.isfinite(claims.exp) or not math.isfinite(claims.iat):
         raise _malformed()
     if claims.aud != cluster:
@@ -134,22 +173,66 @@ def check(secret: bytes, cluster: str, token: str, now: float) -> Identity:
         )
     for role in ROLES:
         if role == claims.role:
-            return Identity(claims.sub, role, claims.exp)
+            identity = Identity(
+                claims.sub,
+                role,
+                claims.exp,
+                token_id=claims.jti,
+                key=key.id,
+                issued_at=claims.iat,
+                scope=claims.scope,
+            )
+            check_again(ring, identity, now)
+            return identity
     raise Unauthenticated("the token has an unknown role", f"use one of {', '.join(ROLES)}")
 
 
-def _signed_claims(secret: bytes, token: str) -> _Claims:
+class TokenClaims(msgspec.Struct, frozen=True):
+    """What a token says of itself."""
+
+    id: str
+    subject: str
+    expires_at: float
+
+
+def claims_of(token: str) -> TokenClaims:
+    """Without checking them: for those who made the token, or want it revoked."""
+    try:
+        payload = jwt.PyJWS().decode_complete(token, options={"verify_signature": False})["payload"]
+        claims = _claims_decoder.decode(payload)
+    except Exception:
+        raise BadInput("this is not a token", "check that it was copied completely") from None
+    return TokenClaims(claims.jti, claims.sub, claims.exp)
+
+
+def check_again(keys: Keyring, identity: Identity, now: float) -> None:
+    """Whether an identity that was checked before is still valid."""
+    if identity.expires_at is not None and now >= identity.expires_at:
+        raise Unauthenticated("the token has expired", "reconnect with a new one")
+    keys.check_valid(identity.key, identity.token_id, identity.subject, identity.issued_at)
+
+
+def _signed_claims(ring: Keyring, token: str) -> tuple[Key, _Claims]:
     if len(token) > TOKEN_LENGTH_MAX:
         raise _malformed()
     try:
-        return _claims_decoder.decode(_signatures.decode(token, secret, [ALGORITHM]))
-    except jwt.InvalidAlgorithmError:
-        raise Unauthenticated("the token is signed with another algorithm", NEW_TOKEN) from None
-    except jwt.InvalidSignatureError:
-        raise Unauthenticated("the token's signature is wrong", NEW_TOKEN) from None
+        header = msgspec.convert(_signatures.get_unverified_header(token), _Header)
     except Exception:
         # A hostile token can cause other errors than ValueError, such as RecursionError by nesting.
         raise _malformed() from None
+    candidates = ring.candidates(header.kid)
+    if not candidates:
+        raise Unauthenticated("the token is signed with a secret that is not valid here", NEW_TOKEN)
+    for key in candidates:
+        try:
+            return key, _claims_decoder.decode(_signatures.decode(token, key.secret, [ALGORITHM]))
+        except jwt.InvalidAlgorithmError:
+            raise Unauthenticated("the token is signed with another algorithm", NEW_TOKEN) from None
+        except jwt.InvalidSignatureError:
+            continue
+        except Exception:
+            raise _malformed() from None
+    raise Unauthenticated("the token's signature is wrong", NEW_TOKEN)
 
 
 def _malformed() -> Unauthenticated:
@@ -158,61 +241,3 @@ def _malformed() -> Unauthenticated:
 
 def _is_name(name: str) -> bool:
     return 0 < len(name) <= NAME_LENGTH_MAX and name.isprintable()
-
-
-# --------------------------------------------------------------------------------------- secret
-
-
-def make_secret(path: str) -> None:
-    """Write a new random secret into a new file that only its owner can read."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise UnusableFile(
-            f"{path} exists already",
-            "a new secret invalidates all tokens; to replace it anyway, remove the file first",
-        ) from None
-    except OSError as error:
-        raise UnusableFile(f"{path} can't be created: {error.strerror}") from error
-    try:
-        with os.fdopen(file, "wb") as writer:
-            os.fchmod(file, 0o600)
-            writer.write(secrets.token_hex(SECRET_BYTES_MIN).encode() + b"\n")
-            writer.flush()
-            os.fsync(file)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(path)
-        raise UnusableFile(f"{path} can't be written: {error.strerror}") from error
-
-
-def read_secret(path: str) -> bytes:
-    """The secret in a file that nobody but its owner can read or write."""
-    try:
-        # Non-blocking: opening a named pipe would wait for a writer.
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(file, "rb") as reader:
-            mode = os.fstat(file).st_mode
-            if not stat.S_ISREG(mode):
-                raise UnusableFile(f"{path} is not a file", "give the path of the cluster's secret")
-            if mode & 0o077:
-                raise UnusableFile(
-                    f"other users can access the secret in {path} (mode {stat.S_IMODE(mode):04o})",
-                    f"run: chmod 600 {path}; if others could read it, make a new secret",
-                )
-            secret = reader.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
-    except OSError as error:
-        raise UnusableFile(
-            f"the secret {path} can't be read: {error.strerror}",
-            "create one with make_secret, and copy it to every machine of the cluster",
-        ) from error
-    _check_secret_length(secret, f"the secret in {path}")
-    return secret
-
-
-def _check_secret_length(secret: bytes, what: str) -> None:
-    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
-        raise BadInput(
-            f"{what} has {len(secret)} bytes",
-            f"use {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} random bytes",
-        )

@@ -120,6 +120,23 @@ def refused(overview: Overview) -> CheckResult:
     return _judged("replicas", _said(overview, "refused"), advice, "none is damaged")
 
 
+def damaged(overview: Overview) -> CheckResult:
+    """Damaged files that were found while the node ran."""
+    found = overview.damaged
+    only = [each for each in found if each.only]
+    what = _some(f"{each.partition} on {each.node}: {each.why}" for each in only or found)
+    if only:
+        return CheckResult(
+            "damage",
+            "problem",
+            f"the only replica in sync is damaged: {what}",
+            "start the nodes that hold other replicas; if there are none, stop the node, restore "
+            "the file from a backup, and start the node again",
+        )
+    advice = "wait: the replicas are rebuilt from others; replace a disk that does this repeatedly"
+    return _judged("damage", what, advice, "every file that was read is sound", "warning")
+
+
 def free_space(overview: Overview) -> CheckResult:
     free = {
         f"{node}{':' + volume if volume else ''}": left
@@ -151,7 +168,7 @@ def versions(overview: Overview) -> CheckResult:
 
 CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
     *(reachable, coordinator, live, owned, in_sync),
-    *(surprises, troubles, refused, free_space, clocks, versions),
+    *(surprises, troubles, refused, damaged, free_space, clocks, versions),
 )
 
 

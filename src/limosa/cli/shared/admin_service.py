@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from limosa.client.discovery import DEFAULT_DIRECTORY, VARIABLE, find_local
+from limosa.client.discovery import DEFAULT_DIRECTORY, VARIABLE, check_owner, find_local
 from limosa.errors import BadInput, Refused
 
 INSTALL_ADMIN = "pip install '.[admin]'"
@@ -18,9 +18,12 @@ def directory_of(given: str | None) -> str:
                 f"there is no directory {given}", "name an existing one with --directory"
             )
         return given
-    for place in (os.environ.get(VARIABLE, ""), DEFAULT_DIRECTORY):
-        if place and Path(place).is_dir():
-            return place
+    named = os.environ.get(VARIABLE, "")
+    if named and Path(named).is_dir():
+        return named
+    if Path(DEFAULT_DIRECTORY).is_dir():
+        check_owner(Path(DEFAULT_DIRECTORY), "--directory")
+        return DEFAULT_DIRECTORY
     return find_local().directory
 
 

@@ -1,11 +1,27 @@
 """What may copy the rows of partitions that move? An option of several commands."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+import typer
 
 from limosa.errors import BadInput
 from limosa.pipeline import java
 
 PipelineChoice: TypeAlias = Literal["auto", "spark", "threads"]
+SparkMaster = Annotated[
+    str,
+    typer.Option(
+        "--spark-master", help="URL of the Spark master.", show_default="this machine's cores"
+    ),
+]
+SparkSecret = Annotated[
+    str | None,
+    typer.Option(
+        "--spark-secret",
+        metavar="FILE",
+        help="File with the secret of the Spark cluster (spark.authenticate.secret).",
+    ),
+]
 
 
 def check_installed(pipeline: PipelineChoice) -> None:

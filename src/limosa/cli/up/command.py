@@ -15,7 +15,14 @@ from limosa.cli.shared.admin_service import INSTALL_ADMIN, is_admin_installed
 from limosa.cli.shared.options import AsJson
 from limosa.cli.shared.terminal import count, place_of, print_json, print_table, tell
 from limosa.cli.up.supervisor import Supervisor
-from limosa.client.discovery import DEFAULT_DIRECTORY, LOCAL, Local, forget_local, write_local
+from limosa.client.discovery import (
+    DEFAULT_DIRECTORY,
+    LOCAL,
+    Local,
+    check_owner,
+    forget_local,
+    write_local,
+)
 from limosa.errors import BadInput, Refused
 from limosa.runtime.local import LocalCluster
 
@@ -48,14 +55,17 @@ def up(
     """Run a cluster on this machine, in this terminal.
 
     It starts a coordinator, the nodes and an admin service as separate processes, and restarts
-    each of them that dies. Ctrl-C stops all of them; a second Ctrl-C kills them. The data stays in
-    the directory for the next `limosa up`; a larger --nodes adds nodes.
+    each of them that dies, and a coordinator that hangs. Ctrl-C stops all of them; a second Ctrl-C
+    kills them. The data stays in the directory for the next `limosa up`; a larger --nodes adds
+    nodes.
 
     \b
     Examples:
       limosa up
       limosa up --nodes 5 --data /srv/limosa
     """
+    if data == DEFAULT_DIRECTORY:
+        check_owner(Path(data), "--data")
     local = LocalCluster(
         data,
         nodes,

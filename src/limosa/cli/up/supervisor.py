@@ -1,4 +1,4 @@
-"""What if a process of a local cluster dies? It is reported, and restarted after a pause."""
+"""What if a process of a local cluster dies or hangs? It is reported, and soon restarted."""
 
 import select
 import signal
@@ -14,6 +14,10 @@ CALM_SECONDS = 10.0
 """After a process has run for this long, its next restart has the shortest pause again."""
 
 
+HANGS_SECONDS = 10.0
+"""A process that should show that it works, and has not for this long, is killed."""
+
+
 class Processes(Protocol):
     """The supervised processes: `runtime.local.LocalCluster`, or a test double."""
 
@@ -23,9 +27,11 @@ class Processes(Protocol):
 
     def wait_until_ready(self, names: Sequence[str]) -> None: ...
 
+    def has_beaten(self, name: str) -> bool | None: ...
+
 
 class Supervisor:
-    """Restarts processes that died, whenever `look` is called; `look` does not block."""
+    """Restarts processes that died or hang, whenever `look` is called; `look` does not block."""
 
     def __init__(
         self,
@@ -34,12 +40,15 @@ class Supervisor:
         came_back: Callable[[], None] = lambda: None,
         restarts: bool = True,
         now: Callable[[], float] = time.monotonic,
+        hangs_seconds: float = HANGS_SECONDS,
     ) -> None:
         self._cluster = cluster
         self._report = report
         self._came_back = came_back
         self._restarts = restarts
         self._now = now
+        self._hangs_seconds = hangs_seconds
+        self._heard_at: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -63,8 +72,22 @@ class Supervisor:
                     self._greet(name)
             elif process.poll() is not None:
                 self._mourn(name, f"{name} {ending(process.returncode)}")
+            elif self._restarts and self._hangs(name):
+                self._report(f"{name} has hung for {self._hangs_seconds:.0f} s: it is killed.")
+                del self._heard_at[name]
+                process.kill()
+
+    def _hangs(self, name: str) -> bool:
+        has_beaten = self._cluster.has_beaten(name)
+        if has_beaten is None:
+            return False
+        since = self._heard_at.setdefault(name, self._now())
+        if has_beaten:
+            self._heard_at[name] = self._now()
+        return self._now() - since > self._hangs_seconds and not has_beaten
 
     def _mourn(self, name: str, what: str) -> None:
+        self._heard_at.pop(name, None)
         if not self._restarts:
             self._gone.add(name)
             self._report(f"{what}. It is not restarted (--no-restart).")

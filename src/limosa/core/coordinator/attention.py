@@ -110,5 +110,6 @@ def differ(known: tuple[ReplicaStatus, ...], said: tuple[ReplicaStatus, ...]) ->
         or old.silent != new.silent
         or old.caught_up != new.caught_up
         or old.unreachable != new.unreachable
+        or old.damaged != new.damaged
         for old, new in zip(known, said, strict=True)
     )

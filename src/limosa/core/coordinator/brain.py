@@ -8,9 +8,11 @@ revisions of everything it was computed from, so a stale coordinator changes not
 from limosa.core import routing
 from limosa.core.coordinator import (
     balancer,
+    damaged_owners,
     ownership,
     reports,
     requests,
+    resizing,
     run_ends,
     runs,
     transitions,
@@ -200,13 +202,22 @@ class Coordinator:
         in_sync = ownership.change_in_sync(view, record)
         if in_sync is not None:
             return in_sync
+        handed_over = damaged_owners.hand_over(view, record)
+        if handed_over is not None:
+            return handed_over
         if record.transition is not None:
             since = self._since(view.now, record) if held_since is None else held_since
             return transitions.advance(view, record, since)
         intent = view.agreed.intents.get(record.id)
         if intent is not None and intent.pending is not None:
             return transitions.start(view, record, intent)
-        return self._rebuild(view, record)
+        resized = resizing.ask_again(view, record)
+        if isinstance(resized, Commit):
+            return resized
+        rebuilt = self._rebuild(view, record)
+        if rebuilt is None and resized is not None:
+            return transitions.Waiting(resized)
+        return rebuilt
 
     def _since(self, now: float, record: Partition) -> float:
         """When this coordinator first saw the hold; a successor starts the hold time again."""
@@ -233,6 +244,8 @@ class Coordinator:
         owner = view.owner_status(record)
         if view.is_live(replica.node) and view.is_lost(record, replica):
             return "it lost its replica"
+        if view.is_damaged(record, replica):
+            return "a file of its replica is damaged"
         if owner is not None and replica in owner.unreachable and view.is_live(replica.node):
             return "the owner's log no longer has the entries that it misses"
         return ""

@@ -52,13 +52,21 @@ class Memory:
         self._seals: dict[PartitionId, SealAsked] = {}
         self._hand_overs: dict[PartitionId, HandOver] = {}
         self._copies: dict[PartitionId, tuple[object, float]] = {}
+        self._seen: dict[PartitionId, tuple[object, float]] = {}
         self.balance_looked_at: float | None = None
         """When the loads of all nodes were last compared."""
         self._comparisons: dict[PartitionId, Comparison] = {}
 
     def forget(self, partition: PartitionId) -> None:
         """It was dropped."""
-        for known in (self._held, self._seals, self._hand_overs, self._copies, self._comparisons):
+        for known in (
+            self._held,
+            self._seals,
+            self._hand_overs,
+            self._copies,
+            self._seen,
+            self._comparisons,
+        ):
             known.pop(partition, None)
 
     def held_since(self, partition: PartitionId, transition: str, now: float) -> float:
@@ -115,6 +123,16 @@ class Memory:
         if known != progress:
             since = now
             self._copies[partition] = (progress, since)
+        return since
+
+    # --- elections, and changes that were given up
+
+    def seen_since(self, partition: PartitionId, state: object, now: float) -> float:
+        """Since when this coordinator has seen the partition in this state without a break."""
+        known, since = self._seen.get(partition, (None, now))
+        if known != state:
+            since = now
+            self._seen[partition] = (state, since)
         return since
 
     # --- rows that differ

@@ -8,6 +8,7 @@ transition up.
 from msgspec.structs import replace
 
 from limosa.core import routing
+from limosa.core.coordinator import damage
 from limosa.core.coordinator.view import ClusterView, with_stage
 from limosa.core.machines.machine import Side
 from limosa.core.model.changes import Commit
@@ -43,22 +44,27 @@ def renewed_session(record: Partition, change: Transition, epoch: int) -> str | 
 
 
 def elect(view: ClusterView, record: Partition) -> Commit | str:
-    """Elect the in-sync replica of the read side whose log reaches furthest.
+    """Elect the in-sync replica of the read side whose log reaches furthest; a damaged one only if
+    there is no other.
 
     Among equals the first one of the record wins, so that owners are spread as the records spread
-    them.
+    them. The log of every candidate has all committed rows, so an election may go on without a live
+    candidate that does not promise in time, for example because its disk hangs.
     """
     if record.epoch == 0:
         return first_election(view, record)
-    positions: list[tuple[int, Replica]] = []
+    positions: list[tuple[bool, int, Replica]] = []
+    late: list[Replica] = []
     for replica in candidates(view, record):
         known = view.of(record, replica)
         if known is not None and known.epoch >= record.epoch:
-            positions.append((known.last, replica))
+            positions.append((not known.damaged, known.last, replica))
         elif view.is_live(replica.node) and not view.is_lost(record, replica):
-            return f"election: {replica.node} has not promised epoch {record.epoch} yet"
+            late.append(replica)
+    if late and (not positions or not is_overdue(view, record)):
+        return f"election: {late[0].node} has not promised epoch {record.epoch} yet"
     if positions:
-        _, best = max(positions, key=lambda each: each[0])
+        *_, best = max(positions, key=lambda each: each[:2])
         after = replace(record, owner=Grant(best, view.lease_of(best.node)))
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
     stage = routing.stage_of(record)
@@ -71,6 +77,12 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
                 record, after, "fall back: no in-sync replica of the new side is alive"
             )
     return "election: no in-sync replica of the side that is read is alive: start one"
+
+
+def is_overdue(view: ClusterView, record: Partition) -> bool:
+    """Has this coordinator waited long enough for promises of this epoch?"""
+    since = view.memory.seen_since(record.id, ("election", record.epoch), view.now)
+    return view.now - since >= view.settings.promise_seconds
 
 
 def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
@@ -102,10 +114,13 @@ def change_in_sync(view: ClusterView, record: Partition) -> Commit | None:
             return take_out(view, record, replica, "its lease has ended")
         if view.is_lost(record, replica):
             return take_out(view, record, replica, "it does not hold the replica any more")
-        if replica in silent:
+        if damage.can_be_spared(view, record, replica):
+            return take_out(view, record, replica, "a file of it is damaged")
+        if replica in silent and not damage.is_last_taker(view, record, replica):
             return take_out(view, record, replica, "it does not answer its owner")
     for replica, revision in () if owner is None else owner.caught_up:
         held = view.of(record, replica) is not None
+        held = held and not view.is_damaged(record, replica)
         if held and is_current(view, record, revision) and replica in routing.may_return(record):
             after = replace(record, in_sync=(*record.in_sync, replica))
             return view.commit(record, after, f"{replica.node} is in sync again")

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from limosa.core import routing
-from limosa.core.coordinator import controls, drains, members, run_requests, tables
+from limosa.core.coordinator import controls, drains, members, resizing, run_requests, tables
 from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import check, place_reads, replaced
 from limosa.core.coordinator.reports import report_of
@@ -41,8 +41,7 @@ from limosa.core.model.intent import (
 from limosa.core.model.keys import NodeId, Revision, transition_id
 from limosa.core.model.requests import Request
 from limosa.core.model.topology import Partition, Transition, TransitionKind
-from limosa.core.planning.placement import data_nodes, place
-from limosa.core.planning.spread import on_volumes
+from limosa.core.planning.placement import data_nodes
 from limosa.errors import IllegalRequest, IllegalTransition
 
 REVERSED = "reversed by request"
@@ -159,19 +158,9 @@ def serve_zone(view: ClusterView, wish: wishes.ZoneWish, trigger: Revision) -> R
             f"{zone.replica_count} replicas on {len(nodes)} data nodes",
             "ask for at least one, and at most one a node",
         )
-    current = {
-        name: intent.stable
-        for name, intent in sorted(view.agreed.intents.items())
-        if topology.partitions[name].zone == zone.id
-    }
     changes: list[Change] = [Put(zone)]
-    members = {node: topology.nodes[node] for node in nodes}
-    planned = place(zone.replica_count, members, current)
-    chosen = on_volumes(planned, topology.nodes)
-    for name, places in planned.items():
-        pairs = zip(places, chosen[name], strict=True)
-        kept = tuple(each if each in current[name] else new_place for each, new_place in pairs)
-        new = Assignment("move", kept, trigger=trigger)
+    for name, places in resizing.places(view, zone, nodes).items():
+        new = Assignment("move", places, trigger=trigger)
         changes.append(Put(assign(view.agreed.intents[name], new)))
     return RequestAnswer(tuple(changes), "accepted")
 
@@ -190,8 +179,9 @@ def serve(
     if isinstance(wish, wishes.ReverseMove | wishes.CompleteMove):
         return end_hold(record, wish)
     new = assignment(view, record, intent, wish, trigger)
-    check(view, record, new, new.placements or intent.stable)
     pending = intent.pending
+    later = () if pending is None else pending.placements
+    check(view, record, new, new.placements or later or intent.stable)
     if isinstance(wish, wishes.MovePartition) and pending is not None and not wish.after_pending:
         check_same(record, intent, pending, new)
     after = assign(intent, new)

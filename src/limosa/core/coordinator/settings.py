@@ -7,6 +7,8 @@ class CoordinatorSettings(Struct, frozen=True):
     look_seconds: float = 1.0
     """How often the coordinator asks all nodes for their status and looks at all partitions."""
     ask_again_seconds: float = 0.4
+    promise_seconds: float = 3.0
+    """How long an election waits for a live candidate that does not promise the new epoch."""
     requests_kept: int = 1_000
     """Answered requests; older ones are deleted."""
     reports_kept: int = 1_000
@@ -32,3 +34,5 @@ class CoordinatorSettings(Struct, frozen=True):
     """Of all ended runs together; the last run is always kept."""
     retry_seconds: float = 2.0
     """How long to wait before a failed move is retried."""
+    resize_seconds: float = 10.0
+    """How long to wait before a partition that gave up a new replica count tries it again."""

@@ -37,6 +37,7 @@ class Waiting(NamedTuple):
 
 
 CANCELLED = "cancelled"
+NO_TAKER = "hand-over: no in-sync replica of the new side is alive"
 
 
 class GivenUp(NamedTuple):
@@ -107,7 +108,19 @@ def no_longer_possible(
         check(view, record, pending, places)
     except IllegalRequest as refusal:
         return str(refusal)
-    return ""
+    return drops_what_is_in_sync(record, targets)
+
+
+def drops_what_is_in_sync(record: Partition, targets: tuple[Replica, ...]) -> str:
+    """Why fewer replicas can't be these, in words; empty: they can. As long as a replica that is
+    in sync would go, each one that stays must be in sync."""
+    if len(targets) >= len(record.replicas):
+        return ""
+    goes = [r for r in record.in_sync if r not in targets]
+    behind = [r for r in targets if r in record.replicas and r not in record.in_sync]
+    if not goes or not behind:
+        return ""
+    return f"{behind[0].node} is not in sync, and {goes[0].node}, which is, would be dropped"
 
 
 def _target(record: Partition, place: Placement, pending: Assignment, made_by: str) -> Replica:
@@ -150,16 +163,31 @@ def leave(view: ClusterView, record: Partition, stage: Stage) -> Commit | Waitin
     if stage.next in (END, REVERT):
         return finish(view, record, after, stage.next == END)
     if must_hand_over(record, stage):
-        new = [r for r in in_sync_side(record, Side.NEW) if view.of(record, r) is not None]
-        made = [r for r in new if r in routing.new_only(record)] or new
-        if not made:
-            why = "hand-over: no in-sync replica of the new side is alive"
-            return Waiting(why, work=Work.SEAL)
-        grant = Grant(made[0], view.lease_of(made[0].node))
+        new = takers(view, record)
+        if not new:
+            return Waiting(NO_TAKER, work=Work.SEAL)
+        grant = Grant(new[0], view.lease_of(new[0].node))
         after = enter(next_epoch(after, grant), stage.next)
         view.memory.handing_over(record.id, fence_after(view, record), after.epoch)
         return view.commit(record, after, f"{grant.replica.node} takes over in {stage.next}")
     return view.commit(record, enter(after, stage.next), f"→ {stage.next}")
+
+
+def takers(view: ClusterView, record: Partition) -> list[Replica]:
+    """Replicas that can take over from the owner now; those that the transition made come first."""
+    stage = routing.stage_of(record)
+    assert stage is not None
+    there = in_sync_side(record, stage.owner.other)
+    here = [r for r in there if view.of(record, r) is not None]
+    return [r for r in here if r in routing.new_only(record)] or here
+
+
+def may_take_over_later(view: ClusterView, record: Partition, replica: Replica) -> bool:
+    """The replica is in sync and not heard, or it is alive and catches up."""
+    owner = view.owner_status(record)
+    unreachable = owner is not None and replica in owner.unreachable
+    catches_up = view.is_live(replica.node) and not view.is_lost(record, replica)
+    return replica in record.in_sync or (catches_up and not unreachable)
 
 
 def with_pause(view: ClusterView, record: Partition) -> Partition:
@@ -383,7 +411,10 @@ def compare(view: ClusterView, record: Partition) -> Commit | Waiting:
 
 
 def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
-    """A commit that changes the owner needs the present owner's seal for this revision."""
+    """A commit that changes the owner needs the present owner's seal for this revision.
+
+    The owner is not asked to seal before a replica is there that can take over.
+    """
     assert record.owner is not None
     stage = routing.stage_of(record)
     assert stage is not None
@@ -393,6 +424,11 @@ def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
     source = view.owner_status(record)
     if source is not None and source.sealed is not None and source.sealed[0] == revision:
         return None
+    if not takers(view, record):
+        successors = routing.side(record, stage.owner.other)
+        if any(may_take_over_later(view, record, each) for each in successors):
+            return Waiting(NO_TAKER)
+        return GivenUp(NO_TAKER)
     in_flight = 0.0 if source is None else source.commit_seconds
     if not view.memory.is_sealing(record.id, revision):
         too_long = would_pause_too_long(view, record, in_flight)

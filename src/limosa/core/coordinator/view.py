@@ -113,6 +113,11 @@ class ClusterView:
             and self.of(record, replica) is None
         )
 
+    def is_damaged(self, record: Partition, replica: Replica) -> bool:
+        """The replica's node reports that some of its rows can't be read."""
+        known = self.of(record, replica)
+        return known is not None and bool(known.damaged)
+
     def owner_lives(self, record: Partition) -> bool:
         """An owner owns under one lease: if that lease has ended, so has its ownership."""
         grant = record.owner

@@ -285,6 +285,9 @@ class Request(Record, frozen=True):
     """By the caller's wall clock, for people; 0: unknown."""
     answered: float = 0.0
     """By the coordinator's wall clock, for people; 0: not yet, or unknown."""
+    author: str = ""
+    """Who asked, as the node that stored the request authenticated it; empty: Limosa itself, or
+    unknown. For people: nothing is decided by it."""
 
     @property
     def kind(self) -> RequestKind:

@@ -7,7 +7,8 @@ is forgotten.
     part        question                                     takes
     ---------   ------------------------------------------   ---------------------------------------
     Leasing     is this run alive?                           LeaseGranted, LeaseRenewed, LeaseEnded
-    Hosting     which replicas are here, and whose?          Started, TopologyRead; DropReplica
+    Hosting     which replicas are here, and whose?          Started, TopologyRead, ReplicaDamaged;
+                                                             DropReplica
     Serving     what do owners here do?                      Stored, TailRead, CollectionDue; Write,
                                                              Probed, Acked, Unheld, Seal, Verify
     Following   what do followers here do?                   Probe, Replicate
@@ -40,6 +41,7 @@ from limosa.core.events import (
     Measured,
     NodeEvent,
     Received,
+    ReplicaDamaged,
     RowsLinked,
     SliceRead,
     SliceShelved,
@@ -135,6 +137,8 @@ class Participant(NodeState):
                 self.reporting.measured(event)
             case Started():
                 self.hosting.started(event)
+            case ReplicaDamaged():
+                self.hosting.damaged(event)
             case _:
                 assert_never(event)
 

@@ -52,7 +52,9 @@ class Following:
         if not self.is_current(held, message):
             return "stale epoch"
         record = self._node.topology.partitions.get(message.partition)
-        return "fenced" if record is None or message.revision < record.fence else ""
+        if record is None or message.revision < record.fence:
+            return "fenced"
+        return "lost" if held.damaged and held.replica not in record.in_sync else ""
 
     def is_current(self, held: Held, message: Probe | Replicate) -> bool:
         return message.epoch >= held.epoch

@@ -70,11 +70,15 @@ class Held:
     """The last position at which a digest was wanted, and the producers' digest there."""
     digest: tuple[SessionId, Position, int] | None = None
     trouble: Trouble = ""
+    damaged: str = ""
+    """Which file does not match its checksum; empty: none that is known. The replica stays damaged
+    until it is dropped."""
 
     @classmethod
     def restored(cls, stored: HeldReplica, recent_bytes_max: int = RECENT_BYTES) -> "Held":
         held = cls(stored.partition, stored.replica, recent_bytes_max)
         held.made = True
+        held.damaged = stored.damaged
         held.epoch = held.epoch_durable = stored.epoch
         held.begun = stored.begun
         held.first = held.last = held.base = stored.first

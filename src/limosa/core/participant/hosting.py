@@ -14,7 +14,7 @@ from limosa.core.effects import (
     ReadTopology,
     StoreEpoch,
 )
-from limosa.core.events import Received, Started, TopologyRead
+from limosa.core.events import Received, ReplicaDamaged, Started, TopologyRead
 from limosa.core.messages import DropReplica, Probe, Replicate, Seal
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import Incarnation, PartitionId, Revision
@@ -71,8 +71,11 @@ class Hosting:
             self.refresh(now)
 
     def is_ahead(self, message: Stamped) -> bool:
-        """The sender acted on a newer record: this node must apply it before it decides."""
-        return message.revision > self._node.topology.revision_of(message.partition)
+        """The sender acted on a newer record: this node must apply it before it decides.
+
+        A topology from after that record is new enough, also if the partition was dropped since.
+        """
+        return message.revision > self._node.topology.generation
 
     def wait(self, now: float, event: Received) -> None:
         self._ahead = [*self._ahead[-AHEAD_MAX:], event]
@@ -151,7 +154,7 @@ class Hosting:
     def _create(self, record: Partition, replica: Replica) -> None:
         node = self._node
         for held in list(self._here.get(record.id, ())):
-            if held.replica not in record.in_sync:
+            if held.replica not in record.in_sync and not held.damaged:
                 self._discard(held)
         held = self.empty(record, replica)
         self._add(held)
@@ -180,6 +183,14 @@ class Hosting:
         if message.revision == node.topology.revision_of(message.partition):
             self._dropped.append((message.partition, message.to))
             self._discard(held)
+
+    def damaged(self, event: ReplicaDamaged) -> None:
+        """Report the damage; the coordinator replaces the replica. Its files stay until then: what
+        they still hold may be needed."""
+        held = self._node.held.get((event.partition, event.incarnation))
+        if held is not None and not held.damaged:
+            held.damaged = event.why
+            self._node.changed = True
 
     def was_dropped(self, partition: PartitionId, incarnation: Incarnation) -> bool:
         return (partition, incarnation) in self._dropped

@@ -7,6 +7,7 @@ visible to reads, when the watermark has passed it.
 
 from collections import deque
 from math import inf
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -41,6 +42,12 @@ class Pending(Struct, gc=False):
     since: float = 0.0
 
 
+OwnerReport: TypeAlias = tuple[
+    bool, tuple[Revision, Position] | None, tuple[tuple[Replica, Revision], ...]
+]
+"""Whether the owner is open, its seal, and the replicas that have caught up."""
+
+
 class Owner(Replication):
     """One replica's ownership: one epoch, one run of one process."""
 
@@ -70,8 +77,10 @@ class Owner(Replication):
         """The longest recent commit of a write, in seconds, and when it happened."""
         self.proposed: dict[Replica, float] = {}
         """Replicas that the next commit may make in sync again: acks already wait for them."""
-        self.told: tuple[bool, tuple[Revision, Position] | None] = (False, None)
-        """What was last reported to the coordinator: open or not, and the seal."""
+        self.lately: deque[tuple[float, Position]] = deque()
+        """The watermarks of the last ticks, the oldest first."""
+        self.told: OwnerReport = (False, None, ())
+        """What was last reported to the coordinator."""
 
     def holds(self, now: float) -> bool:
         """Whether the lease that this epoch was granted to holds; a later lease does not count."""
@@ -213,7 +222,7 @@ class Owner(Replication):
             return
         point = self.commit_point()
         if not self.open:
-            if point < self.held.last or not self.all_matched():
+            if point < self.held.last or not self.all_matched() or self.must_stay_closed():
                 return
             self.opened = point  # before `open`: reads run in other threads
             self.open = True
@@ -223,6 +232,11 @@ class Owner(Replication):
         while self.pending and self.pending[0].at <= self.held.watermark:
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
+
+    def must_stay_closed(self) -> bool:
+        """Some rows here can't be read, and another replica can own the partition."""
+        held = self.held
+        return bool(held.damaged) and routing.has_other_in_sync(self.record, held.replica)
 
     def commit_seconds(self, now: float) -> float:
         """The longest recent commit, or the wait of the oldest pending write if that is longer."""
@@ -261,6 +275,9 @@ class Owner(Replication):
                 if peer.told < held.watermark or held.check is not None or idle:
                     self.replicate(peer, held.last)
             self.propose(now, peer)
+        self.lately.append((now, held.watermark))
+        while now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
+            self.lately.popleft()
         stale = [
             r for r, at in self.proposed.items() if now - at > self.settings.silence_seconds_max
         ]
@@ -271,15 +288,32 @@ class Owner(Replication):
             self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
 
     def propose(self, now: float, peer: Peer) -> None:
-        """A replica that has caught up may return: from now on all acks wait for it."""
+        """A replica that is nearly caught up may return: from now on all acks wait for it.
+
+        Nearly: it has what was committed a moment ago. Under load it never has all that is
+        committed now, unless the watermark waits for it.
+        """
+        nearly = self.lately[0][1] if self.lately else self.held.watermark
         if (
             self.open
             and peer.matched
-            and peer.acked == self.held.last
+            and peer.acked >= nearly
             and peer.replica in routing.may_return(self.record)
             and peer.replica not in self.proposed
         ):
             self.proposed[peer.replica] = now
+
+    def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
+        """Proposed replicas that have everything committed, and the revision of the proposal."""
+        return tuple(
+            (replica, self.revision)
+            for replica in self.proposed
+            if self.peers[replica].matched and self.peers[replica].acked >= self.held.watermark
+        )
+
+    def report(self) -> OwnerReport:
+        """What the coordinator should know at once."""
+        return self.open, self.seal_report(), self.caught_up()
 
     def silent(self, now: float) -> tuple[Replica, ...]:
         """Replicas that have not answered for too long."""

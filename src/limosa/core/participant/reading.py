@@ -80,6 +80,10 @@ class Reading:
                 return None
         return Wait(read.id, "the partition changed hands while it was read")
 
+    def unreadable(self, admitted: Admitted) -> Answer:
+        """A file is damaged, so that these rows can't be read here."""
+        return self._serving.unreadable(admitted.held, admitted.read.id)
+
     def is_still_readable(self, now: float, admitted: Admitted, through: Position) -> bool:
         return self.readable(admitted.read) is admitted.held
 
@@ -107,7 +111,9 @@ class Reading:
         complete = [r for r in routing.everywhere(record) if r in complete_replicas(record)]
         for replica in complete:
             held = node.held.get((read.partition, replica.incarnation))
-            if replica.node == node.node and held is not None and held.epoch_durable:
+            if replica.node != node.node or held is None or not held.epoch_durable:
+                continue
+            if not (held.damaged and routing.has_other_in_sync(record, replica)):
                 return held
         return None
 

@@ -95,18 +95,20 @@ class Reporting:
                 bytes=size,
                 checking=held.checking,
                 trouble=held.trouble,
+                damaged=held.damaged,
             )
         return ReplicaStatus(
             held.replica,
             held.epoch_durable,
             held.last,
             held.watermark,
-            owner.epoch if owner.open and owner.holds(now) else 0,
+            # Of a damaged owner the coordinator must know whether it ever opened in this epoch.
+            owner.epoch if owner.open and (owner.holds(now) or held.damaged) else 0,
             owner.seal_report(),
             held.copied,
             held.digest,
             owner.silent(now),
-            tuple((replica, owner.revision) for replica in owner.proposed),
+            owner.caught_up(),
             tuple(peer.replica for peer in owner.peers.values() if not peer.reachable),
             held.copying(),
             owner.commit_seconds(now),
@@ -115,4 +117,5 @@ class Reporting:
             held.checking,
             held.trouble,
             self._size.rates.get(held.partition, (0.0, 0.0)),
+            held.damaged,
         )

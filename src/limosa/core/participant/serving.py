@@ -61,8 +61,9 @@ class Serving:
         if owner.out:
             node.out += owner.out
             owner.out = []
-        if (owner.open, owner.seal_report()) != owner.told:
-            owner.told = (owner.open, owner.seal_report())
+        report = owner.report()
+        if report != owner.told:
+            owner.told = report
             node.changed = True
         node.out += node.trimmed(owner.held)
 
@@ -95,7 +96,7 @@ class Serving:
     def is_stale(self, message: Write | Read, version: int) -> bool:
         return message.version < version
 
-    def write(self, now: float, sender: str, message: Write, found: Position) -> None:
+    def write(self, now: float, sender: str, message: Write, found: Position | None) -> None:
         owner = self.routed(now, message)
         if isinstance(owner, Owner):
             answer = self._write_here(now, owner, sender, message, found)
@@ -106,8 +107,10 @@ class Serving:
             self._node.send(sender, answer)
 
     def _write_here(
-        self, now: float, owner: Owner, sender: str, message: Write, found: Position
+        self, now: float, owner: Owner, sender: str, message: Write, found: Position | None
     ) -> Answer | None:
+        if found is None:
+            return self.unreadable(owner.held, message.id)
         there = len(routing.electable(owner.record))
         if there < owner.needed:
             return Refuse(
@@ -117,6 +120,22 @@ class Serving:
                 "wait until nodes come back, or ask for fewer in sync",
             )
         return owner.write(now, sender, message, found)
+
+    def unreadable(self, held: Held, request: str) -> Answer:
+        """The answer if rows can't be read because a file is damaged: the client waits until
+        another replica takes over, unless there is none."""
+        record = self._node.topology.partitions.get(held.partition)
+        if record is None or routing.has_other_in_sync(record, held.replica):
+            return Wait(
+                request, f"rows on {self._node.node} are damaged: another replica takes over"
+            )
+        return Refuse(
+            request,
+            f"{self._node.node} holds the only replica of {held.partition} in sync, and some of its"
+            f" rows can't be read: {held.damaged}",
+            "Refused",
+            "start the nodes that hold other replicas, or restore the file from a backup",
+        )
 
     def collection_due(self, now: float, event: CollectionDue) -> None:
         owner = self.serving(now, event.partition)

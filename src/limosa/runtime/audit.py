@@ -1,28 +1,59 @@
 """Who changed what, and with which result? An append-only file of JSON lines.
 
     asked      written before a change is requested: who, what, and the state before
-    answered   the answer to the caller, with the HTTP status
+    answered   the answer to the caller; of the admin service, with the HTTP status
     refused    a change that was not requested, and why
     ended      how the operation ended, and the state after
 
 If the line `asked` can't be written, the change is not requested. All lines of a change have the
 same operation id.
+
+A node writes what is asked of it over Flight into a file in its directory, and the admin service
+what is asked over HTTP. Changes of the secret and of the admin service's tokens, which are made by
+commands on these files, are written beside them, with the name of the user.
 """
 
 import errno
 import fcntl
+import getpass
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from limosa.errors import UnusableFile
+from limosa.errors import LimosaError, UnusableFile
 
 FILE = "audit.ndjson"
 LOCK_SECONDS = 3.0
+
+
+def user_here() -> str:
+    """The user of this process, as an author in an audit log."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid {os.getuid()}"
+    return f"{name}@{os.uname().nodename}"
+
+
+@contextmanager
+def noted(beside: Path, change: str, **facts: Any) -> Iterator[None]:
+    """Write a change that a command makes to a file into the audit log beside the file. The change
+    is not made if that fails."""
+    log = AuditLog(beside.absolute().with_name(FILE))
+    facts = {"author": user_here(), "change": change, **facts}
+    log.write("asked", **facts)
+    try:
+        yield
+    except LimosaError as error:
+        log.write("refused", **facts, why=error.message)
+        raise
+    log.write("answered", **facts, state="done")
 
 
 class AuditLog:

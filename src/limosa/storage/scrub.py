@@ -1,0 +1,68 @@
+"""Which damage does nobody meet? A scrub reads all files slowly, and verifies their checksums."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from limosa.errors import DamagedFile
+from limosa.storage.log import verify_file
+from limosa.storage.maintenance import Maintenance
+from limosa.storage.replica import StoredReplica
+from limosa.storage.segment import Segment
+
+PAUSE_SECONDS = 1.0
+"""The least time between two passes."""
+AHEAD_SECONDS = 0.02
+"""A scrub that is ahead of its rate by more than this pauses."""
+
+
+class Scrub(threading.Thread):
+    """Verifies segments and complete log files as long as the store is open."""
+
+    def __init__(self, disks: Sequence[Maintenance], bytes_per_second: int) -> None:
+        super().__init__(name="limosa-scrub", daemon=True)
+        self._disks = disks
+        self._rate = bytes_per_second
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+
+    def run(self) -> None:
+        while not self._stopping.wait(PAUSE_SECONDS):
+            for disk in self._disks:
+                self._pace(verify(disk))
+
+    def _pace(self, verified: Iterator[int]) -> None:
+        """Verify no more bytes a second than allowed."""
+        due = time.monotonic()
+        for size in verified:
+            due = max(due, time.monotonic() - AHEAD_SECONDS) + size / self._rate
+            ahead = due - time.monotonic()
+            if self._stopping.is_set() or (ahead > AHEAD_SECONDS and self._stopping.wait(ahead)):
+                return
+
+
+def verify(disk: Maintenance) -> Iterator[int]:
+    """Verify all files of a volume once; yields how many bytes were verified, piece by piece."""
+    volume = disk.volume
+    with volume.lock:
+        replicas = list(volume.replicas.values())
+    for replica in replicas:
+        for segment in _segments(replica):
+            try:
+                yield from segment.verify(volume.files)
+            except DamagedFile as error:
+                if segment in _segments(replica):  # not replaced in the meantime
+                    disk.on_damage(replica.partition, replica.incarnation, error)
+    for number in range(volume.catalogue.first_log, volume.catalogue.last_log):
+        try:
+            yield from verify_file(volume.files, f"{volume.directory}/log", number)
+        except DamagedFile as error:
+            disk.remove_damaged_log(number, error)
+
+
+def _segments(replica: StoredReplica) -> list[Segment]:
+    return [each.segment for view in replica.view.tables.values() for each in view.segments]

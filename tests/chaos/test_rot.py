@@ -1,0 +1,222 @@
+"""What if a bit on a disk flips while a node runs? Nobody loses a row, and nobody is called."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limosa.cli.main import main
+from limosa.client import Operator, TableHandle
+from limosa.core.model.topology import Partition, Replica
+from limosa.errors import LimosaError, Refused
+from limosa.storage.files import PosixFiles
+from limosa.storage.manifest import directory_of, read_manifest
+from limosa.storage.segment import Segment
+from tests.chaos.cluster import Cluster, wait_until_equal
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(180)
+
+COLUMNS = {"k": "int64", "v": "string"}
+ROWS = 4_000
+HEALTH_SECONDS = 30.0
+
+
+class SmallCluster(Cluster):
+    """Nodes whose rows are in segments soon."""
+
+    def _command(self, name: str, port: int | None) -> list[str]:
+        command = super()._command(name, port)
+        if name in self.nodes:
+            command[2] = "tests.chaos.small_node"
+        return command
+
+
+@pytest.fixture(scope="module")
+def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+    cluster = SmallCluster(
+        tmp_path_factory.mktemp("cluster"),
+        3,
+        coordinators=1,
+        lease_seconds=1.0,
+        of_coordinators=["--pipeline", "threads"],
+    )
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(running: SmallCluster) -> SmallCluster:
+    assert running.wait_until_healthy(HEALTH_SECONDS) == []
+    return running
+
+
+@pytest.fixture
+def connection(cluster: SmallCluster) -> Iterator[Operator]:
+    with cluster.connect("rot", timeout_seconds=15.0) as connection:
+        yield connection
+
+
+def filled(connection: Operator, name: str, replicas: int) -> TableHandle:
+    table = connection.create_table(name, COLUMNS, "k", partitions=1, replicas=replicas)
+    table.write([row(number) for number in range(ROWS)])
+    return table
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"k": number, "v": f"{number:0200}"}
+
+
+def record_of(cluster: SmallCluster, table: TableHandle) -> Partition:
+    topology = cluster.agreed().topology
+    zone = topology.tables[table.name].zone
+    return next(each for each in topology.partitions.values() if each.zone == zone)
+
+
+def owner_of(cluster: SmallCluster, table: TableHandle) -> Replica:
+    grant = record_of(cluster, table).owner
+    assert grant is not None
+    return grant.replica
+
+
+def files_of(cluster: SmallCluster, partition: str, replica: Replica) -> Path:
+    held = cluster.directory / replica.node / "volume" / "replicas"
+    return held / directory_of(partition, replica.incarnation)
+
+
+def flip(cluster: SmallCluster, partition: str, replica: Replica) -> tuple[Path, int]:
+    """Flip a bit in the first block of a segment that nobody has read yet: the file, and where."""
+    directory = files_of(cluster, partition, replica)
+    (name, *_) = eventually(lambda: named_in(directory), "rows are flushed")
+    path = directory / name
+    block = Segment(PosixFiles(), str(path)).index.blocks[0]
+    at = block.at + block.size // 2
+    toggle(path, at)
+    return path, at
+
+
+def named_in(directory: Path) -> list[str]:
+    """The segments of a replica, as its manifest names them."""
+    try:
+        manifest = read_manifest(PosixFiles(), str(directory))
+    except LimosaError:
+        return []
+    return [segment.file for table in manifest.tables for segment in table.segments]
+
+
+def toggle(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def asked(cluster: SmallCluster, command: str) -> Any:
+    """What a command says as JSON."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        main([command, "--cluster", str(cluster.directory), "--json"])
+    return json.loads(out.getvalue().splitlines()[-1])
+
+
+def verdict(cluster: SmallCluster) -> tuple[str, str]:
+    found = next(each for each in asked(cluster, "doctor")["checks"] if each["check"] == "damage")
+    return found["verdict"], found["what"]
+
+
+def test_a_damaged_owner_hands_over_and_is_rebuilt(
+    cluster: SmallCluster, connection: Operator
+) -> None:
+    """S120, F193: reads, a scan and a compare-and-set of damaged rows wait and succeed; no node
+    ends; the owner is another one, and the damaged replica is made anew by itself."""
+    table = filled(connection, "owned", replicas=3)
+    before = record_of(cluster, table)
+    owner = owner_of(cluster, table)
+    pids = {name: cluster.processes[name].pid for name in cluster.nodes}
+    path, _ = flip(cluster, before.id, owner)
+    for number in range(0, ROWS, 100):
+        known = table.get_row(number)
+        assert known is not None
+        assert known.values == row(number)
+        table.put_if({"k": number, "v": "new"}, known.version)
+    assert table.count() == ROWS
+    assert owner_of(cluster, table) != owner
+    assert cluster.wait_until_healthy(HEALTH_SECONDS) == []
+    after = record_of(cluster, table)
+    assert owner not in after.replicas
+    assert {replica.node for replica in after.replicas} == set(cluster.nodes)
+    eventually(lambda: not path.exists(), "the damaged file is deleted")
+    assert wait_until_equal(cluster, connection, 10.0) == []
+    assert {name: cluster.processes[name].pid for name in cluster.nodes} == pids
+    assert all(cluster.is_running(name) for name in cluster.nodes)
+    assert verdict(cluster)[0] == "ok"
+    connection.drop_table("owned")
+
+
+def test_a_scrub_finds_damage_that_nobody_reads(
+    cluster: SmallCluster, connection: Operator
+) -> None:
+    """F193: a follower's segment is damaged, and no client reads. The replica is rebuilt."""
+    table = filled(connection, "unread", replicas=3)
+    before = record_of(cluster, table)
+    owner = owner_of(cluster, table)
+    follower = next(each for each in before.replicas if each != owner)
+    flip(cluster, before.id, follower)
+    eventually(lambda: follower not in record_of(cluster, table).replicas, seconds=HEALTH_SECONDS)
+    assert cluster.wait_until_healthy(HEALTH_SECONDS) == []
+    assert owner_of(cluster, table) == owner
+    assert wait_until_equal(cluster, connection, 10.0) == []
+    connection.drop_table("unread")
+
+
+def test_the_only_copy_is_kept_and_named_until_its_file_is_restored(
+    cluster: SmallCluster, connection: Operator
+) -> None:
+    """F193: a table of one replica. Rows of other blocks are read on; `status` and `doctor` name
+    the damage, also after a restart, until the operator did what `doctor` advises."""
+    table = filled(connection, "alone", replicas=1)
+    partition, owner = record_of(cluster, table).id, owner_of(cluster, table)
+    path, at = flip(cluster, partition, owner)
+    eventually(lambda: asked(cluster, "status")["damaged"], "the scrub finds it")
+    kept = {"only": True, "node": owner.node, "partition": partition}
+    (named,) = asked(cluster, "status")["damaged"]
+    assert named.items() >= kept.items()
+    assert str(path) in named["why"]
+    assert verdict(cluster)[0] == "problem"
+    assert str(path) in verdict(cluster)[1]
+    outcomes = [outcome(table, number) for number in range(0, ROWS, 50)]
+    assert any("damaged" in each for each in outcomes)
+    assert all(each == "read" or str(path) in each for each in outcomes)
+    table.write([{"k": -1, "v": "goes on"}])
+    assert table.get(-1) == {"k": -1, "v": "goes on"}
+    assert cluster.is_running(owner.node)
+    cluster.terminate(owner.node)
+    cluster.start_one(owner.node)
+    assert cluster.wait_until_healthy(HEALTH_SECONDS) == []
+    assert asked(cluster, "status")["damaged"][0].items() >= kept.items()
+    assert owner_of(cluster, table) == owner
+    cluster.terminate(owner.node)
+    toggle(path, at)  # restored from a backup
+    cluster.start_one(owner.node)
+    assert cluster.wait_until_healthy(HEALTH_SECONDS) == []
+    assert asked(cluster, "status")["damaged"] == []
+    assert verdict(cluster)[0] == "ok"
+    assert table.count() == ROWS + 1
+    connection.drop_table("alone")
+
+
+def outcome(table: TableHandle, number: int) -> str:
+    try:
+        found = table.get(number)
+    except Refused as error:
+        return str(error)
+    assert found == row(number)
+    return "read"
