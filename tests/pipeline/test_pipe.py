@@ -194,7 +194,8 @@ def test_before_its_permit_ends_a_task_ends_and_another_one_goes_on(
 ) -> None:
     """A long copy outlives its tokens: no slice fails, and none that has landed is copied again."""
     now = 1_000.0
-    monkeypatch.setattr(pipe, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: now))
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=time.sleep, time=lambda: now)
+    monkeypatch.setattr(pipe, "time", clock)
     monkeypatch.setattr(pipe, "AT_ONCE", 1)
     begun = task(nodes.all, load(slices=SLICES))
 
