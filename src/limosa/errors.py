@@ -8,6 +8,7 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── InvalidLayout       ranges with a gap or an overlap, or no ranges
     │   ├── InvalidKey          null, NaN, or a type that has no token
     │   ├── InvalidSchema       columns that no table can have, or that this table lacks
+    │   │   └── UnknownSchema   a version of a table that this process does not know
     │   ├── TooManyBytes        a row, a write, an answer or a scan above its limit of bytes
     │   ├── UnknownTable        no table of that name
     │   ├── UnknownStage        a stage that the machine does not have
@@ -22,6 +23,7 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── Fenced              an outdated epoch, generation, session or incarnation
     │   ├── SessionClosed       the transition that this work belongs to is over
     │   ├── NotEnoughReplicas   fewer replicas in sync than the zone requires
+    │   ├── DiskFull            too little space is left; all is well again when there is space
     │   ├── Unauthenticated     the token or certificate is missing or invalid
     │   ├── Forbidden           the caller's role or name does not allow it
     │   ├── HistoryTrimmed      the metastore no longer keeps these changes: read again
@@ -60,6 +62,14 @@ class InvalidKey(BadInput):
 
 class InvalidSchema(BadInput):
     """Columns that no table can have, or that this table does not have."""
+
+
+class UnknownSchema(InvalidSchema):
+    """A version of a table that this process does not know, or not yet."""
+
+    def __init__(self, message: str, advice: str = "", fingerprint: int = 0) -> None:
+        super().__init__(message, advice)
+        self.fingerprint = fingerprint
 
 
 class TooManyBytes(BadInput):
@@ -120,6 +130,10 @@ class SessionClosed(Refused):
 
 class NotEnoughReplicas(Refused):
     """Fewer replicas are in sync than the zone requires."""
+
+
+class DiskFull(Refused):
+    """Too little space is left on a disk; nothing changed, and nothing is lost."""
 
 
 class Unauthenticated(Refused):

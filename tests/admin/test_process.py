@@ -1,6 +1,7 @@
 """Does the service work on a real cluster, over a real socket?"""
 
 import json
+import os
 import socket
 import ssl
 import sys
@@ -101,7 +102,8 @@ class Person:
 
 
 def audit(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "audit.ndjson").read_text().splitlines()]
+    file = directory / "audit.ndjson"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -162,6 +164,16 @@ def test_a_table_is_made_moved_and_dropped(cluster: LocalCluster, tmp_path: Path
         assert [each["node"] for each in end["after"]["replicas"]] == [other]
         assert answered["status"] == 202
         assert sum(line["event"] == "refused" for line in lines) >= 5
+        # The node that was asked over Flight knows for whom, and so does the request's record.
+        written = [line for node in cluster.nodes for line in audit(cluster.directory / node)]
+        of_move = [line for line in written if line["operation"] == moved.json()["operation"]]
+        assert [line["event"] for line in of_move] == ["asked", "answered"]
+        author = f"{asked['subject']} via client@{os.uname().nodename}"
+        assert {line["author"] for line in of_move} == {author}
+        assert of_move[0]["body"]["partition"] == name
+        row = db.request_state(moved.json()["operation"])
+        assert row is not None
+        assert row.author == author
 
 
 def test_a_run_is_started_followed_and_looked_back_at(

@@ -11,40 +11,23 @@ import pytest
 
 from limosa.cli.main import main
 from limosa.client import Operator, TableHandle
-from limosa.core.model.topology import Partition, Replica
+from limosa.core.model.topology import Replica
 from limosa.errors import LimosaError, Refused
 from limosa.storage.files import PosixFiles
 from limosa.storage.manifest import directory_of, read_manifest
 from limosa.storage.segment import Segment
-from tests.chaos.cluster import Cluster, wait_until_equal
+from tests.chaos.cluster import wait_until_equal
+from tests.chaos.small_cluster import ROWS, SmallCluster, filled, owner_of, record_of, row
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
 
-COLUMNS = {"k": "int64", "v": "string"}
-ROWS = 4_000
 HEALTH_SECONDS = 30.0
-
-
-class SmallCluster(Cluster):
-    """Nodes whose rows are in segments soon."""
-
-    def _command(self, name: str, port: int | None) -> list[str]:
-        command = super()._command(name, port)
-        if name in self.nodes:
-            command[2] = "tests.chaos.small_node"
-        return command
 
 
 @pytest.fixture(scope="module")
 def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    cluster = SmallCluster(
-        tmp_path_factory.mktemp("cluster"),
-        3,
-        coordinators=1,
-        lease_seconds=1.0,
-        of_coordinators=["--pipeline", "threads"],
-    )
+    cluster = SmallCluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
         yield cluster
@@ -62,28 +45,6 @@ def cluster(running: SmallCluster) -> SmallCluster:
 def connection(cluster: SmallCluster) -> Iterator[Operator]:
     with cluster.connect("rot", timeout_seconds=15.0) as connection:
         yield connection
-
-
-def filled(connection: Operator, name: str, replicas: int) -> TableHandle:
-    table = connection.create_table(name, COLUMNS, "k", partitions=1, replicas=replicas)
-    table.write([row(number) for number in range(ROWS)])
-    return table
-
-
-def row(number: int) -> dict[str, Any]:
-    return {"k": number, "v": f"{number:0200}"}
-
-
-def record_of(cluster: SmallCluster, table: TableHandle) -> Partition:
-    topology = cluster.agreed().topology
-    zone = topology.tables[table.name].zone
-    return next(each for each in topology.partitions.values() if each.zone == zone)
-
-
-def owner_of(cluster: SmallCluster, table: TableHandle) -> Replica:
-    grant = record_of(cluster, table).owner
-    assert grant is not None
-    return grant.replica
 
 
 def files_of(cluster: SmallCluster, partition: str, replica: Replica) -> Path:

@@ -68,6 +68,8 @@ def ill(name: str) -> Overview:
             return with_status(refused=["p0/i1: damaged"])
         case "damage":
             return with_status(replicas=[rotten("i1")])
+        case "secret":
+            return with_status(keys=["the keys in secret are damaged"])
         case "free space":
             return with_status(free_bytes={"": 1 << 40, "slow": 5 << 20})
         case "clocks":
@@ -87,6 +89,7 @@ ILLNESSES = {
     "disks":       ("problem", "n2: no space left"),
     "replicas":    ("problem", "n2: p0/i1: damaged"),
     "damage":      ("warning", "p0 on n2: a file is damaged"),
+    "secret":      ("problem", "n2: the keys in secret are damaged"),
     "free space":  ("problem", "5.2 MB left on n2:slow"),
     "clocks":      ("warning", "5.0 s apart"),
     "versions":    ("warning", "nodes run 0.9, 1.0"),

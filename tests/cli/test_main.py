@@ -19,7 +19,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {command} " in printed
 
 
-GROUPS = ("table", "partition", "node", "rebalance", "operations", "admin-token", "serve")
+GROUPS = ("token", "table", "partition", "node", "rebalance", "operations", "admin-token", "serve")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ GROUPS = ("table", "partition", "node", "rebalance", "operations", "admin-token"
         *(f"operations {what}" for what in ("list", "show", "wait", "abort", "lock", "unlock")),
         *(f"partition {what}" for what in ("move", "cancel", "complete", "reverse")),
         *("serve node", "serve coordinator", "serve admin"),
+        *(f"token {what}" for what in ("make", "list", "revoke", "rotate")),
         *(f"admin-token {what}" for what in ("add", "list", "remove")),
     ],
 )

@@ -278,7 +278,7 @@ def test_without_a_coordinator_an_explanation_says_so(
 
 
 def test_a_client_may_look_but_not_move(limosa: Limosa, cluster: Cluster, partition: str) -> None:
-    token = limosa.well("token", "--subject", "ann").text.strip()
+    token = limosa.well("token", "make", "--subject", "ann").text.strip()
     address = cluster.ready["nodes"]["n1"].removeprefix("grpc://")
     as_ann = ("--cluster", address, "--token", token)
     limosa.well("explain", partition, *as_ann)

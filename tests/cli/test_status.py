@@ -67,7 +67,7 @@ def test_the_doctor_finds_a_healthy_cluster_healthy(limosa: Limosa, table: str) 
     assert answer["problems"] == 0
     assert [check["check"] for check in answer["checks"]] == [
         *("reachable", "coordinator", "nodes", "owners", "in sync", "surprises", "disks"),
-        *("replicas", "damage", "free space", "clocks", "versions"),
+        *("replicas", "damage", "secret", "free space", "clocks", "versions"),
     ]
     assert "coordinator is active" in limosa.well("doctor").text
 
@@ -85,10 +85,10 @@ def test_a_live_node_is_not_removed(limosa: Limosa) -> None:
 def test_a_token_opens_the_door_at_an_address(
     limosa: Limosa, cluster: Cluster, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = limosa.well("token", "--subject", "ann", "--days", "2", "--json").json
+    made = limosa.well("token", "make", "--subject", "ann", "--days", "2", "--json").json
     assert made["role"] == "client"
     assert 1.9 * 86_400 < made["expires_at"] - time.time() < 2.1 * 86_400
-    token = limosa.well("token", "--subject", "ann").text.strip()
+    token = limosa.well("token", "make", "--subject", "ann").text.strip()
     address = cluster.ready["nodes"]["n2"].removeprefix("grpc://")
     at = ("--cluster", address)
     assert limosa.well("read", table, "--count", *at, "--token", token).text == "3\n"
@@ -125,7 +125,7 @@ def test_nobody_gets_in_without_a_token(
     ],
 )
 def test_no_token_is_made_of_bad_input(limosa: Limosa, arguments: list[str]) -> None:
-    ran = limosa("token", "--subject", "ann", *arguments)
+    ran = limosa("token", "make", "--subject", "ann", *arguments)
     assert ran.code == 2
     assert ran.out == b""
     assert ran.error

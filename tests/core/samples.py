@@ -1,5 +1,7 @@
 """A small cluster to try things on: one zone of one partition, three replicas, four nodes."""
 
+from msgspec.structs import replace
+
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.view import ClusterView
@@ -89,17 +91,7 @@ def moving(
 
 
 def without_owner(record: Partition) -> Partition:
-    return Partition(
-        record.id,
-        record.zone,
-        record.range,
-        record.replicas,
-        record.in_sync,
-        record.epoch,
-        None,
-        record.fence,
-        record.transition,
-    )
+    return replace(record, owner=None)
 
 
 def cluster(

@@ -272,7 +272,7 @@ def test_a_partition_without_an_owner_says_whom_to_start() -> None:
     gone = without_owner(stable(in_sync=(A, B)))
     told = explained(gone, says("c", of(C)), live=("c", "d"))
     assert told.owner is None
-    assert told.waits_for.startswith("election: no in-sync replica")
+    assert told.waits_for.startswith("election: no replica that has every acknowledged row")
     assert told.may[:2] == (
         "start a, which was in sync: `limosa serve node --name a`",
         "start b, which was in sync: `limosa serve node --name b`",
@@ -280,6 +280,18 @@ def test_a_partition_without_an_owner_says_whom_to_start() -> None:
     dead = explained(stable(), live=("b", "c", "d"))
     assert dead.waits_for == "the coordinator's next commit: the owner is gone; epoch 4 elects"
     assert dead.may[0] == "start a, which was in sync: `limosa serve node --name a`"
+
+
+def test_a_partition_that_takes_no_writes_says_why_and_whom_to_start() -> None:
+    alone = replace(stable(in_sync=(A,)), eligible=(B, C))
+    told = explained(alone, says("a", of(A, open_epoch=3)), says("c", of(C)), live=("a", "c", "d"))
+    assert told.waits_for == (
+        "it takes no writes, as 1 replicas are in sync, and 2 are needed; b is not in sync: it is "
+        "down or catching up"
+    )
+    assert told.may[0] == (
+        "start b, so that enough replicas are in sync for writes: `limosa serve node --name b`"
+    )
 
 
 def test_without_an_intent_there_is_nothing_next() -> None:

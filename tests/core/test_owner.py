@@ -15,7 +15,7 @@ from limosa.core.effects import (
     StoreEpoch,
     Surprise,
 )
-from limosa.core.events import CollectionDue, DigestTaken, LeaseRenewed, TailRead, Ticked
+from limosa.core.events import CollectionDue, DigestTaken, LeaseRenewed, Started, TailRead, Ticked
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
     Mismatched,
@@ -307,6 +307,70 @@ def test_a_write_is_not_acknowledged_while_one_in_sync_replica_lacks_it() -> Non
     assert sent(stage.agree(stable(in_sync=(A, B))), Written) == [Written("w.1", position(3, 1))]
 
 
+ALONE = replace(stable(in_sync=(A,)), eligible=(B, C))
+"""Too few replicas are in sync, and the others may be elected."""
+
+
+def test_while_others_are_eligible_nothing_is_committed_promised_or_refused() -> None:
+    """S114: a replica that may be elected could lack it."""
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    effects = stage.agree(ALONE)
+    assert stage.owner.held.watermark == 0
+    assert sent(effects, Written) == []
+    assert [(e.id, e.definite) for e in sent(effects, Redirect)] == [("w.1", False)]
+    (refused,) = sent(stage.say(write("w.2", 2), "client"), Refuse)
+    assert refused.why == "1 replicas in sync, 2 needed"
+    stage.owner.needed = 1
+    assert sent(stage.say(write("w.3", 2), "client"), Refuse)  # the record alone decides
+    assert stage.owner.open
+    assert not stage.tell(CollectionDue(P))
+    stage.agree(stable(in_sync=(A, B)))
+    assert stage.owner.held.watermark == 0
+    stage.acknowledge(B)
+    assert stage.owner.held.watermark == position(3, 1)
+    (again,) = sent(stage.say(write("w.4"), "client"), Written)
+    assert again == Written("w.4", position(3, 1))
+
+
+def test_an_owner_that_knows_all_of_its_log_committed_opens_while_others_are_eligible() -> None:
+    stage = Stage("a")
+    stage.register(ALONE, stored(A))
+    assert stage.is_open()
+
+
+def test_an_owner_that_may_not_commit_opens_once_enough_have_all_of_its_log() -> None:
+    """S114: the owner of before is gone, and what it acknowledged is in this log, who knows how
+    far. A replica is put back only with all of it; then the owner commits and opens."""
+    stage = Stage("a", SETTINGS)
+    (here,) = stored(A, entries=(entry(1, 0), entry(2, 1))).held
+    stage.register(ALONE, Started((replace(here, watermark=0),)))
+    stage.acknowledge(B, upto=1)
+    later(stage, 0.11)
+    assert not stage.is_open()
+    assert not stage.owner.proposed
+    stage.acknowledge(B, upto=2)
+    later(stage, 0.11)
+    assert stage.status().replicas[P][0].caught_up == ((B, 50),)
+    assert not stage.is_open()
+    stage.agree(stable(in_sync=(A, B)))
+    stage.acknowledge(B, upto=2)
+    assert (stage.is_open(), stage.owner.opened) == (True, 2)
+
+
+def test_a_seal_and_a_digest_do_not_wait_for_what_can_not_be_committed() -> None:
+    """A move may be what brings enough replicas in sync again."""
+    stage = owner_on_stage(moving(STREAMING, targets=(B, C, D)))
+    stage.say(write(), "client")
+    stage.store()
+    stage.agree(replace(moving(STREAMING, in_sync=(A, D)), eligible=(B, C)))
+    stage.say(Verify(P, "t9@3"), "coordinator")
+    assert stage.owner.held.check == ("t9@3", 0)
+    stage.say(Seal(P, 51), "coordinator")
+    assert stage.owner.seal_report() == (51, position(3, 1))
+
+
 def test_what_is_committed_with_too_few_replicas_in_sync_is_no_promise_and_no_refusal() -> None:
     stage = owner_on_stage()
     stage.say(write(), "client")
@@ -417,6 +481,24 @@ def test_whoever_owes_an_answer_for_too_long_is_reported_as_silent() -> None:
     stage.acknowledge(B)
     later(stage, 0.1)
     assert stage.status().replicas[P][0].silent == (C,)
+
+
+def test_a_replica_that_is_not_heard_is_silent_although_it_owes_nothing() -> None:
+    """S114: only the owner's word takes a replica out, so it asks idle replicas, too."""
+    stage = owner_on_stage(settings=SETTINGS)
+    for _ in range(14):
+        later(stage, 0.11)
+        stage.acknowledge(B)
+    assert stage.status().replicas[P][0].silent == (C,)
+    stage.say(probed(C), "c")
+    assert stage.status().replicas[P][0].silent == ()
+
+
+def test_an_owner_without_a_lease_calls_nobody_silent() -> None:
+    """It may have been paused itself."""
+    stage = owner_on_stage(settings=SETTINGS)
+    stage.now += 5000.0
+    assert stage.status().replicas[P][0].silent == ()
 
 
 def test_what_was_not_acknowledged_is_sent_again() -> None:

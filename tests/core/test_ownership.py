@@ -1,6 +1,7 @@
 """Who is named owner, and who counts as in sync?"""
 
 import pytest
+from msgspec.structs import replace
 
 from limosa.core.coordinator import ownership
 from limosa.core.coordinator.memory import Memory
@@ -17,13 +18,14 @@ from limosa.core.machines.catalogue import (
     WRITE_BOTH,
 )
 from limosa.core.messages import Status
-from limosa.core.model.changes import Agreed, Commit, apply
-from limosa.core.model.topology import Grant, Partition, Replica
+from limosa.core.model.changes import Agreed, Commit, Put, apply
+from limosa.core.model.topology import Grant, Partition, Replica, Zone
 from tests.core.samples import (
     LEASES,
     NEW,
     NODES,
     OLD,
+    ZONE,
     A,
     B,
     C,
@@ -38,6 +40,8 @@ from tests.core.samples import (
     stable,
     without_owner,
 )
+
+E = Replica("e", "t9")
 
 
 def next_record(agreed: Agreed, commit: Commit | str | None) -> Partition:
@@ -137,7 +141,8 @@ def test_a_node_with_two_replicas_of_a_partition_is_heard_for_the_right_one() ->
 
 def test_with_nobody_to_elect_it_says_what_would_help() -> None:
     said = elected(ELECTING, live=("d",))
-    assert said == ("election: no in-sync replica of the side that is read is alive: start one")
+    words = "election: no replica that has every acknowledged row is alive: start one of a, b, c"
+    assert said == words
 
 
 def test_only_the_side_that_is_read_is_elected() -> None:
@@ -211,8 +216,10 @@ def test_a_failover_in_a_stage_without_a_session_opens_none() -> None:
 
 def all_hold(record: Partition, **owner: tuple[object, ...]) -> list[Status]:
     here = {replica.node: replica for replica in (*OLD, D)}
+    assert record.owner is not None
+    owns = record.owner.replica
     return [
-        says(node, of(replica, **(owner if replica == A else {})))  # type: ignore[arg-type]
+        says(node, of(replica, **(owner if replica == owns else {})))  # type: ignore[arg-type]
         for node, replica in here.items()
     ]
 
@@ -230,20 +237,127 @@ def test_nothing_changes_while_everybody_is_well() -> None:
     assert changed(stable())[1] is None
 
 
-@pytest.mark.parametrize("why", ["its lease has ended", "not hold the replica", "does not answer"])
-def test_who_is_gone_lost_or_silent_is_taken_out_by_a_commit(why: str) -> None:
+@pytest.mark.parametrize("why", ["not hold the replica", "does not answer"])
+def test_who_is_lost_or_silent_is_taken_out_by_a_commit(why: str) -> None:
     statuses = all_hold(stable())
-    live: tuple[str, ...] = NODES
-    if why == "its lease has ended":
-        live = ("a", "c", "d")
-    elif why == "not hold the replica":
+    if why == "not hold the replica":
         statuses[1] = says("b")
     else:
         statuses = all_hold(stable(), silent=(B,))
-    view, commit = changed(stable(), *statuses, live=live)
+    view, commit = changed(stable(), *statuses)
     assert next_record(view.agreed, commit) == stable(in_sync=(A, C))
     assert commit is not None
     assert why in commit.why
+
+
+def test_who_is_gone_is_taken_out_only_on_a_report_of_the_owner_under_its_present_lease() -> None:
+    """S114: if all nodes stop at once, the followers' leases may end first. Nobody reports them, so
+    they stay in sync, and may be elected when they return."""
+    gone = ("a", "d")
+    assert changed(stable(), live=gone)[1] is None
+    assert changed(stable(), *all_hold(stable())[:1], live=gone)[1] is None
+    earlier = says("a", of(A, silent=(B, C)), lease=99)
+    assert changed(stable(), earlier, live=gone)[1] is None
+    view, commit = changed(stable(), *all_hold(stable(), silent=(B, C))[:1], live=gone)
+    assert next_record(view.agreed, commit) == eligible((B, C), in_sync=(A,))
+
+
+# --- eligible
+
+
+def eligible(
+    replicas: tuple[Replica, ...],
+    in_sync: tuple[Replica, ...],
+    owner: Replica | None = A,
+    epoch: int = 3,
+) -> Partition:
+    return replace(stable(in_sync=in_sync, owner=owner, epoch=epoch), eligible=replicas)
+
+
+def test_who_leaves_too_few_in_sync_stays_eligible_and_who_left_before_does_not() -> None:
+    """S114: a replica that left while enough stayed in sync may miss acknowledged rows."""
+    record = stable(in_sync=(A, C))
+    view, commit = changed(record, *all_hold(record, silent=(C,)))
+    assert next_record(view.agreed, commit) == eligible((C,), in_sync=(A,))
+
+
+def test_who_is_lost_or_damaged_is_not_eligible() -> None:
+    record = stable(in_sync=(A, C))
+    statuses = all_hold(record)
+    statuses[2] = says("c")
+    view, commit = changed(record, *statuses)
+    assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+    record = eligible((B, C), in_sync=(A,))
+    statuses[1] = says("b", replace(of(B), damaged="its file"))
+    view, commit = changed(record, *statuses)
+    assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+    assert commit is not None
+    assert commit.why == "p: fewer replicas are eligible"
+
+
+def test_once_enough_are_in_sync_again_nobody_is_eligible() -> None:
+    record = eligible((B, C), in_sync=(A,))
+    view, commit = changed(record, *all_hold(record, caught_up=((B, 50),)))
+    assert next_record(view.agreed, commit) == stable(in_sync=(A, B))
+
+
+def test_while_too_few_are_in_sync_the_others_stay_eligible() -> None:
+    record = eligible((B, C), in_sync=(A,))
+    assert changed(record, *all_hold(record))[1] is None
+    agreed = apply(cluster(record), (Put(Zone(ZONE, 3, 3)),), 60)
+    view = seen(agreed, *all_hold(record, caught_up=((B, 50),)))
+    commit = ownership.change_in_sync(view, record)
+    assert next_record(agreed, commit) == eligible((C,), in_sync=(A, B))
+
+
+def test_if_fewer_are_needed_by_now_a_commit_says_so() -> None:
+    """The owner goes by the record alone, so it can't run ahead of this commit."""
+    record = eligible((B, C), in_sync=(A,))
+    agreed = apply(cluster(record), (Put(Zone(ZONE, 3, 1)),), 60)
+    commit = ownership.change_in_sync(seen(agreed, *all_hold(record)), record)
+    assert next_record(agreed, commit) == stable(in_sync=(A,))
+
+
+def test_an_eligible_replica_is_elected_and_is_in_sync_then() -> None:
+    """S114: the owner never returns."""
+    record = eligible((B, C), in_sync=(A,), owner=None, epoch=4)
+    after = elected(record, *promised((B, 5), (C, 7)), live=("b", "c", "d"))
+    assert isinstance(after, Partition)
+    assert after == stable(in_sync=(A, C), owner=C, epoch=4)
+
+
+def test_a_replica_that_is_neither_in_sync_nor_eligible_is_not_elected() -> None:
+    record = eligible((C,), in_sync=(A,), owner=None, epoch=4)
+    said = elected(record, *promised((B, 9)), live=("b", "d"))
+    assert said == (
+        "election: no replica that has every acknowledged row is alive: start one of a, c"
+    )
+
+
+def test_a_failover_keeps_who_is_eligible() -> None:
+    record = eligible((B, C), in_sync=(A,))
+    agreed = cluster(record, live=("b", "c"))
+    after = next_record(agreed, ownership.fail_over(seen(agreed), record))
+    assert after == eligible((B, C), in_sync=(A,), owner=None, epoch=4)
+
+
+def test_who_is_dropped_by_a_transition_is_not_eligible() -> None:
+    """Otherwise a partition could never be moved away from nodes that died for good."""
+    record = replace(moving(STREAMING, targets=(A, D, E)), in_sync=(A, D, E))
+    agreed = cluster(record, intends())
+    view = seen(agreed)
+    before = replace(record, eligible=(B, C))
+    assert view.eligible(before, record) == ()
+    kept = replace(moving(STREAMING, targets=(A, B, D)), in_sync=(A, D))
+    assert view.eligible(replace(kept, eligible=(B, C)), kept) == (B,)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_silent_replicas_leave_together_unless_the_owner_is_damaged(damaged: bool) -> None:
+    owner = replace(of(A, silent=(B, C)), damaged="its file" if damaged else "")
+    view, commit = changed(stable(), says("a", owner), says("b", of(B)), says("c", of(C)))
+    after = next_record(view.agreed, commit)
+    assert after.in_sync == ((A, C) if damaged else (A,))
 
 
 def test_the_owner_is_never_taken_out_by_this() -> None:
@@ -279,7 +393,8 @@ def test_who_is_left_behind_by_a_transition_is_not_put_back() -> None:
 @pytest.mark.parametrize("stage", [WRITE_BOTH, STREAMING])
 def test_taking_out_what_a_transition_makes_gives_the_transition_up(stage: str) -> None:
     """F104: in the same commit, so that nothing is acknowledged in between."""
-    view, commit = changed(moving(stage), live=("a", "b", "c"))
+    record = moving(stage)
+    view, commit = changed(record, *all_hold(record, silent=(D,)), live=("a", "b", "c"))
     after = next_record(view.agreed, commit)
     assert after.transition is not None
     assert after.transition.stage == CLEANUP_TARGET
@@ -290,7 +405,7 @@ def test_taking_out_what_a_transition_makes_gives_the_transition_up(stage: str) 
 
 def test_once_the_new_side_is_read_taking_out_only_prepares_to_give_up() -> None:
     record = moving(READ_NEW, owner=B)
-    view, commit = changed(record, live=("a", "b", "c"))
+    view, commit = changed(record, *all_hold(record, silent=(D,)), live=("a", "b", "c"))
     after = next_record(view.agreed, commit)
     assert after.transition is not None
     assert (after.transition.stage, bool(after.transition.giving_up)) == (READ_NEW, True)
@@ -299,14 +414,14 @@ def test_once_the_new_side_is_read_taking_out_only_prepares_to_give_up() -> None
 
 def test_where_there_is_no_way_back_it_is_only_taken_out() -> None:
     record = moving(USE_NEW, owner=B)
-    view, commit = changed(record, live=("a", "b", "c"))
+    view, commit = changed(record, *all_hold(record, silent=(D,)), live=("a", "b", "c"))
     after = next_record(view.agreed, commit)
     assert after == moving(USE_NEW, owner=B, in_sync=(B, C))
 
 
 def test_an_old_replica_can_be_taken_out_without_giving_up() -> None:
     record = moving(STREAMING)
-    view, commit = changed(record, live=("a", "c", "d"))
+    view, commit = changed(record, *all_hold(record, silent=(B,)), live=("a", "c", "d"))
     after = next_record(view.agreed, commit)
     assert after == moving(STREAMING, in_sync=(A, C, D))
 

@@ -260,6 +260,19 @@ def test_a_hand_over_to_a_replica_that_is_not_heard_waits_without_a_seal() -> No
     assert outcome == Waiting("hand-over: no in-sync replica of the new side is alive", (), SEALING)
 
 
+def test_a_hand_over_waits_until_the_next_owner_can_open() -> None:
+    """S114: while others are eligible, an owner that is alone commits nothing, and can't open."""
+    record = replace(moving(STREAMING, in_sync=(A, D)), eligible=(B, C))
+    statuses = everyone(copied=SESSION, digests=SAME)
+    outcome, _ = advance(record, *statuses)
+    words = "hand-over: too few replicas of the new side are in sync"
+    assert outcome == Waiting(words, (), SEALING)
+    enough = replace(moving(STREAMING, in_sync=(A, B, D)), eligible=(C,))
+    outcome, _ = advance(enough, *statuses)
+    assert isinstance(outcome, Waiting)
+    assert outcome.why == "hand-over: a finishes the writes in flight"
+
+
 @pytest.mark.parametrize("case", ["down", "lost", "unreachable"])
 def test_a_hand_over_to_nobody_is_given_up_without_a_seal(case: str) -> None:
     """S116: no replica that is to stay can catch up, so the transition rolls back."""

@@ -18,7 +18,7 @@ from limosa.errors import (
     OutcomeUnknown,
     UnusableFile,
 )
-from limosa.metastore.sqlite import FORMAT, SqliteMetastore
+from limosa.metastore.sqlite import FORMAT, FREE_PAGES, LOG_BYTES, SqliteMetastore
 from limosa.ports import KeyChange, KeyEntry
 from tests.metastore.clocks import FakeClock
 
@@ -311,3 +311,20 @@ def test_opening_waits_for_another_process_that_opens(
     moods["PRAGMA journal_mode = WAL"] = (sqlite3.SQLITE_BUSY, False)
     with pytest.raises(MetastoreUnavailable, match="busy"):
         open_file(path, busy_seconds=-1.0)
+
+
+def test_a_metastore_keeps_space_for_commits_on_a_full_disk(path: Path) -> None:
+    """S129: free pages in the file, and a log that is allocated before it is needed, so that leases
+    are renewed while no file can grow."""
+    with closing(open_file(path)) as store:
+        lease = store.grant(60.0)
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("PRAGMA freelist_count").fetchone()[0] >= FREE_PAGES
+        log = Path(f"{path}-wal")
+        allocated = log.stat().st_blocks * 512
+        assert allocated >= LOG_BYTES
+        for _ in range(1_000):
+            store.renew(lease)
+        assert log.stat().st_blocks * 512 == allocated
+    with closing(open_file(path)) as store:
+        assert store.lease_left(lease) > 0

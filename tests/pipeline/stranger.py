@@ -6,11 +6,19 @@
 
 An `OpenBlocks` in an RPC to a block manager is answered by a stream id, of which chunks can then be
 fetched: this is how an executor gets a broadcast variable, and with it what a task is made of.
+
+    python stranger.py UID PORT,PORT,… BLOCK,BLOCK,… PATH,PATH,…
+
+becomes that user, tries all of these, and prints as JSON what it could fetch, have deserialised, or
+read.
 """
 
+import encodings.idna  # noqa: F401 - another user may not be able to read it
+import json
 import os
 import socket
 import struct
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -88,3 +96,47 @@ def _receive(connection: socket.socket, size: int) -> bytes:
             raise TurnedAway("the connection was closed")
         received += some
     return received
+
+
+def is_deserialised(port: int) -> bool:
+    """Whether bytes come as far as Java's `ObjectInputStream`, or the block manager's decoder."""
+    try:
+        answer = send_object(port, b"\0\0\0" + b"\xac\xed\x00\x05t\x00\x05hello")
+    except TurnedAway:
+        return False
+    return any(
+        each in answer
+        for each in (b"ObjectInputStream", b"RequestMessage", b"BlockTransferMessage")
+    )
+
+
+def can_read(path: str) -> bool:
+    try:
+        if os.path.isdir(path):
+            os.listdir(path)
+        else:
+            Path(path).read_bytes()
+    except PermissionError:
+        return False
+    return True
+
+
+def main(uid: str, ports: str, blocks: str, paths: str) -> None:
+    if int(uid) != os.geteuid():
+        os.setgroups([])
+        os.setgid(int(uid))
+        os.setuid(int(uid))
+    fetched, deserialised = [], []
+    for port in map(int, ports.split(",")):
+        for block in blocks.split(","):
+            with suppress(TurnedAway):
+                fetch_block(port, block, "application")
+                fetched.append(block)
+        if is_deserialised(port):
+            deserialised.append(port)
+    read = [path for path in paths.split(",") if can_read(path)]
+    print(json.dumps({"fetched": fetched, "deserialised": deserialised, "read": read}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

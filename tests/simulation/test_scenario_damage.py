@@ -90,6 +90,7 @@ def test_a_damaged_replica_is_elected_only_if_no_other_lives() -> None:
     """F193: and it gives the partition up as soon as a sound one is in sync again."""
     world = Scenario(replicas=3, nodes=3)
     world.put_many(5)
+    world.run_for(1.0)  # the followers know that all rows are committed
     owner = world.owner()
     followers = [world.nodes[n] for n in sorted(world.replicas()) if n != owner.name]
     damaged = replica_on(world, followers[0].name)

@@ -463,3 +463,112 @@ def test_a_disk_that_hangs_does_not_hold_up_a_failover() -> None:
     assert world.now - began < 8.0
     assert {key: world.get(key) for key in rows} == rows
     world.conclude()
+
+
+def stop_all(world: Scenario, last: str) -> None:
+    """All nodes stop at once; the lease of one of them ends last."""
+    for name, node in world.nodes.items():
+        if name != last:
+            node.crash()
+    world.run_for(0.4)
+    world.nodes[last].crash()
+    world.run_for(8.0)
+    assert world.agreed.leases == {}
+
+
+@pytest.mark.parametrize("min_in_sync", [0, 1])
+def test_when_all_nodes_stop_the_others_take_over_from_an_owner_that_never_returns(
+    min_in_sync: int,
+) -> None:
+    """S114: the followers' leases end first, and while the owner's lease lives, nobody reports them
+    as silent. They come back with every row, the owner's machine does not: one of them is elected,
+    and clients can write."""
+    world = Scenario(min_in_sync=min_in_sync)
+    rows = world.put_many(8)
+    owner = world.owner().name
+    stop_all(world, owner)
+    others = [name for name in world.nodes if name != owner]
+    for name in others:
+        world.nodes[name].start()
+    world.until(lambda: world.is_open("p0") and len(world.record().in_sync) == 2, seconds=15.0)
+    assert world.owner().name in others
+    assert world.put("after", 1).outcome == "done"
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()
+
+
+def test_replicas_that_left_too_few_in_sync_take_over_from_an_owner_that_never_returns() -> None:
+    """S114: both followers stop under load, and the live owner has them taken out. It commits
+    nothing without them, so they have every acknowledged row, and one of them is elected."""
+    world = Scenario(nodes=3)
+    rows = world.put_many(8)
+    owner = world.owner().name
+    followers = sorted(world.replicas() - {owner})
+    for name in followers:
+        world.nodes[name].crash()
+    unknown = world.send_put("unknown", 1)
+    world.until(lambda: len(world.record().in_sync) == 1)
+    assert {replica.node for replica in world.record().eligible} == set(followers)
+    assert {key: world.get(key) for key in rows} == rows
+    assert world.put("refused", 1, client=1).outcome == "failed"
+    world.nodes[owner].crash()
+    world.run_for(4.0)
+    for name in followers:
+        world.nodes[name].start()
+    world.until(lambda: world.is_open("p0") and len(world.record().in_sync) == 2, seconds=15.0)
+    assert world.owner().name in followers
+    assert world.record().eligible == ()
+    assert world.put("after", 1).outcome == "done"
+    assert {key: world.get(key) for key in rows} == rows
+    world.until(lambda: bool(unknown))
+    world.conclude()
+
+
+def test_a_replica_that_left_while_others_went_on_is_never_elected() -> None:
+    """S114: it missed acknowledged rows. When the others stop, it waits for one of them."""
+    world = Scenario(nodes=3)
+    world.put_many(4)
+    owner = world.owner().name
+    behind, other = sorted(world.replicas() - {owner})
+    world.nodes[behind].crash()
+    world.until(lambda: len(world.record().in_sync) == 2)
+    rows = world.put_many(8, prefix="later")
+    world.nodes[other].crash()
+    world.send_put("unknown", 1)
+    world.until(lambda: len(world.record().in_sync) == 1)
+    assert [replica.node for replica in world.record().eligible] == [other]
+    world.nodes[owner].crash()
+    world.run_for(4.0)
+    world.nodes[behind].start()
+    world.run_for(10.0)
+    assert world.record().owner is None
+    assert world.waits().endswith(f"is alive: start one of {owner}, {other}")
+    world.nodes[other].start()
+    world.until(lambda: world.is_open("p0") and len(world.record().in_sync) == 2, seconds=15.0)
+    assert world.owner().name == other
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()
+
+
+def test_a_partition_moves_away_from_two_nodes_that_died_for_good() -> None:
+    """S114: the owner alone commits nothing while the dead ones may be elected; a move that drops
+    them ends that, although a write is in flight."""
+    world = Scenario(nodes=5)
+    rows = world.put_many(8)
+    owner = world.owner().name
+    dead = sorted(world.replicas() - {owner})
+    for name in dead:
+        world.nodes[name].crash()
+    world.send_put("unknown", 1)
+    world.until(lambda: len(world.record().in_sync) == 1)
+    world.nodes[owner].crash()
+    world.run_for(4.0)
+    world.nodes[owner].start()
+    world.until(lambda: world.record().owner is not None)
+    fresh = [name for name in world.nodes if name not in {owner, *dead}]
+    assert world.answer(world.move(owner, *fresh)) == ("done", "accepted")
+    world.until_ended()
+    assert world.replicas() == {owner, *fresh}
+    assert world.put("after", 1).outcome == "done"
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()

@@ -164,6 +164,11 @@ class FaultyFile:
         self._inner.overwrite(at, data)
         self._files.ask(operation, "after")
 
+    def truncate(self, size: int) -> None:
+        operation = self._files.begin("truncate", self._path)
+        self._inner.truncate(size)
+        self._files.ask(operation, "after")
+
     def sync(self) -> None:
         """After a failure the kernel forgets what it could not write: no later sync may succeed."""
         if self._sync_failed:
@@ -308,6 +313,11 @@ class FaultyFiles:
     def read_part(self, path: str, at: int, size: int) -> bytes:
         self._check()
         return self._inner.read_part(path, at, size)
+
+    def reserve(self, path: str, size: int) -> None:
+        operation = self.begin("reserve", path)
+        self._inner.reserve(path, size)
+        self.ask(operation, "after")
 
     def names(self, directory: str) -> list[str]:
         self._check()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from limosa.errors import LimosaError, UnusableFile, VolumeFailed
+from limosa.errors import DiskFull, LimosaError, UnusableFile, VolumeFailed
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings, Volume
@@ -48,13 +48,73 @@ def many(start: int, count: int = 10) -> list[tuple[str, int | None]]:
 def log_plans() -> list[Plan]:
     plans: list[Plan] = []
     for code in CODES:
-        plans += [fails("append log", code), fails("sync log", code)]
-        plans += [fails("overwrite log", code), short_write("append log", code=code)]
-        plans += [
-            fails("append log", code, moment="after"),
-            fails("sync log", code, moment="after"),
-        ]
-    return plans
+        plans += [fails("sync log", code), fails("sync log", code, moment="after")]
+        plans += [fails("overwrite log", code)]
+    return [*plans, *appends_fail(errno.EIO)]
+
+
+def appends_fail(code: int, times: int = 1) -> list[Plan]:
+    return [
+        fails("append log", code, times=times),
+        fails("append log", code, times=times, moment="after"),
+        short_write("append log", code=code, times=times),
+    ]
+
+
+@pytest.mark.parametrize("plan", appends_fail(errno.ENOSPC, times=3))
+@pytest.mark.parametrize("end", ["goes on", "power fails"])
+def test_a_log_that_does_not_fit_is_written_when_there_is_space(plan: Plan, end: str) -> None:
+    """S129: the part that fitted is cut off, and nothing is out of use."""
+    host = Host(ROOMY)
+    hand = host.hand()
+    hand.put(birds(("wren", 5)))
+    host.volume.sync()
+    size = host.memory.read("v1/log/00000001.log").size
+    hand.put(birds(("rook", 4)))
+    host.files.arm(plan)
+    for number in range(3):
+        with pytest.raises(DiskFull, match="No space left"):
+            host.volume.sync()
+        assert host.memory.read("v1/log/00000001.log").size == size
+        hand.put(birds((f"late {number}", number)))
+    if end == "goes on":
+        expected = in_view(host.view())
+        host.volume.sync()
+        host.kill()
+        assert in_view(host.view()) == expected
+    else:
+        host.lose_power()
+        assert in_view(host.view()) == {"wren": 5}
+
+
+def test_the_reserve_serves_the_writes_under_way() -> None:
+    """S129: it is given up when the disk is full, and kept again when there is space."""
+    memory = MediumFiles()
+    settings = StorageSettings(reserve_bytes=10_000)
+    host = Host(settings, memory)
+    hand = host.hand()
+    host.maintain()
+    assert memory.read("v1/RESERVE").size == 10_000
+    memory.capacity_bytes -= memory.free_bytes("v1")
+    hand.put(birds(("wren", 5)))
+    host.volume.sync()
+    assert "RESERVE" not in memory.names("v1")
+    host.maintain()
+    assert "RESERVE" not in memory.names("v1")
+    host.kill()
+    assert in_view(host.view()) == {"wren": 5}
+    memory.capacity_bytes = 2**50
+    host.maintain()
+    memory.capacity_bytes -= memory.free_bytes("v1")
+    host.kill()  # a start needs space for another log file
+    assert "RESERVE" not in memory.names("v1")
+    memory.capacity_bytes += 20_000
+    with pytest.raises(OSError, match="No space"):
+        memory.reserve("v1/RESERVE", 10**6)
+    assert "RESERVE" not in memory.names("v1")
+    memory.capacity_bytes = 2**50
+    host.maintain()
+    assert memory.read("v1/RESERVE").size == 10_000
 
 
 @pytest.mark.parametrize("plan", log_plans())
@@ -108,9 +168,14 @@ def test_an_error_when_the_log_turns_to_another_file_loses_nothing(label: str, c
     hand = host.hand()
     acknowledged: dict[str, int] = {}
     host.files.arm(fails(label, code, nth=3))
-    with pytest.raises(VolumeFailed):
+    with pytest.raises(VolumeFailed if code == errno.EIO else DiskFull):
         put_until_it_fails(host, hand, acknowledged)
     assert acknowledged
+    if code == errno.ENOSPC:
+        for number in range(3):  # it goes on by itself
+            hand.put(birds((f"late {number}", number)))
+            host.volume.sync()
+            acknowledged[f"late {number}"] = number
     host.lose_power()
     assert in_view(host.view()).items() >= acknowledged.items()
 
@@ -336,7 +401,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_goes_on_when_there_is_room(
     host = Host(TINY, memory)
     hand = host.hand()
     acknowledged: dict[str, int] = {}
-    with pytest.raises(VolumeFailed):
+    with pytest.raises(DiskFull):
         put_until_it_fails(host, hand, acknowledged, host.maintenance.step)
     assert len(acknowledged) > 30
     memory.capacity_bytes = 2**40
@@ -525,12 +590,12 @@ def test_one_volume_is_used_by_one_process() -> None:
 
 
 def test_plans_can_be_combined() -> None:
-    """A flush fails for want of room, and so does the log: then the volume is out of use."""
+    """A flush fails for want of room, and then the log fails: then the volume is out of use."""
     host = Host(ROOMY)
     hand = host.hand()
     hand.put(birds(*many(0)))
     plan = together(
-        fails("append flush segment", errno.ENOSPC), fails("append log", errno.ENOSPC, nth=1)
+        fails("append flush segment", errno.ENOSPC), fails("append log", errno.EIO, nth=1)
     )
     host.files.arm(plan)
     with pytest.raises(VolumeFailed, match="free disk space and try again"):

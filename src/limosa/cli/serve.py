@@ -26,6 +26,8 @@ from limosa.transport.security import Security
 SWITCH_SECONDS = 0.0005
 """How long a thread may keep Python's lock: a merge must not delay reads."""
 
+LOG_BYTES_MAX = 16 << 20
+"""Of the log of a process of `limosa up`, which nobody rotates."""
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 10.0
 """After a failure, the process exits after this time even if it could not stop cleanly."""
@@ -371,7 +373,8 @@ def _run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    journal = Journal(name, json=options.json_log)
+    bytes_max = LOG_BYTES_MAX if options.with_parent else 0
+    journal = Journal(name, json=options.json_log, bytes_max=bytes_max)
     end = ProcessEnd()
     end.watch_threads(journal)
     try:

@@ -143,6 +143,8 @@ class Measured(Struct, frozen=True):
     sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
     rates: dict[PartitionId, tuple[float, float]] = {}
     """Of partitions that are used here: (rows written, keys read) per second."""
+    full: tuple[str, ...] = ()
+    """Volumes on which the last write did not fit; it is repeated until it does."""
 
 
 class ReplicaDamaged(Struct, frozen=True, gc=False):

@@ -81,6 +81,26 @@ def in_sync_replicas_are_written(before: Agreed, after: Agreed) -> Iterator[str]
             yield f"{new.id} has an in-sync replica that the record does not name"
 
 
+def some_replica_is_in_sync(before: Agreed, after: Agreed) -> Iterator[str]:
+    for _, new in _changed(before, after):
+        if not new.in_sync:
+            yield f"{new.id} has no in-sync replica"
+
+
+def only_replicas_with_every_row_are_elected(before: Agreed, after: Agreed) -> Iterator[str]:
+    """An owner was in sync or eligible before, and whoever is eligible was, too; a replica that is
+    eligible can return to the in-sync set, and is not in it."""
+    for old, new in _changed(before, after):
+        had = () if old is None else (*old.in_sync, *old.eligible)
+        if any(replica not in had for replica in new.eligible):
+            yield f"{new.id} has an eligible replica that may lack rows"
+        if any(replica not in routing.may_return(new) for replica in new.eligible):
+            yield f"{new.id} has an eligible replica that can't return"
+        elected = new.owner is not None and old is not None and new.owner != old.owner
+        if elected and new.owner is not None and new.owner.replica not in had:
+            yield f"{new.id} is owned by {new.owner.replica.node}, which may lack rows"
+
+
 def replicas_are_on_distinct_nodes(before: Agreed, after: Agreed) -> Iterator[str]:
     for _, new in _changed(before, after):
         for side in (new.replicas, () if new.transition is None else new.transition.targets):
@@ -371,6 +391,8 @@ INVARIANTS: tuple[Callable[[Agreed, Agreed], Iterable[str]], ...] = (
     the_owner_can_own,
     a_new_epoch_needs_a_seal_or_the_end_of_the_lease,
     in_sync_replicas_are_written,
+    some_replica_is_in_sync,
+    only_replicas_with_every_row_are_elected,
     replicas_are_on_distinct_nodes,
     stages_follow_the_table,
     sessions_are_open_where_the_table_says,

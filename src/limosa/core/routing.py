@@ -93,13 +93,29 @@ def has_other_in_sync(partition: Partition, replica: Replica) -> bool:
     return any(other != replica for other in electable(partition))
 
 
+def candidates(partition: Partition) -> tuple[Replica, ...]:
+    """Replicas that have every committed row: in sync or eligible, and on the side that is read."""
+    eligible = (r for r in readers(partition) if r in partition.eligible)
+    return (*electable(partition), *eligible)
+
+
 def needed(partition: Partition, zone: Zone) -> int:
-    """How many replicas must be in sync for a write: the zone's minimum, or a majority.
+    """How many replicas must be in sync for a write."""
+    return needed_of(len(readers(partition)), zone)
+
+
+def needed_of(there: int, zone: Zone) -> int:
+    """How many of the replicas of a side must be in sync: the zone's minimum, or a majority.
 
     Never more than exist: writes continue while additional replicas of a zone are copied.
     """
-    there = len(readers(partition))
     return min(zone.min_in_sync or there // 2 + 1, there)
+
+
+def takes_writes(partition: Partition, needed: int) -> bool:
+    """Are enough replicas in sync? The record alone says when eligible replicas are not waited for
+    any more, even if fewer replicas are needed by now."""
+    return len(electable(partition)) >= needed and not partition.eligible
 
 
 def may_return(partition: Partition) -> tuple[Replica, ...]:

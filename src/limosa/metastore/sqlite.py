@@ -12,6 +12,7 @@ The file is for one machine: SQLite's log needs shared memory, and leases need o
 connection does not survive `fork`; open the store in the process that uses it.
 """
 
+import ctypes
 import os
 import sqlite3
 import threading
@@ -79,6 +80,13 @@ SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
 )
+
+FREE_PAGES = 64
+LOG_BYTES = 8 << 20
+"""SQLite moves the log's contents to the file after about 4 MiB."""
+FALLOC_FL_KEEP_SIZE = 1
+_libc = ctypes.CDLL(None)
+_OFFSET = ctypes.c_int64
 
 # SQLite's errors about a file that a retry does not fix.
 UNUSABLE = {
@@ -331,6 +339,33 @@ def _prepare(db: sqlite3.Connection, path: Path, deadline: float) -> None:
         for statement in SCHEMA:
             db.execute(statement)
     db.execute("COMMIT")
+    try:
+        _keep_room(db, path)
+    except (sqlite3.Error, OSError):  # the disk is full already, or another process writes
+        _roll_back(db)
+
+
+def _keep_room(db: sqlite3.Connection, path: Path) -> None:
+    """Have space in the file and in its log for commits on a full disk: renewals of leases first.
+
+    SQLite reuses free pages of the file, and the space of the log after each checkpoint. No other
+    descriptor of the file itself may be opened: its close would release SQLite's locks.
+    """
+    (free,) = db.execute("PRAGMA freelist_count").fetchone()
+    (page_bytes,) = db.execute("PRAGMA page_size").fetchone()
+    if free < FREE_PAGES:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DROP TABLE IF EXISTS room")  # of a process that was killed here
+        db.execute("CREATE TABLE room (taken BLOB)")
+        db.execute("INSERT INTO room VALUES (zeroblob(?))", (2 * FREE_PAGES * page_bytes,))
+        db.execute("COMMIT")
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # so that the file itself has the pages
+        db.execute("DROP TABLE room")
+    log = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        _libc.fallocate64(log, FALLOC_FL_KEEP_SIZE, _OFFSET(0), _OFFSET(LOG_BYTES))
+    finally:
+        os.close(log)
 
 
 def _is_new(db: sqlite3.Connection, path: Path) -> bool:

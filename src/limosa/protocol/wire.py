@@ -26,7 +26,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.keys import Position, Revision
-from limosa.errors import BadInput, InvalidSchema, LimosaError, TooManyBytes
+from limosa.errors import BadInput, InvalidSchema, LimosaError, TooManyBytes, UnknownSchema
 from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
 from limosa.tabular.bodies import (
     ALIGNMENT,
@@ -563,11 +563,16 @@ class Decoder:
     def _table(self, fingerprint: int) -> Table:
         table = self._learned.get(fingerprint) or self._tables(fingerprint)
         if table is None:
-            raise InvalidSchema(
-                "this node does not know this version of the table",
-                "the table was changed or dropped: refresh the topology",
-            )
+            raise unknown_schema(fingerprint)
         return table
+
+
+def unknown_schema(fingerprint: int) -> UnknownSchema:
+    return UnknownSchema(
+        "this node does not know this version of the table",
+        "the table was changed or dropped: refresh the topology",
+        fingerprint,
+    )
 
 
 def _plain(kind: Callable[..., Said], message: Message, **changed: object) -> Said:

@@ -55,7 +55,7 @@ from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import DamagedFile, Refused
+from limosa.errors import DamagedFile, DiskFull, Refused
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
@@ -75,14 +75,14 @@ SYNC_SECONDS = 0.02
 """Longest wait for a sync; usually a write wakes the sync thread, or syncs itself."""
 COLLECT_SECONDS = 60.0
 ROOM_SECONDS = 1.0
+FULL_SECONDS = 0.2
+"""A sync that found no space is repeated after this time."""
 
 
 class NodeSettings(Struct, frozen=True):
     """Settings of a node."""
 
     participant: ParticipantSettings = ParticipantSettings()
-    free_bytes_min: int = 256 << 20
-    """The node refuses clients' writes if a disk has less free space than this."""
     scrub_bytes_per_second: int = 16 << 20
     """How fast a scrub verifies all files in the background; 0: no scrub."""
 
@@ -122,8 +122,7 @@ class NodeDriver:
         self._sync_here = False
         """The thread that has the lock will sync what it writes: a lone request."""
         self._to_sync = threading.Condition(threading.Lock())
-        self.no_room = ""
-        """Why clients' writes are refused now; empty: they are accepted."""
+        self._full: tuple[str, ...] = ()
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
         self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
@@ -227,6 +226,11 @@ class NodeDriver:
         except DamagedFile as error:
             self.damaged(partition, incarnation, error)
             raise
+
+    def may_learn(self, schema: int) -> bool:
+        """May a newer topology know this version of a table? Then the caller should ask again."""
+        with self._lock:
+            return self.brain.hosting.may_learn(self.now(), schema)
 
     def status(self) -> Status | None:
         """The status for the coordinator; None without a lease."""
@@ -392,8 +396,13 @@ class NodeDriver:
         if self._wanted <= self._synced or self.is_over:
             return
         with self._fatal():
-            self._synced = self.store.sync()
-            self.deliver(Stored(self._synced))
+            try:
+                self._synced = self.store.sync()
+            except DiskFull:  # everything that was written waits for space
+                self.look_for_room()
+                self._stopping.wait(FULL_SECONDS)
+            else:
+                self.deliver(Stored(self._synced))
 
     def _tick(self) -> None:
         looked = collected = time.monotonic()
@@ -416,19 +425,12 @@ class NodeDriver:
 
     def look_for_room(self) -> None:
         """Measure free space, sizes of replicas and traffic, and report them to the participant."""
-        try:
-            free = self.store.free_bytes()
-        except OSError as error:
-            self.no_room = f"the disk does not answer: {error}"
-            return
-        short = [
-            f"{free_bytes >> 20} MiB free on volume {name or 'default'}"
-            for name, free_bytes in free.items()
-            if free_bytes < self.settings.free_bytes_min
-        ]
-        self.no_room = "; ".join(short)
         sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
-        self.deliver(Measured(free, sizes, self.traffic.measure(time.monotonic())))
+        rates = self.traffic.measure(time.monotonic())
+        full, self._full = self._full, self.store.full
+        if full != self._full:
+            self.log("disks are full" if self._full else "disks have space again", volumes=full)
+        self.deliver(Measured(self.store.free_bytes(), sizes, rates, self._full))
 
     def _is_copied(self, partition: PartitionId) -> bool:
         record = self.agreed.topology.partitions.get(partition)

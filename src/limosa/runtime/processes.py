@@ -43,6 +43,8 @@ happens at the start instead of during a write or a failover."""
 FEATURES = ("tables",)
 FRAME_WEIGHT_BYTES = 16 << 10
 """A start replays about 15,000 frames a second; this bounds the replay to seconds."""
+RESERVE_BYTES = 16 << 20
+"""More than clients have under way when a node notices that its disk is full."""
 TOKEN_SECONDS = 86_400.0
 GOODBYE_SECONDS = 2.0
 JOIN_SECONDS = 30.0
@@ -67,7 +69,9 @@ class NodeConfig(Struct, frozen=True, kw_only=True):
     holds_data: bool = True
     security: Security = Security()
     settings: NodeSettings = NodeSettings()
-    storage: VolumeSettings = VolumeSettings(frame_weight_bytes=FRAME_WEIGHT_BYTES)
+    storage: VolumeSettings = VolumeSettings(
+        frame_weight_bytes=FRAME_WEIGHT_BYTES, reserve_bytes=RESERVE_BYTES
+    )
 
 
 class CoordinatorConfig(Struct, frozen=True, kw_only=True):
@@ -136,7 +140,11 @@ class NodeProcess:
         try:
             if not self.store.volumes:
                 why = "; ".join(refusal.why for refusal in self.store.refused)
-                raise UnusableFile(f"no volume can be used: {why}", "repair or replace the disks")
+                raise UnusableFile(
+                    f"no volume can be used: {why}",
+                    "restore the directory from a backup; if that is not possible, erase it and run"
+                    f" `limosa node replace {config.name}`",
+                )
             peers = Peers(_dialer(config, "node"), self._received)
             node = Node(
                 config.name,

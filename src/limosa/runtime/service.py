@@ -36,15 +36,16 @@ from limosa.errors import (
     InvalidSchema,
     LimosaError,
     OutcomeUnknown,
-    Refused,
+    Redirected,
     StaleGuard,
     TooManyBytes,
+    UnknownSchema,
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
 from limosa.protocol.replica_scan import ComparisonTokens, is_replica_scan
 from limosa.protocol.scan import TICKET_BYTES_MAX, Scan, too_long
-from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of
+from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of, unknown_schema
 from limosa.runtime.audit import AuditLog
 from limosa.runtime.node import NodeDriver
 from limosa.runtime.replicas import holding, read_replica
@@ -170,6 +171,10 @@ class NodeService:
                     writes.append(request)
                 case Read():
                     inbound.link.reply(self._read(request))
+                case Unreadable(id=id, error=UnknownSchema(fingerprint=schema)) if (
+                    self.driver.may_learn(schema)
+                ):
+                    inbound.link.reply(Wait(id, "the table is not known here yet"))
                 case Unreadable(id=id, error=error):
                     inbound.link.reply(refusal(id, error))
                 case _:
@@ -211,8 +216,6 @@ class NodeService:
 
     def _checked(self, identity: Identity, request: Write) -> Write:
         """The write in the form that the participant may receive."""
-        if no_room := self.driver.no_room:
-            raise Refused(f"{self.node} accepts no writes: {no_room}", "free space on its disk")
         _check_sequence(request)
         rows = request.rows
         assert isinstance(rows, Bundle)
@@ -264,10 +267,9 @@ class NodeService:
             raise BadInput("malformed ticket of a scan", "check the client's version") from None
         table = self.driver.tables.by_fingerprint(scan.table)
         if table is None:
-            raise InvalidSchema(
-                "this node does not know this version of the table",
-                "the table was changed or dropped: refresh the topology",
-            )
+            if self.driver.may_learn(scan.table):
+                raise Redirected("the table is not known here yet", "ask again")
+            raise unknown_schema(scan.table)
         schema = table.columns
         if scan.columns is not None:
             unknown = [name for name in scan.columns if name not in table.names]
@@ -344,16 +346,17 @@ class NodeService:
                 "replicas": replicas,
                 "free_bytes": driver.store.free_bytes(),
                 "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
-                "troubles": [*driver.store.troubles, *self._key_troubles()],
+                "troubles": driver.store.troubles,
+                "keys": self._key_troubles(),
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
             }
         ).encode()
 
     def _key_troubles(self) -> list[str]:
-        """The node goes on with the keys that it has read, but a revocation may be among these."""
+        """Why the secret's file can't be read again; the node goes on with the keys it has read."""
         trouble = "" if self._keys is None else self._keys.trouble
-        return [f"{trouble}; the keys that were read before are still used"] if trouble else []
+        return [trouble] if trouble else []
 
     def _agreed(self, caller: Identity, body: bytes) -> bytes:
         """What the topology does not contain: live nodes, the coordinator, the lock, requests."""

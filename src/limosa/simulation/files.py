@@ -207,6 +207,11 @@ class MemoryFile:
             assert at // SECTOR_BYTES == (end - 1) // SECTOR_BYTES, "not within one sector"
             self._file.write(_Overwritten(at, bytes(data)))
 
+    def truncate(self, size: int) -> None:
+        with self._files._guard:
+            self._check()
+            self._files._truncate(self._file, size)
+
     def sync(self) -> None:
         with self._files._guard:
             self._check()
@@ -291,6 +296,24 @@ class MemoryFiles:
             self._used += len(written) if file.links else 0
         if len(written) < len(data):
             raise _refusal(errno.ENOSPC)
+
+    def _truncate(self, file: MemoryInode, size: int) -> None:
+        assert len(file.durable) <= size <= len(file.live), "only unsynced bytes can be cut off"
+        self._used -= len(file.live) - size if file.links else 0
+        kept = bytes(file.live[len(file.durable) : size])
+        others = [write for write in file.unsynced if isinstance(write, _Overwritten)]
+        del file.live[size:]
+        file.unsynced = [_Appended(kept), *(write for write in others if write.end <= size)]
+
+    def reserve(self, path: str, size: int) -> None:
+        file = self.create(path)
+        try:
+            file.append([bytes(size)])
+        except OSError:
+            self.remove(path)
+            raise
+        finally:
+            file.close()
 
     def lock(self, path: str) -> MemoryLock:
         with self._guard:

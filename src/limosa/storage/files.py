@@ -20,6 +20,7 @@ from limosa.storage.mapping import mapped
 from limosa.tabular.bodies import Piece
 
 IOV_MAX = 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OpenFile(Protocol):
@@ -31,6 +32,10 @@ class OpenFile(Protocol):
 
     def overwrite(self, at: int, data: bytes) -> None:
         """Replace a few bytes within one sector, which changes atomically."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut off the end of the file; only bytes that were never synced."""
         ...
 
     def sync(self) -> None:
@@ -90,6 +95,10 @@ class Files(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def reserve(self, path: str, size: int) -> None:
+        """Create a file that occupies so many bytes of the disk."""
+        ...
+
     def device(self, path: str) -> int:
         """The id of the file system that holds the path."""
         ...
@@ -117,6 +126,10 @@ class PosixFile:
     def overwrite(self, at: int, data: bytes) -> None:
         if os.pwrite(self._descriptor, data, at) != len(data):
             raise OSError(errno.EIO, "a short write")
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        os.lseek(self._descriptor, size, os.SEEK_SET)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
@@ -209,9 +222,24 @@ class PosixFiles:
     def device(self, path: str) -> int:
         return os.stat(path).st_dev
 
+    def reserve(self, path: str, size: int) -> None:
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(file)
+
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+def is_full(error: OSError) -> bool:
+    """The disk has no space left: nothing is broken, and the same operation may succeed later."""
+    return error.errno in _FULL
 
 
 def write_durably(files: Files, path: str, pieces: Sequence[Piece]) -> None:

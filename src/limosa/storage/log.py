@@ -16,14 +16,15 @@ A frame's checksum covers the whole frame, including padding and sequence.
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pyarrow as pa
 from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from limosa.errors import DamagedFile
-from limosa.storage.files import Files, OpenFile
+from limosa.errors import DamagedFile, DiskFull
+from limosa.storage.files import Files, OpenFile, is_full
 from limosa.tabular.bodies import ALIGNMENT, Piece, padded
 
 HEADER_BYTES = 4096
@@ -105,6 +106,8 @@ class VolumeLog:
         self._waiting = _Batch(number, sequence + 1)
         self._full: list[_Batch] = []
         self._open: OpenFile | None = None
+        self._made: OpenFile | None = None
+        """The next file, before VOLUME names it."""
         self._open_number = 0
         self._durable_length = HEADER_BYTES
         self.sizes: dict[int, int] = {}
@@ -159,28 +162,58 @@ class VolumeLog:
     # --- making it durable
 
     def write(self, batches: list[_Batch]) -> None:
-        """Write and sync. After an error the log is unusable: what was written is unknown."""
-        for batch in batches:
-            if batch.file != self._open_number:
-                self._seal()
+        """Write and sync. If the disk is full (`DiskFull`), the rest waits again to be written;
+        after any other error the log is unusable: what was written is unknown."""
+        try:
+            while batches:
+                self._write(batches[0])
+                del batches[0]
+        except DiskFull:
+            self._full = [*batches, *self._full]
+            raise
+
+    def _write(self, batch: _Batch) -> None:
+        if batch.file != self._open_number:
+            self._seal()
+            with _if_full(self._directory):
                 self._start_file(batch.file, batch.first_sequence)
-            if batch.pieces:
-                assert self._open is not None
-                self._open.append(batch.pieces)
-                self._durable_length += batch.size
-                self._open.sync()
-                self._open.overwrite(_MARKER_AT, _marker(self._durable_length))
+        if batch.pieces:
+            assert self._open is not None
+            with _if_full(self._directory):
+                self._append(self._open, batch.pieces)
+            self._durable_length += batch.size
+            self._open.sync()
+            self._open.overwrite(_MARKER_AT, _marker(self._durable_length))
+
+    def _append(self, file: OpenFile, pieces: Sequence[Piece]) -> None:
+        try:
+            file.append(pieces)
+        except OSError as error:
+            if is_full(error):
+                file.truncate(self._durable_length)  # the part that fitted
+            raise
 
     def _start_file(self, number: int, first_sequence: int) -> None:
-        path = f"{self._directory}/{file_name(number)}"
-        self._open = self._files.create(path)
-        self._open.append([_header(number, first_sequence)])
-        self._open.sync()
-        self._files.sync_directory(self._directory)
+        """Each part can be repeated if the disk is full. The file is made only once: VOLUME may
+        name it already."""
+        if self._made is None:
+            self._made = self._make_file(number, first_sequence)
+        self._on_new_file(number)
+        self._open, self._made = self._made, None
         self._open_number = number
         self._durable_length = HEADER_BYTES
         self.sizes.setdefault(number, HEADER_BYTES)
-        self._on_new_file(number)
+
+    def _make_file(self, number: int, first_sequence: int) -> OpenFile:
+        file = self._files.create(f"{self._directory}/{file_name(number)}")
+        try:
+            file.append([_header(number, first_sequence)])
+            file.sync()
+            self._files.sync_directory(self._directory)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def _seal(self) -> None:
         """Sync and close a file, so that its marker is durable: only that part will be read."""
@@ -194,9 +227,21 @@ class VolumeLog:
 
     def abandon(self) -> None:
         """Close without a sync: after an error, a sync could wrongly look successful."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        for file in (self._open, self._made):
+            if file is not None:
+                file.close()
+        self._open = self._made = None
+
+
+@contextmanager
+def _if_full(directory: str) -> Iterator[None]:
+    """Tell a full disk from a broken one."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull(f"{directory}: {error.strerror}", "free some space") from error
+        raise
 
 
 def _header(number: int, first_sequence: int) -> bytes:

@@ -5,7 +5,6 @@ on, and files that it made obsolete are removed only afterwards. So a step can b
 and is retried after the disk was full.
 """
 
-import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,10 +14,11 @@ import pyarrow as pa
 from msgspec import structs
 
 from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, Position, TokenRange
-from limosa.errors import BadInput, DamagedFile, UnusableFile, VolumeFailed
+from limosa.errors import BadInput, DamagedFile, DiskFull, UnusableFile, VolumeFailed
 from limosa.storage import compaction
 from limosa.storage.adoption import link, shelve
 from limosa.storage.compaction import Job
+from limosa.storage.files import is_full
 from limosa.storage.log import HEADER_BYTES, file_name
 from limosa.storage.manifest import Manifest
 from limosa.storage.replica import StoredReplica, describe_table, name_of
@@ -31,8 +31,6 @@ from limosa.tabular.schema import Table
 
 MERGE_BYTES = 16 << 20
 FLUSH_BYTES_MAX = 256 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 OnDamage: TypeAlias = Callable[[PartitionId, Incarnation, DamagedFile], None]
 """Called, in any thread, when a file of a replica turns out to be damaged."""
 
@@ -78,12 +76,16 @@ class Maintenance:
             trouble = self.trouble
             is_compacted = self._attempt(self._compact_any)
             self.trouble = self.trouble or trouble
+            if not is_compacted and self.trouble is None:
+                self._attempt(self.volume.keep_reserve)
             return is_compacted or (replica is not None and self.trouble is None)
 
     @property
     def troubles(self) -> list[str]:
         """Problems that an operator should look at."""
         logs = list(self._damaged_logs.values())
+        if self.volume.is_full:
+            logs.append(f"{self.volume.directory} is full: writes wait for space")
         if not self._damage:
             return logs if self.trouble is None else [self.trouble, *logs]
         with self.volume.lock:
@@ -184,10 +186,10 @@ class Maintenance:
         try:
             return bool(act())
         except OSError as error:
-            if error.errno not in _FULL:
+            if not is_full(error):
                 raise self.volume.fail(error) from error
             self.trouble = f"{self.volume.directory}: {error}"
-        except (UnusableFile, pa.ArrowException, MemoryError) as error:
+        except (DiskFull, UnusableFile, pa.ArrowException, MemoryError) as error:
             self.trouble = str(error) or type(error).__name__
         return False
 

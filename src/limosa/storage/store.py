@@ -14,7 +14,7 @@ from limosa.core.effects import CreateReplica, DiscardReplica, VolumeEffect
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Position, TokenRange
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, VolumeFailed, VolumeInUse
+from limosa.errors import BadInput, DiskFull, VolumeFailed, VolumeInUse
 from limosa.storage.files import Files, PosixFiles
 from limosa.storage.maintenance import Maintenance, OnDamage
 from limosa.storage.recovery import Refusal
@@ -150,11 +150,22 @@ class Store:
         """Makes everything written so far durable; returns the ticket of the last such write.
 
         Raises `VolumeFailed` if a volume can't, and from then on every time: no sync is retried.
+        Raises `DiskFull` if a disk is full; a later sync may succeed.
         """
-        ticket = self._ticket
+        ticket, full = self._ticket, None
         for disk in list(self._disks.values()):
-            disk.volume.sync()
+            try:
+                disk.volume.sync()
+            except DiskFull as error:
+                full = error
+        if full is not None:
+            raise full
         return ticket
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """Volumes on which the last sync found no space."""
+        return tuple(name for name, disk in self._disks.items() if disk.volume.is_full)
 
     def _disk(self, name: str) -> Maintenance:
         disk = self._disks.get(name)
@@ -206,10 +217,12 @@ class Store:
         }
 
     def free_bytes(self) -> dict[str, int]:
-        return {
-            name: disk.volume.files.free_bytes(disk.volume.directory)
-            for name, disk in self._disks.items()
-        }
+        """By volume; 0 for a disk that does not answer."""
+        free = dict.fromkeys(self._disks, 0)
+        for name, disk in self._disks.items():
+            with suppress(OSError):
+                free[name] = disk.volume.files.free_bytes(disk.volume.directory)
+        return free
 
     def _replica(self, key: ReplicaKey) -> tuple[Maintenance, StoredReplica]:
         home = self._homes.get(key)

@@ -5,6 +5,7 @@
     log/00000007.log            the write-ahead log, for all replicas
     replicas/<id>/MANIFEST      what a replica consists of
     replicas/<id>/….segment     its rows at rest
+    RESERVE                     space for the writes under way when the disk is full
     trash/                      dropped replicas that are not deleted yet
 
 A change is appended to the log and applied in memory; the next `sync` makes it durable. Later,
@@ -32,8 +33,8 @@ from limosa.core.effects import (
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, VolumeFailed
-from limosa.storage.files import Files
+from limosa.errors import BadInput, DiskFull, VolumeFailed
+from limosa.storage.files import Files, is_full
 from limosa.storage.log import Place, VolumeLog, read_frame
 from limosa.storage.manifest import VOLUME, Catalogue, directory_of
 from limosa.storage.records import (
@@ -55,6 +56,10 @@ ReplicaKey = tuple[PartitionId, Incarnation]
 Found = tuple[Entry, Place | None]
 """An entry, and the frame that has its rows if they are not in memory."""
 EVERYTHING = 2**62
+RESERVE = "RESERVE"
+"""A file that is removed when the disk is full, so that the writes under way still succeed."""
+PLENTY = 8
+"""The reserve is kept again when this many times its size is free."""
 _NOWHERE = Place(0, 0, 0)
 
 
@@ -72,6 +77,8 @@ class StorageSettings(Struct, frozen=True):
     """A replica with more bytes of rows in memory is flushed."""
     memory_bytes: int = 256 << 20
     """With more bytes of rows in memory in all, the largest replica is flushed."""
+    reserve_bytes: int = 0
+    """Space that is set aside for the writes under way when the disk fills up."""
     piece_bytes: int = 64 << 20
     """The approximate size of a settled segment, and of a compaction step."""
 
@@ -98,6 +105,8 @@ class Volume:
         self._moved: list[tuple[StoredReplica, int, Place]] = []
         """Entries that move to another log file as soon as it is written."""
         self._ticket = 0
+        self.is_full = False
+        """The last sync found no space on the disk."""
         self.grown = 0
         """An upper bound of the bytes of rows in memory; measured exactly now and then."""
         self.dropped: list[str] = []
@@ -135,7 +144,15 @@ class Volume:
         """Last sequence of each log file except the current one."""
         self.durable_sequence = found.sequence
         self.catalogue = Catalogue(self.files, self.directory, found.volume)
-        self.log = VolumeLog(
+        try:
+            self.log = self._begin_log(found)
+        except OSError as error:
+            if not (is_full(error) and self.free_reserve()):
+                raise
+            self.log = self._begin_log(found)
+
+    def _begin_log(self, found: Recovery) -> VolumeLog:
+        log = VolumeLog(
             self.files,
             f"{self.directory}/log",
             found.sequence,
@@ -144,7 +161,8 @@ class Volume:
             self.catalogue.start_log,
             self.settings.frame_weight_bytes,
         )
-        self.log.sizes.update(found.log_sizes)
+        log.sizes.update(found.log_sizes)
+        return log
 
     # ------------------------------------------------------------ changing
 
@@ -244,18 +262,50 @@ class Volume:
     def sync(self) -> int:
         """Make all earlier writes durable; returns the ticket up to which they are.
 
-        Callers that arrive during a sync wait, and share the next one.
+        Callers that arrive during a sync wait, and share the next one. Raises `DiskFull` if there
+        is no space: everything waits for the next sync.
         """
         with self._syncing:
             self.check()
             try:
-                return self._sync()
+                ticket = self._sync_with_reserve()
+                self.is_full = False
+                return ticket
+            except DiskFull:
+                self.is_full = True
+                raise
             except BaseException as error:
                 # Any error, even Ctrl-C: frames that were taken may not have been written.
                 failed = self.fail(error)
                 if isinstance(error, Exception):
                     raise failed from error
                 raise
+
+    def _sync_with_reserve(self) -> int:
+        """On a full disk, the writes under way get the space of the reserve."""
+        try:
+            return self._sync()
+        except DiskFull:
+            if not self.free_reserve():
+                raise
+            return self._sync()
+
+    def free_reserve(self) -> bool:
+        """Give the reserve up; False: it is gone already."""
+        if RESERVE not in self.files.names(self.directory):
+            return False
+        self.files.remove(f"{self.directory}/{RESERVE}")
+        return True
+
+    def keep_reserve(self) -> bool:
+        """Set space aside again once there is plenty; True: that was done now."""
+        size = self.settings.reserve_bytes
+        if not size or RESERVE in self.files.names(self.directory):
+            return False
+        if self.files.free_bytes(self.directory) < PLENTY * size:
+            return False
+        self.files.reserve(f"{self.directory}/{RESERVE}", size)
+        return True
 
     def _sync(self) -> int:
         with self.lock:
@@ -269,7 +319,11 @@ class Volume:
                 self.log.turn_over()
                 self._schemas_here.clear()
         if any(batch.pieces for batch in batches):
-            self.log.write(batches)
+            try:
+                self.log.write(batches)
+            except DiskFull:
+                self._moved = [*moved, *self._moved]
+                raise
         self.durable_sequence = sequence
         with self.lock:
             for replica, file, place in moved:
@@ -303,7 +357,8 @@ class Volume:
         self._is_closed = True
         try:
             if self._failed is None:
-                self.sync()
+                with suppress(DiskFull):  # nothing that was reported as durable is missing
+                    self.sync()
         finally:
             with self._syncing, self.lock:
                 if self._failed is None:

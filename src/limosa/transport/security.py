@@ -28,8 +28,8 @@ import pyarrow.flight as flight
 
 from limosa.errors import BadInput, Refused, Unauthenticated, UnusableFile
 from limosa.transport.failures import to_flight_error
-from limosa.transport.keys import KeyFile
-from limosa.transport.tokens import Identity, check, check_again
+from limosa.transport.keys import KeyFile, Keyring
+from limosa.transport.tokens import Identity, check, check_again, check_expiry
 
 MIDDLEWARE = "auth"
 CALLS_MAX = 1_000
@@ -183,10 +183,19 @@ class AuthenticationFactory(flight.ServerMiddlewareFactory):
                 raise
             return check(self._keys.current(), self._cluster, token, self._clock())
 
-    def check_again(self, identity: Identity) -> None:
-        """Refuse a caller whose token has expired or was revoked since its stream began."""
-        if self._keys is not None:
-            check_again(self._keys.current(), identity, self._clock())
+    def check_again(self, identity: Identity, seen: Keyring | None = None) -> Keyring | None:
+        """Refuse a caller whose token has expired or was revoked since its stream began.
+
+        Returns the keys it was checked with. With the same keys, only the time is compared.
+        """
+        if self._keys is None:
+            return None
+        keys = self._keys.current()
+        if keys is seen:
+            check_expiry(identity, self._clock())
+        else:
+            check_again(keys, identity, self._clock())
+        return keys
 
 
 def identity_of(context: flight.ServerCallContext) -> Identity:

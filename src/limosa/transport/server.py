@@ -18,6 +18,7 @@ import pyarrow.flight as flight
 
 from limosa.errors import BadInput, Forbidden, Refused
 from limosa.transport.failures import errors_sent, to_flight_error
+from limosa.transport.keys import Keyring
 from limosa.transport.links import Encode, StreamSender
 from limosa.transport.security import (
     MIDDLEWARE,
@@ -147,11 +148,12 @@ class Server(flight.FlightServerBase):
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         inbound: Inbound | None = None
+        keys: Keyring | None = None
         try:
             inbound = self._greet(context, descriptor.command, writer)
             while not self._stopping:
                 frame = _next_frame(reader)
-                self._authentication.check_again(inbound.identity)
+                keys = self._authentication.check_again(inbound.identity, keys)
                 if inbound.link.closed:
                     raise Refused("an answer could not be sent", "reconnect")
                 self._service.received(inbound, frame)
@@ -262,8 +264,9 @@ class Server(flight.FlightServerBase):
         self, identity: Identity, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         with errors_sent(self._report):
+            keys: Keyring | None = None
             for batch in batches:
-                self._authentication.check_again(identity)
+                keys = self._authentication.check_again(identity, keys)
                 yield batch
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

@@ -207,9 +207,13 @@ def claims_of(token: str) -> TokenClaims:
 
 def check_again(keys: Keyring, identity: Identity, now: float) -> None:
     """Whether an identity that was checked before is still valid."""
+    check_expiry(identity, now)
+    keys.check_valid(identity.key, identity.token_id, identity.subject, identity.issued_at)
+
+
+def check_expiry(identity: Identity, now: float) -> None:
     if identity.expires_at is not None and now >= identity.expires_at:
         raise Unauthenticated("the token has expired", "reconnect with a new one")
-    keys.check_valid(identity.key, identity.token_id, identity.subject, identity.issued_at)
 
 
 def _signed_claims(ring: Keyring, token: str) -> tuple[Key, _Claims]:

@@ -55,11 +55,12 @@ def coordinator(overview: Overview) -> CheckResult:
 
 def live(overview: Overview) -> CheckResult:
     silent = [node for node in overview.members if node not in overview.live]
+    replace = f"limosa node replace {min(silent, default='')}"
     return _judged(
         "nodes",
         f"not live: {_some(silent)}" if silent else "",
-        "start them again; remove a node that is lost for good and holds no replicas with "
-        "`limosa node remove`",
+        "start them again. If a node's directory is lost or damaged: erase it, run "
+        f"`{replace}`, and start the node (`limosa up` does that by itself)",
         f"all {count(len(overview.members), 'node')} are live",
     )
 
@@ -80,7 +81,7 @@ def in_sync(overview: Overview) -> CheckResult:
     short = [
         each.id
         for each in behind
-        if len(routing.electable(each)) < routing.needed(each, zones[each.zone])
+        if not routing.takes_writes(each, routing.needed(each, zones[each.zone]))
     ]
     if short:
         return CheckResult(
@@ -111,12 +112,25 @@ def surprises(overview: Overview) -> CheckResult:
 
 
 def troubles(overview: Overview) -> CheckResult:
-    advice = "repair the disk or free some space, then restart the node"
+    advice = "free some space, and the node goes on; after a repair of the disk, restart it"
     return _judged("disks", _said(overview, "troubles"), advice, "no errors reported")
 
 
+def keys(overview: Overview) -> CheckResult:
+    advice = "repair the secret's file: until then, rotations and revocations have no effect there"
+    wrong = _some(
+        f"{node}: {each}"
+        for node, status in sorted(overview.statuses.items())
+        for each in status.get("keys", ())  # missing: a node of an earlier version
+    )
+    return _judged("secret", wrong, advice, "every node can read its keys")
+
+
 def refused(overview: Overview) -> CheckResult:
-    advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
+    advice = (
+        "wait: the replicas are rebuilt from others. If they are not: stop the node, erase its "
+        "directory, run `limosa node replace NODE`, and start the node"
+    )
     return _judged("replicas", _said(overview, "refused"), advice, "none is damaged")
 
 
@@ -168,7 +182,7 @@ def versions(overview: Overview) -> CheckResult:
 
 CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
     *(reachable, coordinator, live, owned, in_sync),
-    *(surprises, troubles, refused, damaged, free_space, clocks, versions),
+    *(surprises, troubles, refused, damaged, keys, free_space, clocks, versions),
 )
 
 

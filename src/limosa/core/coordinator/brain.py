@@ -238,7 +238,7 @@ class Coordinator:
             why = self._can_not_return(view, record, replica)
             if why:
                 return self._ask_rebuild(view, record, replica, why)
-        return transitions.Waiting(f"{missing[0].node} is not in sync: it is down or catching up")
+        return transitions.Waiting(no_writes(view, record) + waits_for(missing[0]))
 
     def _can_not_return(self, view: ClusterView, record: Partition, replica: Replica) -> str:
         owner = view.owner_status(record)
@@ -297,3 +297,16 @@ class Coordinator:
             self._effects_at[record.id] = (waiting, view.now)
             out.extend(waiting.effects)
         self._attention.keep(record.id, self._effects_at[record.id][1])
+
+
+def waits_for(missing: Replica) -> str:
+    return f"{missing.node} is not in sync: it is down or catching up"
+
+
+def no_writes(view: ClusterView, record: Partition) -> str:
+    """Why the partition takes no writes, in words; empty: it does."""
+    needed = routing.needed(record, view.agreed.topology.zones[record.zone])
+    if routing.takes_writes(record, needed):
+        return ""
+    there = len(routing.electable(record))
+    return f"it takes no writes, as {there} replicas are in sync, and {needed} are needed; "

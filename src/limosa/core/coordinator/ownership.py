@@ -3,6 +3,11 @@
 A replica that does not answer is first taken out of the in-sync set by a commit; only then may the
 owner continue without it. If the replica is one that a transition makes, the same commit gives the
 transition up.
+
+Only the owner's own report, made under its present lease, takes a silent replica out: if all nodes
+stop at once, nobody reports, and whichever replica returns can be elected. If too few replicas stay
+in sync, those that are taken out stay eligible, and the owner commits nothing until enough are in
+sync again.
 """
 
 from msgspec.structs import replace
@@ -44,8 +49,8 @@ def renewed_session(record: Partition, change: Transition, epoch: int) -> str | 
 
 
 def elect(view: ClusterView, record: Partition) -> Commit | str:
-    """Elect the in-sync replica of the read side whose log reaches furthest; a damaged one only if
-    there is no other.
+    """Elect the replica of the read side whose log reaches furthest, among those in sync and those
+    that are eligible; a damaged one only if there is no other.
 
     Among equals the first one of the record wins, so that owners are spread as the records spread
     them. The log of every candidate has all committed rows, so an election may go on without a live
@@ -65,7 +70,9 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
         return f"election: {late[0].node} has not promised epoch {record.epoch} yet"
     if positions:
         *_, best = max(positions, key=lambda each: each[:2])
-        after = replace(record, owner=Grant(best, view.lease_of(best.node)))
+        in_sync = record.in_sync if best in record.in_sync else (*record.in_sync, best)
+        grant = Grant(best, view.lease_of(best.node))
+        after = replace(record, owner=grant, in_sync=in_sync)
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
     stage = routing.stage_of(record)
     if stage is not None and stage.switched and stage.given_up:
@@ -76,7 +83,8 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
             return view.commit(
                 record, after, "fall back: no in-sync replica of the new side is alive"
             )
-    return "election: no in-sync replica of the side that is read is alive: start one"
+    names = ", ".join(replica.node for replica in candidates(view, record))
+    return f"election: no replica that has every acknowledged row is alive: start one of {names}"
 
 
 def is_overdue(view: ClusterView, record: Partition) -> bool:
@@ -86,7 +94,7 @@ def is_overdue(view: ClusterView, record: Partition) -> bool:
 
 
 def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
-    return routing.electable(record)
+    return routing.candidates(record)
 
 
 def first_election(view: ClusterView, record: Partition) -> Commit | str:
@@ -103,28 +111,41 @@ def in_sync_side(record: Partition, side: Side) -> tuple[Replica, ...]:
 
 
 def change_in_sync(view: ClusterView, record: Partition) -> Commit | None:
-    """Take out replicas that are gone, lost or silent; put back those that have caught up."""
+    """Take out replicas that are lost, damaged or silent; put back those that have caught up."""
     assert record.owner is not None
     owner = view.owner_status(record)
-    silent = () if owner is None else owner.silent
     for replica in record.in_sync:
         if replica == record.owner.replica:
             continue
-        if not view.is_live(replica.node):
-            return take_out(view, record, replica, "its lease has ended")
         if view.is_lost(record, replica):
-            return take_out(view, record, replica, "it does not hold the replica any more")
+            return take_out(view, record, (replica,), "it does not hold the replica any more")
         if damage.can_be_spared(view, record, replica):
-            return take_out(view, record, replica, "a file of it is damaged")
-        if replica in silent and not damage.is_last_taker(view, record, replica):
-            return take_out(view, record, replica, "it does not answer its owner")
+            return take_out(view, record, (replica,), "a file of it is damaged")
+    silent = silent_replicas(view, record)
+    if silent:
+        return take_out(view, record, silent, "it does not answer its owner")
     for replica, revision in () if owner is None else owner.caught_up:
         held = view.of(record, replica) is not None
         held = held and not view.is_damaged(record, replica)
         if held and is_current(view, record, revision) and replica in routing.may_return(record):
             after = replace(record, in_sync=(*record.in_sync, replica))
             return view.commit(record, after, f"{replica.node} is in sync again")
+    if record.eligible and view.eligible(record, record) != record.eligible:
+        return view.commit(record, record, "fewer replicas are eligible")
     return None
+
+
+def silent_replicas(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
+    """In-sync replicas that do not answer their owner, as the owner says under its present lease.
+
+    They leave by one commit: if too few stay in sync, all of them are eligible.
+    """
+    assert record.owner is not None
+    owner = view.owner_status(record)
+    silent = () if owner is None else owner.silent
+    out = [r for r in record.in_sync if r in silent and r != record.owner.replica]
+    spared = tuple(r for r in out if not damage.is_last_taker(view, record, r))
+    return spared[:1] if view.is_damaged(record, record.owner.replica) else spared
 
 
 def is_current(view: ClusterView, record: Partition, revision: Revision) -> bool:
@@ -132,10 +153,10 @@ def is_current(view: ClusterView, record: Partition, revision: Revision) -> bool
     return revision == view.agreed.topology.revision_of(record.id)
 
 
-def take_out(view: ClusterView, record: Partition, replica: Replica, why: str) -> Commit:
-    after = replace(record, in_sync=tuple(r for r in record.in_sync if r != replica))
-    reason = f"{replica.node} is taken out: {why}"
-    if replica in routing.new_only(record) and gives_up(record):
+def take_out(view: ClusterView, record: Partition, out: tuple[Replica, ...], why: str) -> Commit:
+    after = replace(record, in_sync=tuple(r for r in record.in_sync if r not in out))
+    reason = f"{', '.join(r.node for r in out)} is taken out: {why}"
+    if any(r in routing.new_only(record) for r in out) and gives_up(record):
         after = given_up(after, reason, "cluster")
     return view.commit(record, after, reason)
 

@@ -182,6 +182,15 @@ def takers(view: ClusterView, record: Partition) -> list[Replica]:
     return [r for r in here if r in routing.new_only(record)] or here
 
 
+def enough_take_over(view: ClusterView, record: Partition, stage: Stage) -> bool:
+    """Will enough replicas be in sync after the hand-over? Otherwise the next owner could not
+    open."""
+    zone = view.agreed.topology.zones[record.zone]
+    there = routing.side(record, stage.owner.other)
+    in_sync = in_sync_side(record, stage.owner.other)
+    return len(in_sync) >= routing.needed_of(len(there), zone)
+
+
 def may_take_over_later(view: ClusterView, record: Partition, replica: Replica) -> bool:
     """The replica is in sync and not heard, or it is alive and catches up."""
     owner = view.owner_status(record)
@@ -429,6 +438,8 @@ def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
         if any(may_take_over_later(view, record, each) for each in successors):
             return Waiting(NO_TAKER)
         return GivenUp(NO_TAKER)
+    if record.eligible and not enough_take_over(view, record, stage):
+        return Waiting("hand-over: too few replicas of the new side are in sync")
     in_flight = 0.0 if source is None else source.commit_seconds
     if not view.memory.is_sealing(record.id, revision):
         too_long = would_pause_too_long(view, record, in_flight)

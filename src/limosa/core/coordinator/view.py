@@ -144,9 +144,28 @@ class ClusterView:
         self, before: Partition, after: Partition, why: str, more: tuple[Change, ...] = ()
     ) -> Commit:
         """A change of one partition's record, guarded by everything it was computed from."""
+        after = replace(after, eligible=self.eligible(before, after))
         guards = self.guards(before) | self.guards(after)
         changes = (Put(self.stamped(before, after)), *more)
         return Commit(guards, changes, f"{before.id}: {why}")
+
+    def eligible(self, before: Partition, after: Partition) -> tuple[Replica, ...]:
+        """Replicas that may still be elected after this change, though they are not in sync.
+
+        They left the in-sync set when too few replicas stayed in it, or later, and nothing is
+        committed without them until enough are in sync again. A replica that is lost, damaged or
+        about to be dropped is not among them.
+        """
+        zone = self.agreed.topology.zones[after.zone]
+        if len(routing.electable(after)) >= routing.needed(after, zone):
+            return ()
+        left = (r for r in before.in_sync if r not in after.in_sync)
+        may_return = routing.may_return(after)
+        return tuple(
+            r
+            for r in (*before.eligible, *left)
+            if r in may_return and not self.is_lost(before, r) and not self.is_damaged(before, r)
+        )
 
     def stamped(self, before: Partition, after: Partition) -> Partition:
         """Record when the transition entered its stage, for people."""

@@ -217,7 +217,14 @@ def what_one_may(view: ClusterView, record: Partition, intent: Intent) -> tuple[
     if record.owner is None or not view.owner_lives(record):
         out += [
             f"start {each.node}, which was in sync: `limosa serve node --name {each.node}`"
-            for each in routing.electable(record)
+            for each in routing.candidates(record)
+            if not view.is_live(each.node)
+        ]
+    elif record.eligible:
+        out += [
+            f"start {each.node}, so that enough replicas are in sync for writes: "
+            f"`limosa serve node --name {each.node}`"
+            for each in record.eligible
             if not view.is_live(each.node)
         ]
     change, stage = record.transition, routing.stage_of(record)

@@ -184,6 +184,9 @@ class Partition(Record, frozen=True):
     fence: Revision = 0
     """Requests that were started under an older generation are refused."""
     transition: Transition | None = None
+    eligible: tuple[Replica, ...] = ()
+    """Replicas that were taken out when too few were left in sync. Nothing is committed while there
+    are any, so they have every committed row, and may be elected."""
 
 
 class NodeLease(Record, frozen=True):

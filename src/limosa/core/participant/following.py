@@ -10,6 +10,7 @@ from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.hosting import Hosting
+from limosa.core.participant.space import can_follow
 from limosa.core.participant.state import NodeState
 
 
@@ -112,6 +113,8 @@ class Following:
         if not follow(held.last, new):
             node.out.append(Surprise(held.partition, "entries that do not follow this log"))
             return
+        if not can_follow(node.measured, held.replica.volume, node.settings):
+            new = ()  # the owner sends them again, and goes on without this replica meanwhile
         for entry in new:
             held.append(entry)
         if new:

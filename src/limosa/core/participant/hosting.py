@@ -24,6 +24,9 @@ from limosa.core.participant.serving import Serving
 from limosa.core.participant.state import NodeState
 
 AHEAD_MAX = 255
+UNKNOWN_SECONDS = 10.0
+"""After this time an unknown version of a table may have been created."""
+UNKNOWN_MAX = 1000
 
 Stamped = Probe | Replicate | Seal | DropReplica
 """Messages that name the revision of the record that their sender acted on."""
@@ -44,6 +47,8 @@ class Hosting:
         """Messages of senders that know a newer topology: they wait until it is applied."""
         self._reading = False
         self._refreshed_at = -inf
+        self._unknown: dict[int, float] = {}
+        """Versions of tables that callers use and that are not known here: since when."""
 
     # --- the topology
 
@@ -80,6 +85,21 @@ class Hosting:
     def wait(self, now: float, event: Received) -> None:
         self._ahead = [*self._ahead[-AHEAD_MAX:], event]
         self.refresh(now)
+
+    def may_learn(self, now: float, schema: int) -> bool:
+        """May a newer topology know this version of a table? Only a topology that was read after
+        the first question shows that it does not exist."""
+        node = self._node
+        first = self._unknown.get(schema, -inf)
+        if now - first > UNKNOWN_SECONDS:
+            if len(self._unknown) >= UNKNOWN_MAX:
+                self._unknown.clear()
+            first = self._unknown[schema] = now
+        is_registered = node.lease is not None and node.lease.registered
+        if is_registered and self._refreshed_at > first and not self._reading:
+            return False
+        node.is_outdated = True
+        return True
 
     def forget_waiting(self) -> None:
         self._ahead.clear()

@@ -95,6 +95,7 @@ class Owner(Replication):
         self.needed = needed
         self.sealed = self.unsealed()
         self.proposed.clear()
+        self.lately.clear()  # the write set may have been smaller
         wanted = [r for r in routing.written(record) if r != self.held.replica]
         self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
         for peer in self.peers.values():
@@ -185,7 +186,7 @@ class Owner(Replication):
             self.append(Entry(self.next_position(), self.held.last, None, collects=point))
 
     def may_collect(self) -> bool:
-        return self.record.transition is None
+        return self.record.transition is None and not self.record.eligible
 
     def is_collecting(self) -> bool:
         return self.collecting is not None and self.held.watermark < self.collecting[0]
@@ -206,6 +207,8 @@ class Owner(Replication):
     # --- committing
 
     def commit_point(self) -> Position:
+        if self.must_stop():
+            return self.held.watermark
         point = self.held.durable
         for replica in self.required():
             if replica == self.held.replica:
@@ -215,6 +218,11 @@ class Owner(Replication):
                 return self.held.watermark
             point = min(point, peer.acked)
         return point
+
+    def must_stop(self) -> bool:
+        """Too few replicas are in sync: another one that may be elected could lack what is
+        committed now."""
+        return bool(self.record.eligible)
 
     def commit(self, now: float) -> None:
         """Move the watermark, open when everything in this log is committed, answer clients."""
@@ -229,7 +237,7 @@ class Owner(Replication):
         self.out += self.held.advance(point)
         if self.pending and self.pending[0].at <= self.held.watermark:
             self.slowest = (self.commit_seconds(now), now)
-        while self.pending and self.pending[0].at <= self.held.watermark:
+        while self.pending and (self.pending[0].at <= self.held.watermark or self.must_stop()):
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
 
@@ -246,7 +254,7 @@ class Owner(Replication):
 
     def as_promised(self, answer: Answer) -> Answer:
         """Too few replicas are left in sync since the write was admitted: outcome unknown."""
-        if len(routing.electable(self.record)) >= self.needed:
+        if routing.takes_writes(self.record, self.needed):
             return answer
         return Redirect(answer.id, self.held.replica.node, 0, 0, definite=False)
 
@@ -292,12 +300,15 @@ class Owner(Replication):
 
         Nearly: it has what was committed a moment ago. Under load it never has all that is
         committed now, unless the watermark waits for it.
+
+        An owner that may commit nothing proposes replicas that have all of its log: no more is
+        written meanwhile, and if it is not open, it does not know how much is committed.
         """
         nearly = self.lately[0][1] if self.lately else self.held.watermark
         if (
-            self.open
+            (self.open or self.must_stop())
             and peer.matched
-            and peer.acked >= nearly
+            and peer.acked >= (self.held.last if self.must_stop() else nearly)
             and peer.replica in routing.may_return(self.record)
             and peer.replica not in self.proposed
         ):
@@ -305,10 +316,11 @@ class Owner(Replication):
 
     def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
         """Proposed replicas that have everything committed, and the revision of the proposal."""
+        committed = self.held.last if self.must_stop() else self.held.watermark
         return tuple(
             (replica, self.revision)
             for replica in self.proposed
-            if self.peers[replica].matched and self.peers[replica].acked >= self.held.watermark
+            if self.peers[replica].matched and self.peers[replica].acked >= committed
         )
 
     def report(self) -> OwnerReport:
@@ -316,14 +328,22 @@ class Owner(Replication):
         return self.open, self.seal_report(), self.caught_up()
 
     def silent(self, now: float) -> tuple[Replica, ...]:
-        """Replicas that have not answered for too long."""
+        """Replicas that have not answered for too long, whether or not there is anything to send.
+        An owner that was paused knows nothing of the others: its lease has run out."""
+        if not self.lease.holds(now):
+            return ()
+        required = self.required()
         return tuple(
             peer.replica
             for peer in self.peers.values()
-            if peer.replica in self.required()
-            and (not peer.matched or peer.acked < self.held.last)
-            and now - peer.since > self.settings.silence_seconds_max
+            if peer.replica in required and self.is_silent(now, peer)
         )
+
+    def is_silent(self, now: float, peer: Peer) -> bool:
+        behind = not peer.matched or peer.acked < self.held.last
+        longest = self.settings.silence_seconds_max
+        asked_in_vain = now - peer.heard > self.settings.idle_seconds_max + longest
+        return asked_in_vain or (behind and now - peer.since > longest)
 
     def touch(self, why: str) -> None:
         """Commit the record unchanged: this voids every seal and proposal of its revision."""
@@ -343,12 +363,14 @@ class Owner(Replication):
     def seal_report(self) -> tuple[Revision, Position] | None:
         """The seal, once all writes in flight are committed on the whole write set."""
         held = self.held
-        if self.sealed is None or self.pending or held.watermark < held.last:
+        ended = held.watermark == held.last or self.must_stop()
+        if self.sealed is None or self.pending or not ended:
             return None
         return self.sealed, held.last
 
     def verify(self, now: float, session: SessionId) -> None:
-        """Choose the position at which digests are compared: the present end of the log.
+        """Choose the position at which digests are compared: the present end of the log, or of
+        what is committed if nothing more can be.
 
         The slower replica needs time to read all of its rows, however many there are, so each
         attempt waits twice as long as the one before.
@@ -360,7 +382,8 @@ class Owner(Replication):
         if not again or now - self.verified_at > self.verified_for:
             self.verified_at = now
             self.verified_for *= 2
-            self.held.check = (session, self.held.last)
+            at = self.held.watermark if self.must_stop() else self.held.last
+            self.held.check = (session, at)
             self.held.taken = None
             for peer in self.peers.values():
                 if peer.matched:

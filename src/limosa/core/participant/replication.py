@@ -86,6 +86,7 @@ class Replication(ABC):
         peer = self.peers.get(message.replica)
         if peer is None or message.epoch != self.epoch:
             return
+        peer.heard = now
         if message.run != peer.run:
             peer.run = message.run
             peer.hurry()

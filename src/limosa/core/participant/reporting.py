@@ -21,7 +21,6 @@ class Reporting:
         self._coordinator: str | None = None
         self._sequence = 0
         self._told_at = -inf
-        self._size = Measured({}, {})
 
     def look(self, now: float, sender: str, message: Look) -> None:
         self._coordinator = sender
@@ -34,7 +33,7 @@ class Reporting:
 
     def measured(self, event: Measured) -> None:
         """Sizes are part of the next report."""
-        self._size = event
+        self._node.measured = event
 
     def tell_changes(self, now: float) -> None:
         if self._node.changed and now - self._told_at >= self._quiet_seconds():
@@ -76,12 +75,14 @@ class Reporting:
             self._node.topology.generation if self._node.lease.registered else 0,
             busy,
             {partition: tuple(all_of) for partition, all_of in replicas.items()},
-            self._size.free_bytes,
+            self._node.measured.free_bytes,
         )
 
     def _replica_status(self, now: float, held: Held) -> ReplicaStatus:
         owner = self._node.owners.get(held.partition)
-        rows, size = self._size.sizes.get((held.partition, held.replica.incarnation), (0, 0))
+        rows, size = self._node.measured.sizes.get(
+            (held.partition, held.replica.incarnation), (0, 0)
+        )
         if owner is None or owner.held is not held:
             return ReplicaStatus(
                 held.replica,
@@ -116,6 +117,6 @@ class Reporting:
             size,
             held.checking,
             held.trouble,
-            self._size.rates.get(held.partition, (0.0, 0.0)),
+            self._node.measured.rates.get(held.partition, (0.0, 0.0)),
             held.damaged,
         )

@@ -23,6 +23,7 @@ from limosa.core.model.keys import PartitionId, Position, Revision
 from limosa.core.model.topology import Partition
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.space import lacks_space
 from limosa.core.participant.state import NodeState
 
 
@@ -111,8 +112,12 @@ class Serving:
     ) -> Answer | None:
         if found is None:
             return self.unreadable(owner.held, message.id)
-        there = len(routing.electable(owner.record))
-        if there < owner.needed:
+        full = lacks_space(self._node.measured, owner.held.replica.volume, self._node.settings)
+        if full:
+            why = f"{self._node.node} accepts no writes: {full}"
+            return Refuse(message.id, why, "DiskFull", "free space on its disk, then retry")
+        if not routing.takes_writes(owner.record, owner.needed):
+            there = len(routing.electable(owner.record))
             return Refuse(
                 message.id,
                 f"{there} replicas in sync, {owner.needed} needed",

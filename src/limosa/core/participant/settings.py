@@ -33,5 +33,7 @@ class ParticipantSettings(Struct, frozen=True):
     """How much of the end of each log stays in memory: older entries are seldom sent."""
     shelved_bytes: int = 1 << 20
     """A copied slice of at least so many bytes gets its own file; smaller ones use the log."""
+    free_bytes_min: int = 256 << 20
+    """An owner refuses clients' writes if its disk has less free space than this."""
     replicate_bytes: int = 8 << 20
     """The most that one message to another replica holds, but at least one entry."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from limosa.core.effects import Effect, Send, TrimLog
+from limosa.core.events import Measured
 from limosa.core.messages import Message, Redirect
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId
@@ -28,6 +29,8 @@ class NodeState:
         self.held: dict[tuple[PartitionId, Incarnation], Held] = {}
         self.owners: dict[PartitionId, Owner] = {}
         self.tickets = Tickets()
+        self.measured = Measured({}, {})
+        """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
         """The effects of the present event."""
         self.changed = False

@@ -1,0 +1,260 @@
+"""Are the rules of eligible replicas safe, and do they always allow a recovery?
+
+A model of one partition with three replicas, small enough to visit every state: nodes stop, start
+and die, the owner's lease ends, messages and the owner's knowledge of the record are late by any
+time, and the coordinator may be replaced at any point, since it remembers nothing here. Each rule
+can be left out, and then the model finds the loss.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+ALL = (0, 1, 2)
+WRITES_MAX = 1
+"""With two writes there are 500,000 states, and no other result."""
+MORTAL = 0
+"""The node that may die for good: it is the first owner, and any role is its own later."""
+UP, DOWN, DEAD = "up", "down", "dead"
+Log = tuple[int, ...]
+Some = frozenset[int]
+NOBODY: Some = frozenset()
+
+
+class Owning(NamedTuple):
+    """A process that owns, and the record as it has applied it."""
+
+    node: int
+    in_sync: Some
+    eligible: Some
+    is_current: bool = True
+    is_open: bool = False
+    proposed: Some = NOBODY
+    acked: tuple[int, ...] = (-1, -1, -1)
+
+
+class State(NamedTuple):
+    """One partition: its record, its replicas, and what a client may have seen of it."""
+
+    owner: int | None = 0
+    in_sync: Some = frozenset(ALL)
+    eligible: Some = NOBODY
+    needed: int = 2
+    nodes: tuple[str, ...] = (UP, UP, UP)
+    logs: tuple[Log, ...] = ((), (), ())
+    watermarks: tuple[int, ...] = (0, 0, 0)
+    owning: Owning | None = None
+    committed: Log = ()
+    writes: int = 0
+
+    def with_at(self, field: str, at: int, value: object) -> "State":
+        changed = list(getattr(self, field))
+        changed[at] = value
+        fields: dict[str, Any] = {field: tuple(changed)}
+        return self._replace(**fields)
+
+    def commit(self, **record: Any) -> "State":
+        """The record changes: its owner, if there is one, learns it later."""
+        owning = None if self.owning is None else self.owning._replace(is_current=False)
+        return self._replace(owning=owning, **record)
+
+    def is_well(self) -> bool:
+        owning = self.owning
+        return owning is not None and owning.is_open and len(self.in_sync) >= self.needed
+
+
+class LostError(Exception):
+    """A row that a client may have seen is not there any more."""
+
+
+class Rules(NamedTuple):
+    """The protocol; each rule can be left out."""
+
+    watermark_stops: bool = True
+    """While a replica is eligible, the owner commits nothing."""
+    only_since_then: bool = True
+    """A replica that left while enough stayed in sync is not eligible, even if it is needed."""
+    closed_proposes_equals: bool = True
+    """An owner that is not open proposes only replicas that have all of its log."""
+    owner_reports: bool = True
+    """A replica is taken out only on a report of its owner, made in its present lease."""
+    are_eligible: bool = True
+    cleared: bool = True
+    """Eligible replicas are cleared by the commit that brings enough in sync."""
+    needed_changes: bool = False
+    """An operator changes the number that is needed."""
+
+
+def steps(rules: Rules, state: State) -> Iterator[State]:
+    yield from failures(state)
+    yield from coordinator(rules, state)
+    if state.owning is not None:
+        yield from owner(rules, state, state.owning)
+    elif state.owner is not None and state.nodes[state.owner] == UP:
+        yield state._replace(owning=Owning(state.owner, state.in_sync, state.eligible))
+
+
+def failures(state: State) -> Iterator[State]:
+    owning = state.owning
+    for node in ALL:
+        if state.nodes[node] == DOWN:
+            yield state.with_at("nodes", node, UP)
+        alone = owning if owning is None or owning.node != node else None
+        if state.nodes[node] == UP:
+            yield state.with_at("nodes", node, DOWN)._replace(owning=alone)
+        if node == MORTAL and state.nodes[node] != DEAD:
+            yield state.with_at("nodes", node, DEAD)._replace(owning=alone)
+    if owning is not None:
+        yield state._replace(owning=None)  # its lease ends
+
+
+def coordinator(rules: Rules, state: State) -> Iterator[State]:
+    owning = state.owning
+    if rules.needed_changes:
+        yield state._replace(needed=3 - state.needed)
+        if state.eligible and len(state.in_sync) >= state.needed:
+            yield state.commit(eligible=NOBODY)
+    if state.owner is None:
+        for node in state.in_sync | state.eligible:
+            if state.nodes[node] == UP:
+                yield with_eligible(rules, state, state.in_sync | {node})._replace(owner=node)
+        return
+    if owning is None:
+        yield state._replace(owner=None)
+    if owning is None and rules.owner_reports:
+        return
+    gone = [n for n in state.in_sync if n != state.owner and state.nodes[n] != UP]
+    for out in {frozenset(gone), *(frozenset({node}) for node in gone)}:
+        yield with_eligible(rules, state, state.in_sync - out)
+    if owning is not None and owning.is_current:
+        for node in owning.proposed:
+            if owning.acked[node] >= state.watermarks[owning.node]:
+                yield with_eligible(rules, state, state.in_sync | {node})
+
+
+def with_eligible(rules: Rules, state: State, in_sync: Some) -> State:
+    eligible = (state.eligible | state.in_sync) - in_sync
+    if not rules.only_since_then:
+        eligible = frozenset(ALL) - in_sync
+    if not rules.are_eligible or (rules.cleared and len(in_sync) >= state.needed):
+        eligible = NOBODY
+    return state.commit(in_sync=in_sync, eligible=eligible)
+
+
+def owner(rules: Rules, state: State, owning: Owning) -> Iterator[State]:
+    me = owning.node
+    log, watermark = state.logs[me], state.watermarks[me]
+    if not owning.is_current:
+        applied = owning._replace(
+            in_sync=state.in_sync, eligible=state.eligible, is_current=True, proposed=NOBODY
+        )
+        yield state._replace(owning=applied)
+    enough = len(owning.in_sync) >= state.needed and not owning.eligible
+    if owning.is_open and enough and state.writes < WRITES_MAX:
+        number = state.writes + 1
+        yield state.with_at("logs", me, (*log, number))._replace(writes=number)
+    for peer in ALL:
+        if peer != me and state.nodes[peer] == UP:
+            yield from replicate(state, owning, peer)
+        limit = watermark if owning.is_open or not rules.closed_proposes_equals else len(log)
+        may = owning.is_open or owning.eligible
+        if may and peer != me and peer not in owning.in_sync and owning.acked[peer] >= limit:
+            yield state._replace(owning=owning._replace(proposed=owning.proposed | {peer}))
+    yield from advance(rules, state, owning)
+
+
+def replicate(state: State, owning: Owning, peer: int) -> Iterator[State]:
+    """The peer's log is cut where it differs, and gets the next entry."""
+    log, theirs = state.logs[owning.node], state.logs[peer]
+    common = 0
+    while common < min(len(log), len(theirs)) and log[common] == theirs[common]:
+        common += 1
+    kept = len(state.committed)
+    if common < kept and theirs[:kept] == state.committed:
+        raise LostError(f"{peer} truncates {theirs[common:]}")
+    for end in {common, min(common + 1, len(log))}:
+        acked = [*owning.acked]
+        acked[peer] = max(end, acked[peer])
+        told = max(state.watermarks[peer], min(end, state.watermarks[owning.node]))
+        after = state.with_at("logs", peer, log[:end]).with_at("watermarks", peer, told)
+        yield after._replace(owning=owning._replace(acked=tuple(acked)))
+
+
+def advance(rules: Rules, state: State, owning: Owning) -> Iterator[State]:
+    me = owning.node
+    log, point = state.logs[me], state.watermarks[me]
+    others = [owning.acked[n] for n in owning.in_sync | owning.proposed if n != me]
+    if -1 in others:
+        return
+    if not (owning.eligible and rules.watermark_stops):
+        point = max(point, min([len(log), *others]))
+    if not owning.is_open and point < len(log):
+        return
+    seen = log[:point]
+    if seen[: len(state.committed)] != state.committed:
+        raise LostError(f"{me} serves {seen}, and {state.committed} was committed")
+    opened = owning._replace(is_open=True)
+    yield state.with_at("watermarks", me, point)._replace(owning=opened, committed=seen)
+
+
+def visit(rules: Rules, first: State) -> dict[State, list[State]]:
+    """Every state, and where it leads."""
+    known: dict[State, list[State]] = {}
+    ahead = [first]
+    while ahead:
+        state = ahead.pop()
+        if state not in known:
+            known[state] = [after for after in steps(rules, state) if after != state]
+            ahead.extend(known[state])
+    return known
+
+
+def stuck(graph: dict[State, list[State]]) -> list[State]:
+    """States from which the partition is never well again, whatever returns."""
+    before: dict[State, list[State]] = {}
+    for state, following in graph.items():
+        for after in following:
+            before.setdefault(after, []).append(state)
+    ahead = [state for state in graph if state.is_well()]
+    saved = set(ahead)
+    while ahead:
+        for state in before.get(ahead.pop(), ()):
+            if state not in saved:
+                saved.add(state)
+                ahead.append(state)
+    return [state for state in graph if state not in saved]
+
+
+def test_no_row_is_lost_and_one_dead_node_never_ends_a_partition() -> None:
+    """S114: whichever nodes stop, in any order, the loss of one node of three for good is survived,
+    and a replica that misses a committed row is never elected."""
+    graph = visit(Rules(), State())
+    assert len(graph) > 10_000
+    assert stuck(graph) == []
+
+
+@pytest.mark.slow
+def test_no_row_is_lost_while_an_operator_changes_the_number_that_is_needed() -> None:
+    assert visit(Rules(needed_changes=True), State())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["watermark_stops", "only_since_then", "closed_proposes_equals"])
+def test_without_a_rule_a_row_is_lost(rule: str) -> None:
+    with pytest.raises(LostError):
+        visit(Rules(**{rule: False}), State())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [Rules(are_eligible=False), Rules(cleared=False)])
+def test_without_eligible_replicas_a_partition_may_never_return(rules: Rules) -> None:
+    assert stuck(visit(rules, State()))
+
+
+def test_with_one_needed_a_dead_owner_takes_no_replica_out() -> None:
+    """All stop at once: only an owner that is alive takes replicas out, so the others are elected
+    after the owner's death. Without this rule they are taken out while nobody serves."""
+    stopped = State(needed=1, nodes=(DEAD, DOWN, DOWN))
+    assert stuck(visit(Rules(), stopped)) == []
+    assert stuck(visit(Rules(owner_reports=False), stopped))
