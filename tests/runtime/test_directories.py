@@ -44,6 +44,16 @@ def test_a_directory_of_an_earlier_version_is_closed_to_others(tmp_path: Path) -
     assert len(log.said) == 3
 
 
+def test_a_directory_that_others_use_as_well_is_left_open(tmp_path: Path) -> None:
+    """Such as somebody's home, or a disk with other things on it."""
+    log = Log()
+    tmp_path.chmod(0o755)
+    (tmp_path / "thesis.txt").touch()
+    make_private(str(tmp_path), log)
+    assert mode(tmp_path) == 0o755
+    assert log.said == ["other users can enter a directory"]
+
+
 def test_what_belongs_to_another_user_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +79,7 @@ def test_nothing_in_a_clusters_directory_can_be_read_by_others(tmp_path: Path) -
     data = tmp_path / "data"
     for each in (data, data / "n1", data / "n1" / "volume"):
         each.mkdir(mode=0o755)
+    (data / "LOCK").touch(0o600)
     before = os.umask(0o022)
     try:
         with LocalCluster(data, nodes=1):

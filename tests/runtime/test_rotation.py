@@ -20,7 +20,7 @@ from limosa.transport.keys import read_keys
 from limosa.transport.tokens import issue
 from tests.waiting import eventually
 
-PAUSE_SECONDS = 1.5
+PAUSE_SECONDS = 1.0
 """Longer than processes take to look at the secret's file."""
 
 
@@ -77,7 +77,7 @@ def test_secrets_are_rotated_and_tokens_revoked_under_load(
 
         def as_somebody(subject: str, role: str = "client") -> Operator:
             made = token(subject, role)
-            return limosa.operate(addresses, cluster_name="local", token=made, timeout_seconds=5)
+            return limosa.operate(addresses, cluster_name="local", token=made, timeout_seconds=3)
 
         def typed(*words: str) -> Any:
             assert main(("token", *words, "--secret", secret, "--json")) == 0

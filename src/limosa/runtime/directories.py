@@ -3,15 +3,22 @@
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 
 from limosa.errors import UnusableFile
 
 PRIVATE = 0o700
+MARKS = frozenset({"LOCK", "NODE", "VOLUME", "local.json", "volume", "coordinator.log"})
+"""Names in a directory that a cluster, a node, a volume or their logs use."""
 
 
 def make_private(path: str, log: Callable[..., None]) -> None:
-    """Create a directory that only its owner can enter. An existing one that others can enter, as
-    earlier versions made it, is closed to them if it belongs to this user."""
+    """Create a directory that only its owner can enter.
+
+    An existing one that others can enter, as earlier versions made it, is closed to them. If it is
+    not Limosa's alone, or not this user's, that is only reported: what Limosa creates in it is
+    private anyway.
+    """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         try:
@@ -29,9 +36,14 @@ def _close_to_others(path: str, log: Callable[..., None]) -> None:
     mode = stat.S_IMODE(known.st_mode)
     if not stat.S_ISDIR(known.st_mode) or not mode & 0o077:
         return
-    try:
-        os.chmod(path, mode & PRIVATE)
-    except PermissionError:
-        log("other users can enter a directory", directory=path, mode=f"{mode:04o}")
-    else:
-        log("closed a directory to other users", directory=path, mode=f"{mode:04o}")
+    if _is_limosas(path):
+        with suppress(PermissionError):
+            os.chmod(path, mode & PRIVATE)
+            log("closed a directory to other users", directory=path, mode=f"{mode:04o}")
+            return
+    log("other users can enter a directory", directory=path, mode=f"{mode:04o}")
+
+
+def _is_limosas(path: str) -> bool:
+    found = os.listdir(path)
+    return not found or not MARKS.isdisjoint(found)

@@ -103,6 +103,8 @@ def handling(view: ClusterView, request: Request, trigger: Revision) -> Handling
             return members.join_reads(view, wish), partial(members.join, view, wish, request)
         case wishes.RemoveNode() as wish:
             return members.remove_reads(view, wish), partial(members.remove, view, wish)
+        case wishes.ReplaceNode() as wish:
+            return members.replace_reads(view, wish), partial(members.replace_disk, view, wish)
         case wishes.UndrainNodes() as wish:
             return drains.undrain_reads(wish), partial(drains.undrain, view, wish)
         case wishes.StartRun() | wishes.DrainNodes() as wish:
