@@ -71,6 +71,7 @@ from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import VolumeWorkers
 from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
+from limosa.tabular.sizes import PIECE_BYTES
 from limosa.tabular.tables import KnownTables
 
 TICK_SECONDS = 0.02
@@ -373,9 +374,10 @@ class NodeDriver:
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
         with self.noticing(effect.partition, effect.incarnation):
             batches = [
-                batch
+                piece
                 for table in view.tables.values()
                 for batch in view.copied(table.table, token_range, through)
+                for piece in batch.in_pieces(PIECE_BYTES, len(batch))
             ]
             rows = Bundle(batches)
             rows.digest()  # computed here, where no client waits for it

@@ -306,9 +306,12 @@ def waits_for(missing: Replica) -> str:
 
 
 def no_writes(view: ClusterView, record: Partition) -> str:
-    """Why the partition takes no writes, in words; empty: it does."""
+    """Why the partition takes no writes, and perhaps no reads, in words; empty: it does."""
     needed = routing.needed(record, view.agreed.topology.zones[record.zone])
     if routing.takes_writes(record, needed):
         return ""
-    there = len(routing.electable(record))
-    return f"it takes no writes, as {there} replicas are in sync, and {needed} are needed; "
+    owner = view.owner_status(record)
+    is_open = owner is not None and owner.open_epoch == record.epoch
+    what = "no writes" if is_open else "no reads and no writes"
+    in_sync = f"{len(routing.electable(record))} of {len(routing.readers(record))} replicas"
+    return f"it takes {what}: {in_sync} are in sync, and {needed} are needed; "
