@@ -194,7 +194,8 @@ def test_before_its_permit_ends_a_task_ends_and_another_one_goes_on(
 ) -> None:
     """A long copy outlives its tokens: no slice fails, and none that has landed is copied again."""
     now = 1_000.0
-    monkeypatch.setattr(pipe, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: now))
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=time.sleep, time=lambda: now)
+    monkeypatch.setattr(pipe, "time", clock)
     monkeypatch.setattr(pipe, "AT_ONCE", 1)
     begun = task(nodes.all, load(slices=SLICES))
 
@@ -490,3 +491,15 @@ def test_what_nobody_asked_for_is_overheard(nodes: Nodes) -> None:
     (carried,) = nodes.carry(load(slices=SLICES))
     assert (carried.slices, carried.failure) == (SLICES, "")
     assert arrived(nodes.target)
+
+
+def test_a_slice_that_is_larger_than_an_outbox_waits_for_a_slow_target(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F194: otherwise chunks would be lost, in each attempt."""
+    monkeypatch.setattr("limosa.transport.links.OUTBOX_BYTES_MAX", 3_000)
+    large = Bundle([birds((f"{number}" + "x" * 2_000, number)) for number in range(20)])
+    nodes.source.rows = lambda number: large
+    (result,) = nodes.carry(load(slices=1))
+    assert (result.failure, result.slices, result.rows) == ("", 1, 20)
+    assert len(nodes.source.fetches()) == 1

@@ -28,6 +28,7 @@ from limosa.simulation.checkers.durability import unsafe_election, unsafe_return
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
     METASTORE,
+    VOLUMES,
     ClientProcess,
     Process,
     SimulatedCoordinator,
@@ -157,7 +158,7 @@ class World:
     # --- members
 
     def member(self, name: str) -> Node:
-        return Node(name, volumes=("", "v2"), host=f"host of {name}")
+        return Node(name, volumes=VOLUMES, host=f"host of {name}")
 
     def add_node(self) -> SimulatedNode:
         """A machine with an empty disk, which is not a member yet, and does not run."""
