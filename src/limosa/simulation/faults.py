@@ -274,6 +274,39 @@ def stall_disk(world: World, record: Partition) -> None:
     node.stalled_until = max(node.stalled_until, world.now + seconds)
 
 
+def hang_disk(world: World, record: Partition) -> None:
+    """No sync of one node ends, for a while or until the world heals."""
+    node = _owner(world, record) if world.dice.random() < 0.6 else _target(world, record)
+    if not any(each.hangs for each in world.nodes.values()):
+        node.hangs = True
+        world.schedule(world.dice.choice((2.0, 6.0, 60.0)), _answer_again, world, node)
+
+
+def _answer_again(world: World, node: SimulatedNode) -> None:
+    if node.hangs:
+        node.hangs = False
+        world.start(node)
+
+
+def fill_disk(world: World, record: Partition) -> None:
+    """The disk of one node, or of all, has no space for a while."""
+    every = world.dice.random() < 0.2
+    nodes = list(world.nodes.values()) if every else [_owner(world, record)]
+    for node in nodes:
+        node.fill(True)
+        world.schedule(world.dice.choice((0.5, 2.0, 6.0)), node.fill, False)
+
+
+def lose_volume(world: World, record: Partition) -> None:
+    """A volume of a node fails, while others have all of its rows and nothing else is wrong."""
+    replica = world.dice.choice(routing.everywhere(record))
+    node = world.nodes[replica.node]
+    if node.run and not world.wiped and not world.gone and is_calm(world, node.name):
+        world.wiped.add(node.name)
+        world.quiet_until = world.now + 6.0
+        node.lose_volume(replica.volume)
+
+
 def slow_link(world: World, record: Partition) -> None:
     """The owner and one of the other nodes, or a client, stay far apart for seconds."""
     one = _owner(world, record).name
@@ -317,6 +350,9 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
         kill_mover,
         power_failure,
         stall_disk,
+        hang_disk,
+        fill_disk,
+        lose_volume,
         slow_link,
         lose_metastore,
         crash_client,

@@ -48,6 +48,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    Measured,
     Received,
     ReplicaDamaged,
     RowsLinked,
@@ -208,6 +209,8 @@ class SimulatedNode(Process):
         super().__init__(world, name)
         self.settings = settings
         self.disk = world.make_disk(name)
+        self.full = False
+        """Nothing more fits on the disk: what was written is stored when there is space."""
         self.hangs = False
         """No sync ends; a sync that is under way ends when the disk answers again."""
         self.on_read: Callable[[], None] | None = None
@@ -228,6 +231,11 @@ class SimulatedNode(Process):
         self._begin()
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
         self.on_event(Started(held, VOLUMES))
+        self.fill(self.full)
+
+    def fill(self, full: bool) -> None:
+        self.full = full
+        self.deliver(self.run, Measured({}, {}, full=VOLUMES if full else ()))
 
     def stop(self) -> None:
         """Stop as a real node does: serve nothing more, then revoke the lease. Reads go on."""
@@ -351,7 +359,7 @@ class SimulatedNode(Process):
         if self.hangs:
             self.world.schedule(RESTART_SECONDS, self._restart, starts)
         else:
-            self.start()
+            self.world.start(self)
 
     def _register(self) -> None:
         """The registration may arrive late; that a run reads its key first takes no time here."""
@@ -396,7 +404,7 @@ class SimulatedNode(Process):
         """The disk finishes a sync also while the process is paused."""
         if run != self.run:
             return
-        if self.hangs:
+        if self.hangs or self.full:
             self.world.schedule(0.1, self._synced, run, ticket)
             return
         self.disk.sync(ticket, self.name)

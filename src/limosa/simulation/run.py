@@ -359,6 +359,8 @@ class Drama:
         for node in world.nodes.values():
             node.on_read = None
             node.stalled_until = 0.0
+            node.hangs = False
+            node.fill(False)
             node.scrub()
         for process in world.processes.values():
             process.resume()

@@ -207,8 +207,8 @@ OUTAGES: tuple[Theme, ...] = (
     ),
     Theme(
         "disks",
-        {"stall_disk": 8, "crash_owner": 2, "crash_target": 2, "power_failure": 1,
-         "rot_replica": 4},
+        {"stall_disk": 8, "hang_disk": 3, "fill_disk": 3, "lose_volume": 2, "rot_replica": 4,
+         "crash_owner": 2, "crash_target": 2, "power_failure": 1},
         {"move": 2},
         {"read": 3, "write": 6, "compare": 2},
         aimed=(0.2, 0.5),

@@ -168,12 +168,13 @@ class World:
         return node
 
     def start(self, process: Process) -> None:
-        """Start a process, unless it runs, is gone, or is a node that is not a member."""
+        """Start a process, unless it runs, is gone, or is a node that is not a member or whose disk
+        hangs."""
         if process.run or process.name in self.gone:
             return
         if process.name in self.nodes:
             member = self.agreed.topology.nodes.get(process.name)
-            if member is None or member.state == "left":
+            if member is None or member.state == "left" or self.nodes[process.name].hangs:
                 return
         process.start()
 

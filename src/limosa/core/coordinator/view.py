@@ -171,23 +171,25 @@ class ClusterView:
         about to be dropped is not among them.
 
         An owner can't open while others are eligible: it does not know what of its log they lack.
-        If all replicas are needed, another one would have to wait as well, so none is eligible.
+        If all replicas that are left are needed, whoever is elected would have to wait for the
+        others, perhaps for ever; so then none is eligible, and the owner opens alone.
         """
         zone = self.agreed.topology.zones[after.zone]
         needed = routing.needed(after, zone)
         if len(routing.electable(after)) >= needed:
             return ()
+        sound = [r for r in routing.readers(after) if self.is_sound(before, r)]
         owner = self.owner_status(before)
-        is_open = owner is not None and owner.open_epoch == before.epoch
-        if not is_open and needed == len(routing.readers(after)):
+        is_closed = owner is not None and owner.open_epoch != before.epoch
+        if is_closed and len(sound) <= needed:
             return ()
         left = (r for r in before.in_sync if r not in after.in_sync)
-        may_return = routing.may_return(after)
-        return tuple(
-            r
-            for r in (*before.eligible, *left)
-            if r in may_return and not self.is_lost(before, r) and not self.is_damaged(before, r)
-        )
+        may_return = [r for r in routing.may_return(after) if r in sound]
+        return tuple(r for r in (*before.eligible, *left) if r in may_return)
+
+    def is_sound(self, record: Partition, replica: Replica) -> bool:
+        """The replica is neither lost nor damaged, as far as is known."""
+        return not self.is_lost(record, replica) and not self.is_damaged(record, replica)
 
     def stamped(self, before: Partition, after: Partition) -> Partition:
         """Record when the transition entered its stage, for people."""
