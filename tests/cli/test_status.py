@@ -67,7 +67,7 @@ def test_the_doctor_finds_a_healthy_cluster_healthy(limosa: Limosa, table: str) 
     assert answer["problems"] == 0
     assert [check["check"] for check in answer["checks"]] == [
         *("reachable", "coordinator", "nodes", "owners", "in sync", "surprises", "disks"),
-        *("replicas", "damage", "free space", "clocks", "versions"),
+        *("replicas", "damage", "secret", "free space", "clocks", "versions"),
     ]
     assert "coordinator is active" in limosa.well("doctor").text
 

@@ -16,11 +16,12 @@ from limosa.core.model.changes import (
     intent_key,
     lease_key,
     node_key,
+    partition_key,
     request_key,
 )
 from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import WHOLE
-from limosa.core.model.requests import JoinCluster, RemoveNode, Request
+from limosa.core.model.requests import JoinCluster, RemoveNode, ReplaceNode, Request
 from limosa.core.model.runs import Rebalance, Run
 from limosa.core.model.topology import (
     Cluster,
@@ -265,3 +266,48 @@ def test_a_lease_alone_makes_no_member() -> None:
     agreed = apply(founded(nodes=LEFT), (Put(NodeLease("c", 99)),), 70)
     request = Request("r", RemoveNode("c"))
     assert "c has left already" in refused(agreed, request)
+
+
+# --- in again
+
+REPLACE = Request("r", ReplaceNode("c"))
+AGAIN = Request("j", JoinCluster(replace(NEWCOMER, id="c", host="h9"), "birds"))
+
+
+def held_on_c(*in_sync: int) -> tuple[Record, ...]:
+    replicas = (Replica("a", "c1"), Replica("c", "c1"))
+    record = Partition("p", "z", WHOLE, replicas, tuple(replicas[each] for each in in_sync))
+    intent = Intent("p", (Placement("a"), Placement("c")))
+    return (Zone("z", 2), Layout("z", 1, (-(2**63),), ("p",)), record, intent)
+
+
+def test_an_empty_directory_may_take_the_place_of_one_that_is_lost() -> None:
+    """S128: the node joins under its name, the former directory does not, and nobody else does
+    afterwards."""
+    agreed = dead(*held_on_c(0, 1))
+    assert "limosa node replace c" in refused(agreed, AGAIN)
+    row, commit, after = answered(agreed, REPLACE)
+    assert (row.state, row.answer) == ("done", "an empty directory may join as c")
+    assert commit.guards[lease_key("c")] == 0
+    assert commit.guards[partition_key("p")] == after.topology.revision_of("p")
+    assert after.topology.nodes["c"].host == ""
+    row, _, after = answered(after, AGAIN)
+    assert row.answer == "joined"
+    assert after.topology.nodes["c"] == replace(NEWCOMER, id="c", host="h9", state="normal")
+    assert "is taken" in refused(after, wanting(replace(AGAIN, id="k"), node=MEMBERS[2]))
+
+
+@pytest.mark.parametrize("in_sync", [(), (0,)])
+def test_a_node_without_a_replica_in_sync_can_be_replaced(in_sync: tuple[int, ...]) -> None:
+    row, _, _ = answered(dead(*held_on_c(*in_sync)), REPLACE)
+    assert row.state == "done"
+
+
+def test_a_node_that_lives_or_changes_or_holds_the_only_copy_is_not_replaced() -> None:
+    """S128: rows would be lost."""
+    assert "c is alive" in refused(founded(), REPLACE)
+    assert "x is not a member" in refused(dead(), wanting(REPLACE, node="x"))
+    assert "c is decommissioning" in refused(dead(nodes=(*MEMBERS[:2], DRAINED)), REPLACE)
+    answer = refused(dead(*held_on_c(1)), REPLACE)
+    assert "c holds the only replica of p that has all rows" in answer
+    assert "drop the table" in answer

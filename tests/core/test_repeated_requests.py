@@ -26,6 +26,7 @@ from limosa.core.model.requests import (
     RebuildReplicas,
     RemoveNode,
     RepairPartition,
+    ReplaceNode,
     ResumeRun,
     ReverseMove,
     SetBalancing,
@@ -85,6 +86,11 @@ def locked(cluster: Cluster) -> None:
     cluster.ask(LockCluster("backup"))
 
 
+def lost(cluster: Cluster) -> None:
+    cluster.kill("d")
+    cluster.put(replace(cluster.agreed.topology.nodes["d"], host="h4"))
+
+
 def waiting(cluster: Cluster) -> AnyWish:
     return WithdrawRequest(cluster.waiting(RepairPartition(P)).id)
 
@@ -104,6 +110,7 @@ SAMPLES = [
     Sample(DropTable("t", "t1"), again="refused"),
     Sample(JoinCluster(Node("e", host="h"), "birds"), again="refused"),
     Sample(RemoveNode("d"), lambda cluster: cluster.kill("d"), "refused"),
+    Sample(ReplaceNode("d"), lost),
     Sample(StartRun(plan(move(P, "a", "c"))), again="refused"),
     Sample(DrainNodes(plan(drains=("d",))), again="refused"),
     Sample(PauseRun(), running, "refused"),

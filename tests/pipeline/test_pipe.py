@@ -488,3 +488,15 @@ def test_what_nobody_asked_for_is_overheard(nodes: Nodes) -> None:
     (carried,) = nodes.carry(load(slices=SLICES))
     assert (carried.slices, carried.failure) == (SLICES, "")
     assert arrived(nodes.target)
+
+
+def test_a_slice_that_is_larger_than_an_outbox_waits_for_a_slow_target(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F194: otherwise chunks would be lost, in each attempt."""
+    monkeypatch.setattr("limosa.transport.links.OUTBOX_BYTES_MAX", 3_000)
+    large = Bundle([birds((f"{number}" + "x" * 2_000, number)) for number in range(20)])
+    nodes.source.rows = lambda number: large
+    (result,) = nodes.carry(load(slices=1))
+    assert (result.failure, result.slices, result.rows) == ("", 1, 20)
+    assert len(nodes.source.fetches()) == 1

@@ -12,12 +12,12 @@ from limosa.cli.shared.terminal import print_answer, print_json, tell
 from limosa.client.cluster_view import look
 from limosa.client.operator import Operator
 from limosa.core.insight.proposing import filling, planned
-from limosa.core.model.requests import RemoveNode, UndrainNodes
+from limosa.core.model.requests import RemoveNode, ReplaceNode, UndrainNodes
 from limosa.core.model.runs import RunPlan
 from limosa.core.planning.plan import Plan
 from limosa.errors import IllegalRequest, Refused
 
-node = typer.Typer(help="Fill, empty or remove nodes.", no_args_is_help=True)
+node = typer.Typer(help="Fill, empty, replace or remove nodes.", no_args_is_help=True)
 
 
 @node.command()
@@ -37,6 +37,26 @@ def remove(
         connection.submit(RemoveNode(name))
     told = f"Removed {name} from the cluster. Its name can't be used again."
     print_answer(target.as_json, {"removed": name}, told)
+
+
+@node.command()
+@with_groups
+def replace(
+    target: ClusterOptions, name: Annotated[str, typer.Argument(help="The node's name.")]
+) -> None:
+    """Let an empty directory take the place of a stopped node's directory that is lost or damaged.
+
+    Start the node afterwards, from an empty directory: it joins under its old name, and its
+    replicas are rebuilt from others. The former directory can't be used again.
+
+    \b
+    Examples:
+      limosa node replace n2
+    """
+    with target.operate() as connection:
+        connection.submit(ReplaceNode(name))
+    told = f"Start {name} from an empty directory: it joins, and its replicas are rebuilt."
+    print_answer(target.as_json, {"replaced": name}, told)
 
 
 Names = Annotated[list[str], typer.Argument(metavar="NODE…", help="The nodes' names.")]

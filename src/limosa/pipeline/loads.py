@@ -16,8 +16,9 @@ from limosa.core.model.keys import Incarnation, NodeId, PartitionId, SessionId
 from limosa.core.model.topology import Replica
 
 SLICE_BYTES = 16 << 20
-"""The intended size of a slice, which is one message and becomes one file."""
-SLICES_MAX = 4_096
+"""The intended size of a slice, which becomes one file. With rows of many megabytes, a slice may be
+several times as large."""
+SLICES_MAX = 65_536
 UNKNOWN_SLICES = 16
 TASK_BYTES_MIN = 64 << 20
 """The minimum size of a task."""

@@ -87,6 +87,8 @@ class LocalCluster:
         self.services = [ADMIN] if admin else []
         self.admin_url = ""
         """The address of the admin service; empty: it does not run."""
+        self.node_troubles: dict[str, str] = {}
+        """Why nodes did not start with the cluster."""
         self.admin_trouble = ""
         """Why the admin service did not start; the cluster works without it."""
         self._ports = dict(known.ports) if known else {}
@@ -117,13 +119,24 @@ class LocalCluster:
             self.wait_until_ready(self.coordinators)
             for name in (*self.nodes, *self.services):
                 self.start_one(name, wait=False)
-            self.wait_until_ready(self.nodes)
+            self._wait_for_nodes()
             self._wait_for_services()
             self._remember()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _wait_for_nodes(self) -> None:
+        """One bad node does not keep the others from starting."""
+        for name in self.nodes:
+            try:
+                self.wait_until_ready([name])
+            except Refused as error:
+                self.node_troubles[name] = error.message
+        if len(self.node_troubles) == len(self.nodes):
+            why = "; ".join(self.node_troubles.values())
+            raise Refused(f"no node has started: {why}", f"see {self.directory / 'logs'}")
 
     def _wait_for_services(self) -> None:
         for name in list(self.services):
@@ -149,7 +162,8 @@ class LocalCluster:
             ) from None
 
     def _remember(self) -> None:
-        ports = {name: int(self.addresses[name].rsplit(":", 1)[1]) for name in self.nodes}
+        known = {n: int(at.rsplit(":", 1)[1]) for n, at in self.addresses.items() if at}
+        ports = {name: known.get(name, self._ports.get(name, 0)) for name in self.nodes}
         self._ports = ports
         new = self.directory / "local.json.new"
         new.write_bytes(msgspec.json.encode(LocalLayout(self.cluster, ports)))

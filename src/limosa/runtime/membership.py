@@ -257,7 +257,9 @@ def _read(path: Path) -> NodeIdentity | None:
         return None
     except (msgspec.DecodeError, OSError) as error:
         raise UnusableFile(
-            f"{path} can't be read: {error}", "wipe the directory and join under a new name"
+            f"{path} can't be read: {error}",
+            "restore the directory from a backup; if that is not possible, erase it and run "
+            "`limosa node replace NODE` for its node",
         ) from error
 
 

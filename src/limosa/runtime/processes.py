@@ -140,7 +140,11 @@ class NodeProcess:
         try:
             if not self.store.volumes:
                 why = "; ".join(refusal.why for refusal in self.store.refused)
-                raise UnusableFile(f"no volume can be used: {why}", "repair or replace the disks")
+                raise UnusableFile(
+                    f"no volume can be used: {why}",
+                    "restore the directory from a backup; if that is not possible, erase it and run"
+                    f" `limosa node replace {config.name}`",
+                )
             peers = Peers(_dialer(config, "node"), self._received)
             node = Node(
                 config.name,

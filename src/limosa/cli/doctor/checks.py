@@ -55,11 +55,12 @@ def coordinator(overview: Overview) -> CheckResult:
 
 def live(overview: Overview) -> CheckResult:
     silent = [node for node in overview.members if node not in overview.live]
+    replace = f"limosa node replace {min(silent, default='')}"
     return _judged(
         "nodes",
         f"not live: {_some(silent)}" if silent else "",
-        "start them again; remove a node that is lost for good and holds no replicas with "
-        "`limosa node remove`",
+        "start them again. If a node's directory is lost or damaged: erase it, run "
+        f"`{replace}`, and start the node (`limosa up` does that by itself)",
         f"all {count(len(overview.members), 'node')} are live",
     )
 
@@ -126,7 +127,10 @@ def keys(overview: Overview) -> CheckResult:
 
 
 def refused(overview: Overview) -> CheckResult:
-    advice = "other replicas still hold the rows: erase the damaged node's data and let it rejoin"
+    advice = (
+        "wait: the replicas are rebuilt from others. If they are not: stop the node, erase its "
+        "directory, run `limosa node replace NODE`, and start the node"
+    )
     return _judged("replicas", _said(overview, "refused"), advice, "none is damaged")
 
 

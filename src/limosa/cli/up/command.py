@@ -160,6 +160,8 @@ def _announce(local: LocalCluster) -> None:
 
 
 def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
+    for name, why in local.node_troubles.items():
+        tell(f"{why}. The other nodes run, and {name} is started again and again.")
     if local.admin_trouble:
         tell(f"The admin service does not run: {local.admin_trouble}")
     if as_json:
@@ -169,6 +171,7 @@ def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
                 "directory": str(local.directory),
                 "pid": os.getpid(),
                 "nodes": local.addresses,
+                "troubles": local.node_troubles,
                 "secret": local.secret,
                 "admin": local.admin_url or None,
             }
@@ -177,7 +180,7 @@ def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
     print_table(
         ("node", "address", "process", "log"),
         [
-            (name, place_of(local.addresses[name]), local.processes[name].pid, f"logs/{name}.log")
+            (name, _place(local, name), local.processes[name].pid, f"logs/{name}.log")
             for name in local.nodes
         ],
     )
@@ -200,6 +203,10 @@ def _welcome(local: LocalCluster, data: str, as_json: bool) -> None:
         "From Python: limosa.connect(). Ctrl-C stops the cluster and keeps its rows.",
     ]
     typer.echo("\n".join(lines))
+
+
+def _place(local: LocalCluster, name: str) -> str:
+    return "did not start" if name in local.node_troubles else place_of(local.addresses[name])
 
 
 def _watch(local: LocalCluster, restarts: bool) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from limosa.core import routing
+from limosa.core.coordinator import checks
 from limosa.core.coordinator.answers import RequestAnswer, check_name
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.catalogue import NODE
@@ -23,11 +24,12 @@ from limosa.core.model.changes import (
     intent_key,
     lease_key,
     node_key,
+    partition_key,
     request_key,
 )
 from limosa.core.model.intent import Intent
 from limosa.core.model.keys import NodeId
-from limosa.core.model.requests import JoinCluster, LedToNodes, RemoveNode, Request
+from limosa.core.model.requests import JoinCluster, LedToNodes, RemoveNode, ReplaceNode, Request
 from limosa.core.model.topology import Features, Node, NodeState
 from limosa.errors import IllegalRequest
 
@@ -64,7 +66,8 @@ def join(view: ClusterView, wish: JoinCluster, request: Request) -> RequestAnswe
         advice = "upgrade it, wipe its directory and join under a new name"
         rejected = after(node, "be rejected")
         return RequestAnswer((Put(rejected),), f"{why} ({advice})", state="refused")
-    member = after(node, "join", "succeed")
+    returns = node.id in topology.nodes
+    member = after(node, "replace" if returns else "join", "succeed")
     changes = (Put(member), Put(enabled(topology, member)))
     return RequestAnswer(changes, "joined", LedToNodes((node.id,)))
 
@@ -102,7 +105,8 @@ def check_cluster(topology: Topology, name: str, node: Node) -> None:
 
 
 def check_identity(nodes: Iterable[Node], node: Node) -> None:
-    """A name and a host id belong together for ever."""
+    """A name and a host id belong together, until an operator lets another directory have the
+    name."""
     check_name("node", node.id)
     if not node.host:
         raise IllegalRequest(f"{node.id} has no host id", "make one, and keep it in its directory")
@@ -119,7 +123,12 @@ def check_identity(nodes: Iterable[Node], node: Node) -> None:
             )
         if known.host == node.host:
             raise IllegalRequest(f"{node.id} is already a member", "start it without joining")
-        raise IllegalRequest(f"the name {node.id} is taken", "join under another name")
+        if known.host:
+            raise IllegalRequest(
+                f"the name {node.id} is taken, by a node with another directory",
+                f"start it from that directory; if it is lost, run `limosa node replace {node.id}`,"
+                " or join under another name",
+            )
 
 
 def check_alone(view: ClusterView, request: Request, node: Node) -> None:
@@ -157,6 +166,31 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
     gone = after(node, "be removed", "succeed", state=node.state)
     changes: tuple[Change, ...] = (Put(gone), Put(enabled(topology, gone)))
     return RequestAnswer(changes, "removed", LedToNodes((node.id,)))
+
+
+def replace_disk(view: ClusterView, wish: ReplaceNode) -> RequestAnswer:
+    """A stopped node's directory is lost. From now on, an empty directory may join under its name;
+    the former directory can't be used any more."""
+    node = checks.member(view, wish.node)
+    if view.is_live(node.id):
+        raise IllegalRequest(f"{node.id} is alive", "stop it first")
+    if node.state != "normal":
+        raise IllegalRequest(f"{node.id} is {node.state}", "wait for the end of that")
+    for record in view.agreed.topology.partitions.values():
+        complete = routing.candidates(record)
+        if complete and all(replica.node == node.id for replica in complete):
+            raise IllegalRequest(
+                f"{node.id} holds the only replica of {record.id} that has all rows",
+                "start it from its directory, or from a backup of it; or drop the table",
+            )
+    answer = f"an empty directory may join as {node.id}"
+    return RequestAnswer((Put(replace(node, host="")),), answer, LedToNodes((node.id,)))
+
+
+def replace_reads(view: ClusterView, wish: ReplaceNode) -> list[str]:
+    """The in-sync sets of all partitions that the node may hold alone."""
+    keys = [node_key(wish.node), lease_key(wish.node)]
+    return keys + [partition_key(partition) for partition in held_by(view, wish.node)]
 
 
 def remove_reads(view: ClusterView, wish: RemoveNode) -> list[str]:

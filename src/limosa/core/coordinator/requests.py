@@ -103,6 +103,8 @@ def handling(view: ClusterView, request: Request, trigger: Revision) -> Handling
             return members.join_reads(view, wish), partial(members.join, view, wish, request)
         case wishes.RemoveNode() as wish:
             return members.remove_reads(view, wish), partial(members.remove, view, wish)
+        case wishes.ReplaceNode() as wish:
+            return members.replace_reads(view, wish), partial(members.replace_disk, view, wish)
         case wishes.UndrainNodes() as wish:
             return drains.undrain_reads(wish), partial(drains.undrain, view, wish)
         case wishes.StartRun() | wishes.DrainNodes() as wish:
@@ -213,7 +215,7 @@ def placed(
     """The kind of transition, all places of the replicas (empty: where they are), and the nodes
     whose replica is rebuilt."""
     if isinstance(wish, wishes.RebuildReplicas):
-        return "rebuild", (), wish.renewed
+        return "rebuild", wish.placements, wish.renewed
     if isinstance(wish, wishes.MoveToVolume):
         return "volume_move", placements(record, intent, wish), ()
     if view.settings.moves_refused:

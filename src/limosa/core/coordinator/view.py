@@ -113,6 +113,13 @@ class ClusterView:
             and self.of(record, replica) is None
         )
 
+    def working_volumes(self, node: NodeId) -> tuple[str, ...]:
+        """The volumes that a member has and can use, as far as is known."""
+        known, status = self.agreed.topology.nodes.get(node), self.status(node)
+        volumes = () if known is None else known.volumes
+        failed = () if status is None else status.failed_volumes
+        return tuple(each for each in volumes if each not in failed)
+
     def is_damaged(self, record: Partition, replica: Replica) -> bool:
         """The replica's node reports that some of its rows can't be read."""
         known = self.of(record, replica)

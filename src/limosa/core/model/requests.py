@@ -16,7 +16,7 @@ from limosa.core.model.topology import NamedTable, Node, Placement, Record
 RequestKind: TypeAlias = Literal[
     "move", "rebuild", "volume_move", "repair", "cancel", "reverse", "complete",
     "set_replicas", "follow_nodes", "create_table", "drop_table",
-    "join", "remove_node", "undrain_nodes",
+    "join", "remove_node", "replace_node", "undrain_nodes",
     "start_run", "drain_nodes", "pause_run", "resume_run", "cancel_run",
     "set_balancing", "set_policy", "lock", "unlock", "withdraw",
 ]
@@ -37,7 +37,9 @@ class Wish(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
         match self:
             case PartitionWish(partition=name) | ZoneWish(zone=name) | RunWish(run=name):
                 return name or "cluster"
-            case DropTable(name=name) | RemoveNode(node=name) | WithdrawRequest(request=name):
+            case DropTable(name=name) | WithdrawRequest(request=name):
+                return name
+            case RemoveNode(node=name) | ReplaceNode(node=name):
                 return name
             case CreateTable(table=table):
                 return table.name
@@ -81,6 +83,8 @@ class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):
     renewed: tuple[NodeId, ...] = ()
     hold_seconds: float = 0.0
     max_pause_seconds: float = 0.0
+    placements: tuple[Placement, ...] = ()
+    """All places of the replicas, if one of them is rebuilt in another place."""
 
 
 class RepairPartition(PartitionWish, frozen=True, tag="repair"):
@@ -150,6 +154,12 @@ class JoinCluster(Wish, frozen=True, tag="join"):
 
 
 class RemoveNode(Wish, frozen=True, tag="remove_node"):
+    node: NodeId
+
+
+class ReplaceNode(Wish, frozen=True, tag="replace_node"):
+    """A stopped node's directory is lost: let an empty directory join under its name."""
+
     node: NodeId
 
 
@@ -229,7 +239,8 @@ TransitionWish: TypeAlias = MovePartition | MoveToVolume | RebuildReplicas | Rep
 # fmt: off
 AnyWish: TypeAlias = (
     TransitionWish | CancelChange | ReverseMove | CompleteMove | SetReplicas | FollowNodes
-    | CreateTable | DropTable | JoinCluster | RemoveNode | UndrainNodes
+    | CreateTable | DropTable | JoinCluster | RemoveNode | ReplaceNode
+    | UndrainNodes
     | StartRun | DrainNodes | PauseRun | ResumeRun | CancelRun
     | SetBalancing | SetPolicy | LockCluster | UnlockCluster | WithdrawRequest
 )
