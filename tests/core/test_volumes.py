@@ -21,7 +21,7 @@ from limosa.core.machines.catalogue import ALLOW, FALLBACK, READ_NEW
 from limosa.core.messages import Acked, Redirect, Status, Unheld
 from limosa.core.model.changes import Commit
 from limosa.core.model.intent import Intent, Placement
-from limosa.core.model.requests import CreateTable, RebuildReplicas, Request
+from limosa.core.model.requests import CreateTable, RebuildReplicas, Request, SetReplicas
 from limosa.core.model.topology import Grant, NamedTable, Node, Partition
 from limosa.core.participant.overdue import SyncWatch
 from limosa.core.participant.tickets import Tickets
@@ -30,6 +30,7 @@ from tests.core.samples import (
     NODES,
     OFFICE,
     OLD,
+    ZONE,
     A,
     B,
     C,
@@ -430,6 +431,17 @@ def test_a_new_table_uses_volumes_that_work() -> None:
     assert ("a", "") not in places
     assert ("a", "v2") in places
     assert "b" not in {node for node, _ in places}
+
+
+def test_more_replicas_go_to_volumes_that_work() -> None:
+    request = Request("r", SetReplicas(ZONE, 4))
+    for failed, expected in ((("",), "v2"), (("v2",), ""), (("", "v2"), "")):
+        agreed = cluster(stable(), STABLE, nodes=TWO, more=(request,))
+        answered = requests.answer(seen(agreed, says("d", failed=failed)), request)
+        (intent,) = put(answered.changes, Intent)
+        assert isinstance(intent, Intent)
+        assert intent.pending is not None
+        assert Placement("d", expected) in intent.pending.placements
 
 
 def test_a_member_that_is_not_known_has_no_volumes() -> None:

@@ -32,10 +32,7 @@ def situation(view: ClusterView, draining: Sequence[NodeId] = ()) -> Situation:
     topology = view.agreed.topology
     leaving = [node.id for node in topology.nodes.values() if node.state == "decommissioning"]
     return Situation(
-        {
-            name: replace(node, volumes=view.working_volumes(name))
-            for name, node in topology.nodes.items()
-        },
+        view.with_working_volumes(),
         topology.zones,
         topology.partitions,
         frozenset(view.agreed.leases),
