@@ -1035,12 +1035,17 @@ def bomb_of_a_mover(victim: Victim) -> bytes:
     )
 
 
+def as_mover(victim: Victim) -> Talk:
+    sessions = ((victim.partition(), "s"),)
+    token = victim.token("mover", sessions=sessions)
+    return Attacker(victim.address, token).open(Hello("", "mover", "mallory", sessions=sessions))
+
+
 def test_a_mover_s_bomb_is_not_inflated(victim: Victim) -> None:
     bomb = bomb_of_a_mover(victim)
     assert len(bomb) < MEGABYTE
     with victim.attacked():
-        talk = victim.attacker("mover").open(Hello("", "mover", "mallory"))
-        error = talk.refused(bomb)
+        error = as_mover(victim).refused(bomb)
         assert isinstance(error, BadInput)
         assert "a compressed batch" in error.message
 
@@ -1058,7 +1063,7 @@ def test_sixteen_hostile_callers_do_not_take_the_lease_away(victim: Victim) -> N
     acts: list[Callable[[], object]] = [
         lambda: victim.attacker().scan(tickets[0]),
         lambda: victim.attacker().scan(tickets[1]),
-        lambda: victim.attacker("mover").open(Hello("", "mover", "mallory")).refused(bomb),
+        lambda: as_mover(victim).refused(bomb),
         lambda: victim.attacker().open().ask(frame([write(table, partition, body)], [body])),
         lambda: victim.attacker().open().ask(large),
         lambda: victim.attacker().open().refused(b"\x91" * CLIENT_HEAD_BYTES_MAX),

@@ -31,7 +31,8 @@ replicated and moved, because a frame between nodes holds more than that. They c
 again.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -60,52 +61,55 @@ CLIENT_HEAD_BYTES_MAX: Final = 16 << 20
 INLINE_KEY_BYTES: Final = 16 << 10
 INLINE_ROW_BYTES: Final = 1 << 20
 
-Bits = NDArray[np.int64] | int
-"""For each row, or the same for all."""
+Rows = Any
+"""A number of rows, or an array of such numbers."""
+Below = Callable[[Rows], Any]
+"""The bits of the first so many rows."""
 
 
 def row_bytes(columns: pa.RecordBatch) -> NDArray[np.int64]:
     """The bytes of each row: the widths of its columns, and the contents of texts and lists."""
-    bits: Bits = 0
-    for column in columns.columns:
-        bits = bits + _bits(column)
-    if isinstance(bits, int):
-        return np.full(columns.num_rows, -(-bits // 8), np.int64)
-    return (bits + 7) // 8
+    below = _below_all(columns.columns)
+    bits = np.diff(below(np.arange(columns.num_rows + 1)))
+    sizes: NDArray[np.int64] = -(-bits // 8)
+    return sizes
 
 
-def _bits(column: Any) -> Bits:
+def _below_all(columns: Sequence[Any]) -> Below:
+    width = sum(_width(column.type) for column in columns)
+    each = [_below(column) for column in columns if not _width(column.type)]
+    return lambda rows: sum((below(rows) for below in each), width * rows)
+
+
+def _width(of: Any) -> int:
+    """The bits of each value; 0: they differ."""
+    is_fixed = pa.types.is_primitive(of) or pa.types.is_fixed_size_binary(of)
+    return int(of.bit_width) if is_fixed or pa.types.is_decimal(of) else 0
+
+
+def _below(column: Any) -> Below:
     of = column.type
     if pa.types.is_struct(of):
-        bits: Bits = 0
-        for place in range(of.num_fields):
-            bits = bits + _bits(column.field(place))
-        return bits
-    wide = pa.types.is_large_string(of) or pa.types.is_large_binary(of)
-    if wide or pa.types.is_string(of) or pa.types.is_binary(of):
-        return 8 * _lengths(_offsets(column, wide)) + (64 if wide else 32)
-    wide = pa.types.is_large_list(of)
-    if wide or pa.types.is_list(of):
-        offsets = _offsets(column, wide)
-        inner = _bits(column.values)
-        if isinstance(inner, int):
-            return inner * _lengths(offsets) + (64 if wide else 32)
-        below = np.concatenate([np.zeros(1, np.int64), np.cumsum(inner)])
-        return _lengths(below[offsets]) + (64 if wide else 32)
-    return int(of.bit_width)
+        return _below_all([column.field(place) for place in range(of.num_fields)])
+    if pa.types.is_string(of) or pa.types.is_binary(of):
+        return _below_offsets(column, 32, _bytes)
+    if pa.types.is_large_string(of) or pa.types.is_large_binary(of):
+        return _below_offsets(column, 64, _bytes)
+    return _below_offsets(column, 32 if pa.types.is_list(of) else 64, _below_all([column.values]))
 
 
-def _lengths(offsets: NDArray[Any]) -> NDArray[np.int64]:
-    lengths: NDArray[np.int64] = np.diff(offsets).astype(np.int64)
-    return lengths
-
-
-def _offsets(column: Any, wide: bool) -> NDArray[Any]:
+def _below_offsets(column: Any, width: int, inner: Below) -> Below:
+    """Of texts, whose content is bytes, or of lists, whose content is another column."""
     buffer = column.buffers()[1]
     if not len(column) or buffer is None:
-        return np.zeros(len(column) + 1, np.int64)
-    offsets = np.frombuffer(buffer, np.int64 if wide else np.int32)
-    return offsets[column.offset : column.offset + len(column) + 1]
+        return lambda rows: width * rows
+    offsets = np.frombuffer(buffer, np.int32 if width == 32 else np.int64)[column.offset :]
+    first = inner(offsets[0].astype(np.int64))
+    return lambda rows: inner(offsets[rows].astype(np.int64)) - first + width * rows
+
+
+def _bytes(count: Rows) -> Rows:
+    return 8 * count
 
 
 def check_rows(table: str, columns: pa.RecordBatch, size: int) -> None:
@@ -132,13 +136,14 @@ def pieces(
         if rows:
             yield 0, rows
         return
-    ends = np.cumsum(row_bytes(columns))
-    start = below = 0
+    below = _below_all(columns.columns)
+    start = 0
     while start < rows:
-        fitting = int(ends.searchsorted(below + bytes_max, side="right"))
-        stop = min(max(fitting, start + 1), start + rows_max, rows)
+        room = below(start) + 8 * bytes_max
+        fitting = bisect_right(range(rows + 1), room, lo=start, key=below) - 1
+        stop = min(max(fitting, start + 1), start + rows_max)
         yield start, stop
-        start, below = stop, int(ends[stop - 1])
+        start = stop
 
 
 def in_pieces(columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
