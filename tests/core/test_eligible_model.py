@@ -6,7 +6,7 @@ time, and the coordinator may be replaced at any point, since it remembers nothi
 can be left out, and then the model finds the loss.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,6 +41,8 @@ class State(NamedTuple):
     in_sync: Some = frozenset(ALL)
     eligible: Some = NOBODY
     needed: int = 2
+    count: int = 3
+    """How many replicas the partition has."""
     nodes: tuple[str, ...] = (UP, UP, UP)
     logs: tuple[Log, ...] = ((), (), ())
     watermarks: tuple[int, ...] = (0, 0, 0)
@@ -59,9 +61,11 @@ class State(NamedTuple):
         owning = None if self.owning is None else self.owning._replace(is_current=False)
         return self._replace(owning=owning, **record)
 
+    def is_served(self) -> bool:
+        return self.owning is not None and self.owning.is_open
+
     def is_well(self) -> bool:
-        owning = self.owning
-        return owning is not None and owning.is_open and len(self.in_sync) >= self.needed
+        return self.is_served() and len(self.in_sync) >= self.needed
 
 
 class LostError(Exception):
@@ -84,6 +88,8 @@ class Rules(NamedTuple):
     """Eligible replicas are cleared by the commit that brings enough in sync."""
     needed_changes: bool = False
     """An operator changes the number that is needed."""
+    opens_alone: bool = True
+    """Nobody is eligible beside an owner that is not open, if all replicas are needed."""
 
 
 def steps(rules: Rules, state: State) -> Iterator[State]:
@@ -138,6 +144,9 @@ def with_eligible(rules: Rules, state: State, in_sync: Some) -> State:
     if not rules.only_since_then:
         eligible = frozenset(ALL) - in_sync
     if not rules.are_eligible or (rules.cleared and len(in_sync) >= state.needed):
+        eligible = NOBODY
+    is_closed = state.owning is not None and not state.owning.is_open
+    if rules.opens_alone and is_closed and state.needed == state.count:
         eligible = NOBODY
     return state.commit(in_sync=in_sync, eligible=eligible)
 
@@ -210,13 +219,15 @@ def visit(rules: Rules, first: State) -> dict[State, list[State]]:
     return known
 
 
-def stuck(graph: dict[State, list[State]]) -> list[State]:
+def stuck(
+    graph: dict[State, list[State]], goal: Callable[[State], bool] = State.is_well
+) -> list[State]:
     """States from which the partition is never well again, whatever returns."""
     before: dict[State, list[State]] = {}
     for state, following in graph.items():
         for after in following:
             before.setdefault(after, []).append(state)
-    ahead = [state for state in graph if state.is_well()]
+    ahead = [state for state in graph if goal(state)]
     saved = set(ahead)
     while ahead:
         for state in before.get(ahead.pop(), ()):
@@ -250,6 +261,23 @@ def test_without_a_rule_a_row_is_lost(rule: str) -> None:
 @pytest.mark.parametrize("rules", [Rules(are_eligible=False), Rules(cleared=False)])
 def test_without_eligible_replicas_a_partition_may_never_return(rules: Rules) -> None:
     assert stuck(visit(rules, State()))
+
+
+def test_of_two_replicas_the_one_that_is_left_is_read() -> None:
+    """Both are needed for a write, so the other one is not waited for: it may be dead. What this
+    costs: the one that was read alone must not die, too, before the other one has caught up."""
+    first = State(in_sync=frozenset({0, 1}), count=2, nodes=(UP, UP, DEAD))
+
+    def lacks(state: State) -> bool:
+        """The only replica with all rows is dead."""
+        return state.in_sync == {MORTAL} and state.nodes[MORTAL] == DEAD and not state.eligible
+
+    def ends(rules: Rules) -> list[State]:
+        left = stuck(visit(rules, first), State.is_served)
+        return [state for state in left if not lacks(state)]
+
+    assert ends(Rules()) == []
+    assert ends(Rules(opens_alone=False))
 
 
 def test_with_one_needed_a_dead_owner_takes_no_replica_out() -> None:

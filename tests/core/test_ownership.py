@@ -295,6 +295,21 @@ def test_who_is_lost_or_damaged_is_not_eligible() -> None:
     assert commit.why == "p: fewer replicas are eligible"
 
 
+def test_a_closed_owner_opens_alone_if_all_that_are_left_are_needed() -> None:
+    """Whoever is elected would have to wait for the others, perhaps for ever. While a third replica
+    may return, the owner waits: then it or the others can be lost for good."""
+    record = stable(in_sync=(A, C))
+    closed = says("a", of(A, silent=(C,)))
+    view, commit = changed(record, closed, live=("a", "b", "d"))
+    assert next_record(view.agreed, commit) == eligible((C,), in_sync=(A,))
+    without_b = (closed, says("b"))
+    view, commit = changed(record, *without_b, live=("a", "b", "d"))
+    assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+    waiting = eligible((C,), in_sync=(A,))
+    view, commit = changed(waiting, *without_b, live=("a", "b", "d"))
+    assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+
+
 def test_once_enough_are_in_sync_again_nobody_is_eligible() -> None:
     record = eligible((B, C), in_sync=(A,))
     view, commit = changed(record, *all_hold(record, caught_up=((B, 50),)))
@@ -305,7 +320,7 @@ def test_while_too_few_are_in_sync_the_others_stay_eligible() -> None:
     record = eligible((B, C), in_sync=(A,))
     assert changed(record, *all_hold(record))[1] is None
     agreed = apply(cluster(record), (Put(Zone(ZONE, 3, 3)),), 60)
-    view = seen(agreed, *all_hold(record, caught_up=((B, 50),)))
+    view = seen(agreed, *all_hold(record, caught_up=((B, 50),), open_epoch=3))
     commit = ownership.change_in_sync(view, record)
     assert next_record(agreed, commit) == eligible((C,), in_sync=(A, B))
 
