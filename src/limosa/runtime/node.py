@@ -35,6 +35,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    LogLost,
     Measured,
     NodeEvent,
     Received,
@@ -139,7 +140,11 @@ class NodeDriver:
 
     def start(self) -> None:
         self.store.merge_later(self._is_copied)
-        self.store.report_damage(self.damaged)
+        # By another thread: maintenance must not wait for this driver, which may wait for it.
+        self.store.report_damage(
+            lambda *about: self._worker.do(partial(self.damaged, *about)),
+            lambda *about: self._worker.do(partial(self._log_lost, *about)),
+        )
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id)))
         self.store.start_scrub(self.settings.scrub_bytes_per_second)
@@ -216,6 +221,10 @@ class NodeDriver:
         self.log("a file is damaged", partition=partition, error=error.message)
         self.deliver(ReplicaDamaged(partition, incarnation, error.message))
         self._worker.do(lambda: self.store.mark_damaged(partition, incarnation, error.message))
+
+    def _log_lost(self, partition: PartitionId, incarnation: Incarnation, through: int) -> None:
+        self.log("a part of a log is lost", partition=partition, through=through)
+        self.deliver(LogLost(partition, incarnation, through))
 
     @contextmanager
     def noticing(self, partition: PartitionId, incarnation: Incarnation) -> Iterator[None]:
@@ -315,10 +324,12 @@ class NodeDriver:
 
     def _read_tail(self, effect: ReadTail) -> None:
         try:
-            with self.noticing(effect.partition, effect.incarnation):
-                entries = self.store.tail(
-                    effect.partition, effect.incarnation, effect.after, effect.bytes_max
-                )
+            entries = self.store.tail(
+                effect.partition, effect.incarnation, effect.after, effect.bytes_max
+            )
+        except DamagedFile as error:
+            self.store.remove_damaged_log(effect.partition, effect.incarnation, error)
+            entries = []
         except Exception as error:  # only this replica can't catch up from the log
             self.log("reading a log failed", partition=effect.partition, error=repr(error))
             entries = []

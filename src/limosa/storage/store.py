@@ -14,9 +14,10 @@ from limosa.core.effects import CreateReplica, DiscardReplica, VolumeEffect
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Position, TokenRange
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, DiskFull, VolumeFailed, VolumeInUse
+from limosa.errors import BadInput, DamagedFile, DiskFull, VolumeFailed, VolumeInUse
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.maintenance import Maintenance, OnDamage
+from limosa.storage.log import number_of
+from limosa.storage.maintenance import Maintenance, OnDamage, OnLostLog
 from limosa.storage.recovery import Refusal
 from limosa.storage.replica import StoredReplica
 from limosa.storage.scrub import Scrub
@@ -238,10 +239,18 @@ class Store:
         for disk in self._disks.values():
             disk.is_copied = is_copied
 
-    def report_damage(self, on_damage: OnDamage) -> None:
-        """Call this, in any thread, when maintenance or a scrub finds a damaged file."""
+    def report_damage(self, on_damage: OnDamage, on_lost_log: OnLostLog) -> None:
+        """Call these, in any thread, when maintenance or a scrub finds a damaged file."""
         for disk in self._disks.values():
             disk.on_damage = on_damage
+            disk.on_lost_log = on_lost_log
+
+    def remove_damaged_log(
+        self, partition: PartitionId, incarnation: Incarnation, error: DamagedFile
+    ) -> None:
+        """A read of a replica's log found damage."""
+        disk, _ = self._replica((partition, incarnation))
+        disk.remove_damaged_log(number_of(error.path), error)
 
     def mark_damaged(self, partition: PartitionId, incarnation: Incarnation, why: str) -> None:
         """Remember the damage across restarts; does nothing for a replica that is gone."""

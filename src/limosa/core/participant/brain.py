@@ -38,6 +38,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    LogLost,
     Measured,
     NodeEvent,
     Received,
@@ -139,6 +140,8 @@ class Participant(NodeState):
                 self.hosting.started(event)
             case ReplicaDamaged():
                 self.hosting.damaged(event)
+            case LogLost():
+                self.hosting.log_lost(event)
             case _:
                 assert_never(event)
 
