@@ -9,6 +9,7 @@ Every error says what happened and what to do, and whether the operation certain
     │   ├── InvalidKey          null, NaN, or a type that has no token
     │   ├── InvalidSchema       columns that no table can have, or that this table lacks
     │   │   └── UnknownSchema   a version of a table that this process does not know
+    │   ├── TooManyBytes        a row, a write, an answer or a scan above its limit of bytes
     │   ├── UnknownTable        no table of that name
     │   ├── UnknownStage        a stage that the machine does not have
     │   ├── UnsafeMachine       a stage table that breaks a rule; it can't be imported
@@ -69,6 +70,10 @@ class UnknownSchema(InvalidSchema):
     def __init__(self, message: str, advice: str = "", fingerprint: int = 0) -> None:
         super().__init__(message, advice)
         self.fingerprint = fingerprint
+
+
+class TooManyBytes(BadInput):
+    """More bytes than one row, write, answer or scan may have."""
 
 
 class UnknownTable(BadInput):

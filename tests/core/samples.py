@@ -136,10 +136,11 @@ def says(
     sequence: int = 1,
     lease: int | None = None,
     free_bytes: dict[str, int] | None = None,
+    failed: tuple[str, ...] = (),
 ) -> Status:
     lease = LEASES[node] if lease is None else lease
     held = {P: replicas} if replicas else {}
-    return Status(node, lease, sequence, generation, busy or {}, held, free_bytes or {})
+    return Status(node, lease, sequence, generation, busy or {}, held, free_bytes or {}, failed)
 
 
 def of(

@@ -284,11 +284,12 @@ def test_a_partition_without_an_owner_says_whom_to_start() -> None:
 
 def test_a_partition_that_takes_no_writes_says_why_and_whom_to_start() -> None:
     alone = replace(stable(in_sync=(A,)), eligible=(B, C))
-    told = explained(alone, says("a", of(A, open_epoch=3)), says("c", of(C)), live=("a", "c", "d"))
-    assert told.waits_for == (
-        "it takes no writes, as 1 replicas are in sync, and 2 are needed; b is not in sync: it is "
-        "down or catching up"
-    )
+    live = ("a", "c", "d")
+    told = explained(alone, says("a", of(A, open_epoch=3)), says("c", of(C)), live=live)
+    words = "1 of 3 replicas are in sync, and 2 are needed; b is not in sync: it is down or"
+    assert told.waits_for == f"it takes no writes: {words} catching up"
+    closed = explained(alone, says("a", of(A)), says("c", of(C)), live=live)
+    assert closed.waits_for == f"it takes no reads and no writes: {words} catching up"
     assert told.may[0] == (
         "start b, so that enough replicas are in sync for writes: `limosa serve node --name b`"
     )

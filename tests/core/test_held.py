@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from limosa.core.effects import AdvanceWatermark, TrimLog
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE
-from limosa.core.model.rows import ENTRY_BYTES, Entry
+from limosa.core.model.rows import Entry
 from limosa.core.participant.held import Held
 from limosa.core.producers import Applied
 from tests.core.samples import A, P
+
+EACH_BYTES = Entry(1, 0, None, "x", 1).bytes
 
 
 def held_with(*positions: int, first: int = 0) -> Held:
@@ -92,17 +94,17 @@ def test_a_log_of_too_many_bytes_is_let_go_of_by_half(
 ) -> None:
     held = held_with(1, 2, 3, 4, 5)
     held.watermark = watermark
-    held.trim(100, bytes_kept * ENTRY_BYTES)
+    held.trim(100, bytes_kept * EACH_BYTES)
     assert held.first == first
     assert held.positions == [at for at in (1, 2, 3, 4, 5) if at > first]
-    assert held.bytes == sum(held.sizes) == held.recent_bytes == len(held.recent) * ENTRY_BYTES
+    assert held.bytes == sum(held.sizes) == held.recent_bytes == len(held.recent) * EACH_BYTES
     assert [entry.at for entry in held.recent] == held.positions
 
 
 def test_only_the_end_of_the_log_is_kept_with_its_rows() -> None:
-    held = Held(P, A, recent_bytes_max=3 * ENTRY_BYTES)
+    held = Held(P, A, recent_bytes_max=3 * EACH_BYTES)
     for at in range(1, 8):
-        held.append(Entry(at, at - 1, None))
+        held.append(Entry(at, at - 1, None, "x", at))
     assert [entry.at for entry in held.recent] == [5, 6, 7]
     assert held.after(3, 1000) is None
     for position, found in ((4, (5, 6, 7)), (6, (7,)), (7, ()), (9, ())):
@@ -110,14 +112,14 @@ def test_only_the_end_of_the_log_is_kept_with_its_rows() -> None:
         assert entries is not None
         assert tuple(entry.at for entry in entries) == found
     held.recent_bytes_max = 1
-    held.append(Entry(8, 7, None))
+    held.append(Entry(8, 7, None, "x", 8))
     assert [entry.at for entry in held.recent] == [8]
-    assert held.recent_bytes == ENTRY_BYTES
+    assert held.recent_bytes == EACH_BYTES
 
 
 @pytest.mark.parametrize(("bytes_max", "count"), [(0, 1), (1, 1), (2, 2), (3, 3), (99, 3)])
 def test_so_many_bytes_are_sent_at_once_and_one_entry_at_least(bytes_max: int, count: int) -> None:
-    entries = held_with(1, 2, 3, 4).after(1, bytes_max * ENTRY_BYTES)
+    entries = held_with(1, 2, 3, 4).after(1, bytes_max * EACH_BYTES)
     assert entries is not None
     assert [entry.at for entry in entries] == [2, 3, 4][:count]
 
@@ -125,9 +127,9 @@ def test_so_many_bytes_are_sent_at_once_and_one_entry_at_least(bytes_max: int, c
 def test_a_log_that_is_cut_deeper_than_what_is_recent_has_nothing_recent() -> None:
     held = Held(P, A, recent_bytes_max=1)
     for at in (1, 2, 3):
-        held.append(Entry(at, at - 1, None))
+        held.append(Entry(at, at - 1, None, "x", at))
     held.truncate(1)
-    assert (list(held.recent), held.recent_bytes, held.bytes) == ([], 0, ENTRY_BYTES)
+    assert (list(held.recent), held.recent_bytes, held.bytes) == ([], 0, EACH_BYTES)
     assert held.after(0, 1000) is None
     held.append(Entry(9, 1, None))
     assert held.after(1, 1000) == (Entry(9, 1, None),)

@@ -13,6 +13,7 @@ from limosa.pipeline.pipe import Access
 from limosa.protocol.peers import Dialer
 from limosa.protocol.wire import Decoder, Encoder, size_of
 from limosa.tabular.rows import Bundle
+from limosa.transport.links import Encode
 from limosa.transport.security import Security
 from limosa.transport.server import Inbound, Server
 from limosa.transport.tokens import Identity
@@ -65,8 +66,8 @@ class ScriptedNode:
 
     # --- what a server asks of its service
 
-    def encoder(self, kind: str) -> Encoder:
-        return Encoder(define=True)
+    def encoder(self, kind: str) -> Encode:
+        return Encoder(define=True).frames
 
     def size_of(self, message: Any) -> int:
         return size_of(message)

@@ -27,7 +27,7 @@ class FakeStream:
         self.address = address
         self.frames: Queue[bytes | None] = Queue()
         self.cancelled = threading.Event()
-        self.link = StreamSender("n1", self, Encoder(define=False), size_of)
+        self.link = StreamSender("n1", self, Encoder(define=False).frames, size_of)
 
     def write_metadata(self, frame: pa.Buffer) -> None:
         """The node ignores what it is sent."""

@@ -3,7 +3,7 @@
 import random
 import struct
 from datetime import UTC
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -48,9 +48,8 @@ from limosa.core.model.keys import TOKEN_END, TOKEN_MIN, TokenRange
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.producers import Applied
-from limosa.errors import BadInput
+from limosa.errors import BadInput, TooManyBytes
 from limosa.protocol.wire import (
-    CLIENT_HEAD_BYTES_MAX,
     KEY_COLUMNS_MAX,
     MESSAGES_MAX,
     PARTS_MAX,
@@ -64,6 +63,7 @@ from limosa.protocol.wire import (
 )
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
+from limosa.tabular.sizes import CLIENT_HEAD_BYTES_MAX
 from limosa.transport import frames
 from limosa.transport.lone import AnswerFuture, PendingAnswers
 from tests.transport import attacker
@@ -687,3 +687,97 @@ def test_a_frame_says_whether_its_request_is_lone() -> None:
     assert not is_lone(read)
     decoder(pa.py_buffer(Encoder(define=False)([read])))
     assert not decoder.lone, "nobody waits for it alone"
+
+
+# ------------------------------------------------------------------------------------ sizes
+
+
+def _versioned(*lengths: int) -> Batch:
+    columns = pa.record_batch({"k": ["x" * each for each in lengths], "v": [0.5] * len(lengths)})
+    return Batch(SMALL, SMALL.align(columns), versions=np.arange(1, len(lengths) + 1))
+
+
+def test_a_frame_gathers_messages_by_their_encoded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F194: what a sender expected a message to have does not matter."""
+    monkeypatch.setattr("limosa.protocol.wire.FRAME_BYTES_AIM", 10_000)
+    whole = TokenRange(TOKEN_MIN, TOKEN_END)
+    said = [
+        Write(f"{number}", "p", 1, 1, "me", number, 0, 0, whole, Bundle([_versioned(length)]))
+        for number, length in enumerate([10, 9_000, 10, 30_000, 10, 10])
+    ]
+    encoded = Encoder(define=False).frames(said)
+    heard = [Decoder(TABLES.get, trusted=False)(pa.py_buffer(frame)) for frame in encoded]
+    assert [[each.id for each in some if isinstance(each, Write)] for some in heard] == [
+        ["0", "1", "2", "3"],
+        ["4", "5"],
+    ]
+    assert max(map(len, encoded)) < 10_000 + 30_000 + 5_000
+
+
+def test_a_large_slice_travels_in_parts_and_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F194: the rows of a slice may have more bytes than a frame."""
+    monkeypatch.setattr("limosa.protocol.wire.PART_BYTES_MAX", 10_000)
+    monkeypatch.setattr("limosa.protocol.wire.FRAME_BYTES_AIM", 10_000)
+    rows = Bundle([_versioned(4_000), _versioned(4_000), _versioned(50_000), _versioned(9_000, 1)])
+    fetched = Fetched("p", "s", 3, rows, 7, (), rows.digest(), 8)
+    other = Fetched("p", "s", 4, Bundle([_versioned(5)]), 7, (), 1, 8)
+    encoded = Encoder(define=True).frames([fetched, other])
+    assert len(encoded) == 2, "the first has two parts, the second has one, and the other slice"
+    decoder = Decoder(lambda fingerprint: None, trusted=True)
+    heard = [each for frame in encoded for each in decoder(pa.py_buffer(frame))]
+    assert plain(heard) == plain([fetched, other])
+
+
+def test_each_message_of_a_client_s_frame_that_is_too_large_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F194, S124: so that its outcome is known, and the stream goes on."""
+    monkeypatch.setattr("limosa.protocol.wire.CLIENT_FRAME_BYTES_MAX", 1_000)
+    body = attacker.good_rows().serialize().to_pybytes()
+    said = [attacker.write(HOSTILE, "p", body), attacker.read(HOSTILE, "p", ["k"])]
+    heard = _client(attacker.frame(said, [body + bytes(2_000)]))
+    assert [each.id for each in heard if isinstance(each, Unreadable)] == ["w.1", "r.1"]
+    assert all(isinstance(each, Unreadable) and type(each.error) is TooManyBytes for each in heard)
+    with pytest.raises(BadInput, match="malformed frame"):
+        _client(attacker.frame([["Probe"]], [bytes(2_000)]))
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_the_rows_of_a_mover_are_not_compressed(codec: Literal["lz4", "zstd"]) -> None:
+    """A few bytes of it could be a gigabyte."""
+    body = attacker.compressed(codec)
+    part = [HOSTILE.fingerprint, 2, 0, len(body)]
+    chunk = ["Chunk", "p", "i", "s", 1, 0, "a", 0, [part]]
+    decoder = Decoder({HOSTILE.fingerprint: HOSTILE}.get, True, "mover")
+    with pytest.raises(BadInput, match="a compressed batch"):
+        decoder(pa.py_buffer(attacker.frame([chunk], [body])))
+    part[3] = 100
+    with pytest.raises(BadInput, match="an invalid Arrow batch"):
+        decoder(pa.py_buffer(attacker.frame([chunk], [body])))
+    schema = pa.schema([("a", pa.int64())]).serialize().to_pybytes()
+    part[3] = len(schema)
+    with pytest.raises(BadInput, match="a body is a schema"):
+        decoder(pa.py_buffer(attacker.frame([chunk], [schema])))
+
+
+def test_a_row_of_the_version_before_still_fits_into_the_messages_between_nodes() -> None:
+    """F194, S124: then a row could have 80 MiB, and this one did not fit into a replication frame:
+    its partition could not be written any more."""
+    before = Batch(SMALL, _versioned(83_885_620).columns)
+    entry = Entry(2, 1, Bundle([before]), "p" * 100, 1)
+    copied = Bundle([Batch(SMALL, before.columns, before.tokens, np.array([2]), np.array([False]))])
+    small = Bundle([_versioned(5_000)] * 800)
+    said: list[Message] = [
+        Replicate("p", "i", 1, 1, 1, (entry,), 1),
+        Fetched("p", "s", 0, Bundle([*small.batches, *copied.batches]), 7, (), 1),
+        Chunk("p", "i", "s", 1, 0, "a", 0, copied),
+        Found("1", FoundRows(SMALL, before.columns, (2,))),
+    ]
+    decoder = Decoder(lambda fingerprint: None, trusted=True)
+    encoder = Encoder(define=True)
+    heard = [each for frame in encoder.frames(said) for each in decoder(pa.py_buffer(frame))]
+    assert [type(each) for each in heard] == [Replicate, Fetched, Chunk, Found]
+    assert isinstance(heard[0], Replicate)
+    rows = heard[0].entries[0].rows
+    assert isinstance(rows, Bundle)
+    assert rows.batches[0].columns == before.columns

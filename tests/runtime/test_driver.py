@@ -212,18 +212,17 @@ def test_a_thread_that_syncs_in_vain_ends_the_run(bench: Bench, error: Exception
     create = CreateReplica("birds-0000", "c1", 1, "")
     bench.script(lambda event: [create] if event == LeaseEnded(9) else [])
 
-    def sync() -> int:
+    def sync(name: str) -> int:
         raise error
 
-    real, bench.store.sync = bench.store.sync, sync  # type: ignore[method-assign]
+    bench.store.sync_volume = sync  # type: ignore[method-assign]
     bench.driver.start()
     bench.driver.deliver(LeaseEnded(9))
     eventually(lambda: bench.failures == [error], "the process is told")
     assert bench.driver.is_over
-    bench.store.sync = real  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("event", [Ticked(), Stored(1)])
+@pytest.mark.parametrize("event", [Ticked(), Stored(1, "")])
 def test_a_thread_that_meets_a_mistake_of_ours_ends_the_run(bench: Bench, event: NodeEvent) -> None:
     """A node that ticks or syncs no more is worse than none: others would wait for it."""
     create = CreateReplica("birds-0000", "c1", 1, "")
@@ -410,10 +409,10 @@ def test_a_node_without_a_usable_volume_does_not_start(tmp_path: Path) -> None:
 
 
 def break_sync(store: Store, error: Exception) -> None:
-    def sync() -> int:
+    def sync(name: str) -> int:
         raise error
 
-    store.sync = sync  # type: ignore[method-assign]
+    store.sync_volume = sync  # type: ignore[method-assign]
 
 
 def break_writes_of(kind: type[VolumeEffect]) -> Callable[[Store, Exception], None]:

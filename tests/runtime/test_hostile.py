@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,13 +38,15 @@ from limosa.errors import (
     LimosaError,
     OutcomeUnknown,
     Redirected,
+    TooManyBytes,
     Unauthenticated,
     UnknownTable,
 )
-from limosa.protocol.scan import Scan
+from limosa.protocol.scan import TICKET_BYTES_MAX, Scan
 from limosa.runtime.local import LocalCluster
 from limosa.tabular.conditions import CONDITIONS_MAX
 from limosa.tabular.schema import Table
+from limosa.tabular.sizes import CLIENT_FRAME_BYTES_MAX, CLIENT_HEAD_BYTES_MAX
 from limosa.transport import frames as wire_frames
 from limosa.transport.keys import make_secret, read_secret
 from limosa.transport.security import CALLS_MAX, AuthenticationFactory, call_options
@@ -54,7 +57,7 @@ from tests.transport.attacker import Attacker, Talk, frame, read, told, write
 from tests.transport.certificates import Authority
 from tests.waiting import eventually
 
-MEGABYTE = 1 << 20
+KILOBYTE, MEGABYTE = 1 << 10, 1 << 20
 GROWTH_MAX = 64 * MEGABYTE
 CALM_SECONDS = 2.0
 ROWS = 100
@@ -984,6 +987,116 @@ def test_600_megabytes_before_authentication_do_not_kill(victim: Victim) -> None
         with pytest.raises((pa.ArrowException, OSError)) as raised:
             Attacker(victim.address).act("topology", bytes(600 * MEGABYTE), seconds=60.0)
         assert isinstance(told(raised.value), Unauthenticated | OutcomeUnknown)
+
+
+# ------------------------------------------------------------------------------------ memory
+
+HOSTILE_CALLERS = 16
+HOSTILE_SECONDS = 8.0
+
+
+def crowded_ticket(victim: Victim, size: int) -> bytes:
+    """A scan with a value of very many empty lists: one byte each, and sixty once decoded."""
+    ticket = msgspec.msgpack.encode(_scan(victim, where=[("id", "in", "LIST")]))
+    room = size - len(ticket) - 5 + len(b"\xa4LIST")
+    return ticket.replace(b"\xa4LIST", b"\xdd" + room.to_bytes(4, "big") + b"\x90" * room)
+
+
+def test_a_ticket_of_many_empty_values_costs_nothing(victim: Victim) -> None:
+    """Decoded, it would take 650 MB."""
+    for size in (8 * MEGABYTE - 100, TICKET_BYTES_MAX + KILOBYTE, TICKET_BYTES_MAX - KILOBYTE):
+        ticket = crowded_ticket(victim, size)
+        assert len(ticket) == size
+        with victim.attacked():
+            with pytest.raises((pa.ArrowException, OSError)) as raised:
+                victim.attacker().scan(ticket)
+            error = told(raised.value)
+            assert isinstance(error, TooManyBytes) is (size > TICKET_BYTES_MAX), error
+            assert isinstance(error, BadInput)
+
+
+def test_a_filter_may_have_as_many_bytes_as_a_ticket(victim: Victim) -> None:
+    """F194: the client refuses a longer one before it sends anything."""
+    items = victim.normal.table(ITEMS)
+    few = ["key-000001", *(f"no such key {number}" for number in range(3_000))]
+    assert items.scan(["id"], [("id", "in", few)]).num_rows == 1
+    with pytest.raises(TooManyBytes, match=r"may have 65,536 .*get_many"):
+        items.scan(["id"], [("id", "in", few * 2)])
+
+
+def bomb_of_a_mover(victim: Victim) -> bytes:
+    """A chunk of rows that is small, and a gigabyte once inflated."""
+    table = victim.definition
+    body = attacker.compressed("zstd", rows=1_000, size=MEGABYTE)
+    part = [table.fingerprint, 0, 0, len(body)]
+    chunk = ["Chunk", victim.partition(), "i", "s", 1, 0, "a", 0, [part]]
+    return wire_frames.pack(
+        msgspec.msgpack.encode([[table.encoded], [chunk]]), [pa.py_buffer(body)]
+    )
+
+
+def as_mover(victim: Victim) -> Talk:
+    sessions = ((victim.partition(), "s"),)
+    token = victim.token("mover", sessions=sessions)
+    return Attacker(victim.address, token).open(Hello("", "mover", "mallory", sessions=sessions))
+
+
+def test_a_mover_s_bomb_is_not_inflated(victim: Victim) -> None:
+    bomb = bomb_of_a_mover(victim)
+    assert len(bomb) < MEGABYTE
+    with victim.attacked():
+        error = as_mover(victim).refused(bomb)
+        assert isinstance(error, BadInput)
+        assert "a compressed batch" in error.message
+
+
+def test_sixteen_hostile_callers_do_not_take_the_lease_away(victim: Victim) -> None:
+    """They ask for as much as they can, all at once, while rows are written and read."""
+    before = victim.connection.node_status("n1")["lease"]
+    table, partition = victim.definition, victim.partition()
+    bomb = bomb_of_a_mover(victim)
+    body = attacker.compressed("zstd", rows=500, size=MEGABYTE)
+    tickets = [crowded_ticket(victim, size) for size in (8 * MEGABYTE, TICKET_BYTES_MAX)]
+    keys = pa.record_batch({"id": ["key-000001"] * 100_000}).serialize().to_pybytes()
+    part = [table.fingerprint, 0, 0, len(keys)]
+    large = frame([write(table, partition, b"")], [bytes(CLIENT_FRAME_BYTES_MAX)])
+    acts: list[Callable[[], object]] = [
+        lambda: victim.attacker().scan(tickets[0]),
+        lambda: victim.attacker().scan(tickets[1]),
+        lambda: as_mover(victim).refused(bomb),
+        lambda: victim.attacker().open().ask(frame([write(table, partition, body)], [body])),
+        lambda: victim.attacker().open().ask(large),
+        lambda: victim.attacker().open().refused(b"\x91" * CLIENT_HEAD_BYTES_MAX),
+        lambda: (
+            victim.attacker()
+            .open()
+            .ask(frame([read(table, partition, None, parts=[part])], [keys]))
+        ),
+        lambda: victim.attacker("admin").act("request", b"\x91" * 8 * MEGABYTE),
+    ]
+    until = time.monotonic() + HOSTILE_SECONDS
+    made = Counter[int]()
+
+    def attack(number: int) -> None:
+        while time.monotonic() < until:
+            with suppress(pa.ArrowException, OSError, LimosaError):
+                acts[number % len(acts)]()
+            made[number % len(acts)] += 1
+
+    with victim.attacked(growth_max=1_500 * MEGABYTE):  # gRPC has every message in memory
+        callers = [threading.Thread(target=attack, args=(each,)) for each in range(HOSTILE_CALLERS)]
+        for caller in callers:
+            caller.start()
+        served = 0
+        while time.monotonic() < until:
+            victim.use(victim.normal)
+            served += 1
+        for caller in callers:
+            caller.join()
+    print(f"{dict(made)} attacks, {served} times served")
+    assert len(made) == len(acts)
+    assert served > 3
+    assert victim.connection.node_status("n1")["lease"] == before
 
 
 class Secured:

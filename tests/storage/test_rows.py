@@ -64,6 +64,7 @@ def test_the_size_of_an_entry_is_that_of_its_rows_and_a_little_more() -> None:
     assert bundle.bytes == sum(batch.bytes for batch in bundle.batches) > 0
     assert Entry(1, 0, bundle).bytes == ENTRY_BYTES + bundle.bytes
     assert Entry(1, 0, None).bytes == ENTRY_BYTES
+    assert Entry(1, 0, None, "a producer").bytes == ENTRY_BYTES + len("a producer")
 
 
 def test_tokens_of_many_batches_are_those_of_each() -> None:

@@ -18,7 +18,7 @@ class FakeStream:
 
     def __init__(self) -> None:
         self.said: Queue[bytes | None] = Queue()
-        self.link = StreamSender("other", self, lambda messages: b"".join(messages), len)
+        self.link = StreamSender("other", self, lambda messages: [b"".join(messages)], len)
 
     def write_metadata(self, frame: pa.Buffer) -> None:
         pass
@@ -131,7 +131,7 @@ def test_no_message_stays_behind_whoever_pumps_and_whoever_wakes() -> None:
         def write_metadata(self, frame: pa.Buffer) -> None:
             sent.append(frame.size)
 
-    link = StreamSender("other", Writer(), lambda messages: b"".join(messages), len)
+    link = StreamSender("other", Writer(), lambda messages: [b"".join(messages)], len)
 
     def send(wakes: bool) -> None:
         for number in range(500):

@@ -29,7 +29,7 @@ SWITCH_SECONDS = 0.0005
 LOG_BYTES_MAX = 16 << 20
 """Of the log of a process of `limosa up`, which nobody rotates."""
 LOOK_SECONDS = 0.2
-STOP_SECONDS = 10.0
+STOP_SECONDS = 5.0
 """After a failure, the process exits after this time even if it could not stop cleanly."""
 
 serve = typer.Typer(
@@ -118,6 +118,14 @@ def node(
     lease_seconds: Annotated[
         float, typer.Option("--lease-seconds", help="After how long a silent node counts as dead.")
     ] = 3.0,
+    sync_seconds: Annotated[
+        float,
+        typer.Option(
+            "--sync-seconds",
+            min=0.1,
+            help="After how long a disk that does not finish a sync counts as failed.",
+        ),
+    ] = 10.0,
     scrub: Annotated[
         str,
         typer.Option(
@@ -160,7 +168,9 @@ def node(
             security=credentials.security(cluster=cluster, insecure=insecure),
             settings=NodeSettings(
                 participant=ParticipantSettings(
-                    lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / 6
+                    lease_seconds=lease_seconds,
+                    heartbeat_seconds=lease_seconds / 6,
+                    sync_seconds_max=sync_seconds,
                 ),
                 scrub_bytes_per_second=int(bytes_of(scrub)),
             ),

@@ -44,6 +44,7 @@ from limosa.core.client import Finished
 from limosa.errors import BadInput, InvalidKey, InvalidSchema, OutcomeUnknown, Refused
 from limosa.tabular.rows import Batch
 from limosa.tabular.schema import Table
+from limosa.tabular.sizes import ROW_BYTES_MAX, check_rows, row_bytes, row_too_large
 
 Values: TypeAlias = tuple[Any, ...]
 """The values of one row, in the order of the table's columns."""
@@ -154,6 +155,8 @@ class Producer:
         """
         table = self._table.definition
         batches = [Batch.of(table, piece) for piece in in_pieces(to_arrow(table, rows))]
+        for batch in batches:
+            check_rows(table.id, batch.columns, batch.bytes)
         count = sum(map(len, batches))
         with self._sending:
             with self._lock:
@@ -429,10 +432,28 @@ class _Form:
             if not bad:
                 raise
             arrow = self._arrow([row for at, row in enumerate(rows) if at not in bad])
+        if arrow.nbytes > ROW_BYTES_MAX:
+            large = self._large(rows, bad)
+            if large:
+                bad |= large
+                arrow = self._arrow([row for at, row in enumerate(rows) if at not in bad])
         if bad:
             yield self._bad_rows(rows, bad, position)
         for piece in in_pieces(arrow):
             yield Batch.of(self._table, piece)
+
+    def _large(
+        self, rows: list[Values], known: Mapping[int, object]
+    ) -> dict[int, tuple[int, BadInput]]:
+        """The rows that are too large, by their place: their first column, and why."""
+        found: dict[int, tuple[int, BadInput]] = {}
+        for at, row in enumerate(rows):
+            if at not in known:
+                (batch,) = self._arrow([row]).to_batches()
+                size = int(row_bytes(batch)[0])
+                if size > ROW_BYTES_MAX:
+                    found[at] = 0, row_too_large(self._table.id, size)
+        return found
 
     def _arrow(self, rows: list[Values]) -> pa.Table:
         columns = [list(map(itemgetter(place), rows)) for place in range(len(self._types))]

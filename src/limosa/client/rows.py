@@ -8,11 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from limosa.errors import BadInput, InvalidKey, InvalidSchema
+from limosa.tabular import sizes
 from limosa.tabular.schema import Table
 from limosa.tabular.soundness import brief
-
-ROWS_AT_ONCE = 65_536
-BYTES_AT_ONCE = 8 << 20
 
 
 def to_arrow(table: Table, rows: Any, only_keys: bool = False) -> pa.Table:
@@ -176,15 +174,10 @@ def _is_cut(value: Any, wanted: Any) -> bool:
 
 
 def in_pieces(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Batches that are small enough for one message."""
-    if rows.num_rows == 1:
-        yield from rows.to_batches()
-        return
-    size = max(1, rows.nbytes // max(1, rows.num_rows))
-    length = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // size))
-    for batch in rows.to_batches(max_chunksize=length):
+    """Batches that are small enough for one message, cut by the bytes of their rows."""
+    for batch in rows.to_batches():
         if batch.num_rows:
-            yield batch
+            yield from sizes.in_pieces(batch)
 
 
 def key_values(table: Table, key: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -25,11 +26,14 @@ from limosa.errors import (
     InvalidSchema,
     OutcomeUnknown,
     Refused,
+    TooManyBytes,
     UnknownTable,
 )
-from limosa.protocol.scan import Scan
+from limosa.protocol.scan import TICKET_BYTES_MAX, Scan, too_long
 from limosa.protocol.wire import FoundRow, FoundRows, Keys
+from limosa.tabular import sizes
 from limosa.tabular.rows import Batch, Bundle
+from limosa.tabular.sizes import INLINE_KEY_BYTES, check_rows
 
 Where = Sequence[tuple[str, str, Any]]
 _PLAIN = (int, str, bytes, bool)
@@ -67,9 +71,11 @@ class TableHandle:
     def write(self, rows: Any) -> int:
         """Insert rows, or replace those with the same key; returns the number of rows.
 
-        When it returns, all rows are durable on every in-sync replica. The rows of a batch become
-        visible atomically in each partition, but not across partitions. If it raises, some rows
-        may have been written; it is safe to write all of them again.
+        When it returns, all rows are durable on every in-sync replica. Rows are written in batches
+        of at most 65,536 rows and 8 MiB; the rows of a batch become visible atomically in each
+        partition, but not across partitions. If it raises, some rows may have been written; it is
+        safe to write all of them again. A row may have 16 MiB; if one has more, `TooManyBytes` is
+        raised and nothing is written.
         """
         single = plain_row(self.definition, rows)
         if single is not None:
@@ -79,7 +85,10 @@ class TableHandle:
             return 1
         written = 0
         under_way: list[tuple[int, Future[Finished]]] = []
-        for batch in in_pieces(to_arrow(self.definition, rows)):
+        pieces = list(in_pieces(to_arrow(self.definition, rows)))
+        for batch in pieces:  # before the first one is sent
+            check_rows(self.name, batch, batch.nbytes)
+        for batch in pieces:
             under_way.append((batch.num_rows, self.submit(Batch.of(self.definition, batch))))
             while under_way and under_way[0][1].done():
                 written += _settled(*under_way.pop(0))
@@ -88,6 +97,7 @@ class TableHandle:
     def submit(self, batch: Batch, expected: int | None = None) -> "Future[Finished]":
         """Send rows that are already checked; the future has the outcome."""
         self._check_known()
+        check_rows(self.name, batch.columns, batch.bytes)
         return self._session.ask(
             self._zone, size=batch.bytes, rows=Bundle([batch]), expected=expected
         )
@@ -139,7 +149,7 @@ class TableHandle:
             raise InvalidKey(
                 f"this is not a key of {self.name}: {error}", "use the types of the key columns"
             ) from None
-        if all(type(value) in _PLAIN for value in values):
+        if all(type(value) in _PLAIN for value in values) and _are_short(values):
             keys = Keys(table, values)
         else:
             keys = Keys(table, None, keys_to_arrow(table, [values]))
@@ -157,21 +167,28 @@ class TableHandle:
         batch = keys_to_arrow(table, keys)
         if not batch.num_rows:
             return table.columns.empty_table()
-        hashed = tokens(list(batch.columns))
-        pending = [
-            self._ask(
-                Keys(table, None, share.batch),
-                int(hashed[share.rows[0]]),
-                eventual,
-                share.batch.nbytes,
-            )
-            for share in self._layout().split(batch, hashed)
-        ]
-        parts = [settle_read(future) for future in pending]
-        found = [part.rows for part in parts if isinstance(part, FoundRows)]
+        shares = self._layout().split(batch, tokens(list(batch.columns)))
+        waiting = deque(piece for share in shares for piece in sizes.in_pieces(share.batch))
+        found: list[pa.RecordBatch] = []
+        while waiting:
+            asked = [(some, self._ask_many(some, eventual)) for some in waiting]
+            waiting.clear()
+            for some, future in asked:
+                try:
+                    part = settle_read(future)
+                except TooManyBytes:
+                    middle = some.num_rows // 2
+                    waiting += [some.slice(0, middle), some.slice(middle)]
+                    continue
+                found += [part.rows] if isinstance(part, FoundRows) else []
         if not found:
             return table.columns.empty_table()
         return pa.Table.from_batches(found).cast(table.columns)
+
+    def _ask_many(self, keys: pa.RecordBatch, eventual: bool) -> "Future[Finished]":
+        """Ask for the rows of several keys of one partition."""
+        (token,) = tokens([column.slice(0, 1) for column in keys.columns]).tolist()
+        return self._ask(Keys(self.definition, None, keys), token, eventual, keys.nbytes)
 
     def _ask(self, keys: Keys, token: int, eventual: bool, size: int = 0) -> "Future[Finished]":
         return self._session.ask(
@@ -267,7 +284,10 @@ class TableHandle:
             where,
             eventual,
         )
-        return self._session.scan(node, msgspec.msgpack.encode(scan))
+        ticket = msgspec.msgpack.encode(scan)
+        if len(ticket) > TICKET_BYTES_MAX:
+            raise too_long(len(ticket))
+        return self._session.scan(node, ticket)
 
     def count(self) -> int:
         """The number of rows; reads all keys."""
@@ -304,6 +324,12 @@ class TableHandle:
 def _settled(rows: int, future: "Future[Finished]") -> int:
     settle(future)
     return rows
+
+
+def _are_short(values: Sequence[object]) -> bool:
+    """Longer keys travel beside the head of a message. A character has up to four bytes."""
+    length = sum(len(each) for each in values if isinstance(each, str | bytes))
+    return 4 * length <= INLINE_KEY_BYTES
 
 
 def _choice() -> int:

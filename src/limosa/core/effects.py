@@ -48,6 +48,19 @@ class Surprise(Effect, frozen=True, gc=False):
     what: str
 
 
+class AbandonVolume(Effect, frozen=True, gc=False):
+    """Use a volume no more until the process restarts, and do not wait for it."""
+
+    volume: str
+    why: str
+
+
+class EndRun(Effect, frozen=True, gc=False):
+    """End this run of the process: it renews its lease no more, and a supervisor restarts it."""
+
+    why: str
+
+
 class ReplicaEffect(Effect, frozen=True, gc=False):
     """A read or change of one replica on a volume."""
 

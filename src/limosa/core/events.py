@@ -53,6 +53,8 @@ class Started(Struct, frozen=True):
     """The process started, and its volumes hold these replicas."""
 
     held: tuple[HeldReplica, ...] = ()
+    volumes: tuple[str, ...] = ()
+    """The volumes that can be used; empty: any."""
 
 
 class TopologyRead(Struct, frozen=True, gc=False):
@@ -86,9 +88,18 @@ class LeaseEnded(Struct, frozen=True, gc=False):
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """Everything that was stored up to this ticket is durable."""
+    """Everything that was stored on a volume up to this ticket is durable."""
 
     ticket: int
+    volume: str | None = None
+    """None: on every volume."""
+
+
+class VolumeLost(Struct, frozen=True, gc=False):
+    """A volume failed: nothing more is stored there or read from it until the process restarts."""
+
+    volume: str
+    why: str
 
 
 class TailRead(Struct, frozen=True, gc=False):
@@ -204,6 +215,7 @@ NodeEvent: TypeAlias = (
     | LeaseRenewed
     | LeaseEnded
     | Stored
+    | VolumeLost
     | TailRead
     | SliceRead
     | RowsLinked

@@ -340,3 +340,5 @@ class Status(Message, frozen=True, gc=False):
     replicas: dict[PartitionId, tuple[ReplicaStatus, ...]]
     free_bytes: dict[str, int] = {}
     """By volume, as the node last measured it."""
+    failed_volumes: tuple[str, ...] = ()
+    """Volumes of the member that this run of the node can't use."""

@@ -4,6 +4,7 @@ Starting a task costs tens of milliseconds and a row costs little, so many small
 task, and a large partition is cut into slices of its token range.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,8 +16,9 @@ from limosa.core.model.keys import Incarnation, NodeId, PartitionId, SessionId
 from limosa.core.model.topology import Replica
 
 SLICE_BYTES = 16 << 20
-"""The intended size of a slice, which is one message and becomes one file."""
-SLICES_MAX = 4_096
+"""The intended size of a slice, which becomes one file. With rows of many megabytes, a slice may be
+several times as large."""
+SLICES_MAX = 65_536
 UNKNOWN_SLICES = 16
 TASK_BYTES_MIN = 64 << 20
 """The minimum size of a task."""
@@ -35,11 +37,8 @@ class Permit(Struct, frozen=True, array_like=True):
     """What a worker shows to nodes, for its sessions and for some minutes."""
 
     token: str | None = None
-    until: float = 0.0
-    """Seconds since 1970; 0: it has no end."""
-
-    def ends_within(self, seconds: float, now: float) -> bool:
-        return bool(self.until) and now + seconds > self.until
+    seconds: float = math.inf
+    """For how long it is valid, from the start of the task: clocks of machines may differ."""
 
 
 class CopyLoad(Struct, frozen=True, array_like=True):

@@ -21,6 +21,7 @@ from limosa.core.producers import ProducersValue
 from limosa.pipeline.loads import CopyLoad, CopyTarget, LoadResult, Task
 from limosa.protocol.peers import Dialer, NodeLinks
 from limosa.tabular.rows import Bundle
+from limosa.transport.links import Outbound
 from limosa.transport.security import Security
 from limosa.transport.tokens import Sessions
 
@@ -33,6 +34,7 @@ DENIED_SECONDS = 0.05
 PATIENCE_SECONDS = 5.0
 """How long a denial is retried: a node may learn of the session a little later."""
 LOOK_SECONDS = 0.05
+ROOM_SECONDS = 0.002
 EXPIRY_SECONDS = 30.0
 """So long before its permit ends, a worker begins no slice; the mover lets another task copy the
 rest, with a new permit."""
@@ -96,6 +98,7 @@ class Pipe:
             for load in task.loads
         }
         self._next_at = 0.0
+        self._ends_at = time.monotonic() + task.permit.seconds - EXPIRY_SECONDS
         self._links = NodeLinks(
             dialer,
             lambda node, messages: self._heard.put((node, messages)),
@@ -119,7 +122,7 @@ class Pipe:
         for slice in list(self._under_way.values()):
             if now >= slice.due:
                 self._ask(slice, now)
-        if self._task.permit.ends_within(EXPIRY_SECONDS, time.time()):
+        if now > self._ends_at:
             self._waiting.clear()
         while self._waiting and len(self._under_way) < AT_ONCE and now >= self._next_at:
             slice = self._waiting.popleft()
@@ -170,8 +173,15 @@ class Pipe:
     def _send(self, node: str, *said: Message) -> None:
         link = self._links.to(node, self._task.addresses[node])
         if link is not None:
+            deadline = time.monotonic() + SILENT_SECONDS
             for message in said:
+                self._wait_for_room(link, deadline)
                 link.send(message)
+
+    def _wait_for_room(self, link: Outbound, deadline: float) -> None:
+        """Wait for a slow node: what does not fit into its outbox would be lost."""
+        while not link.has_room and time.monotonic() < deadline and not self._is_over():
+            time.sleep(ROOM_SECONDS)
 
     # --- hearing
 

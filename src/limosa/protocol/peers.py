@@ -69,7 +69,7 @@ class Dialer:
             msgspec.msgpack.encode(hello),
             self.options(),
             node,
-            Encoder(self.kind != "client", pending),
+            Encoder(self.kind != "client", pending).frames,
             size_of,
         )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 import pyarrow as pa
 from msgspec import Meta, Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import asdict, astuple, replace
 
 from limosa.core import messages
 from limosa.core.messages import (
@@ -26,7 +26,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.keys import Position, Revision
-from limosa.errors import BadInput, InvalidSchema, LimosaError, UnknownSchema
+from limosa.errors import BadInput, InvalidSchema, LimosaError, TooManyBytes, UnknownSchema
 from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
 from limosa.tabular.bodies import (
     ALIGNMENT,
@@ -40,7 +40,15 @@ from limosa.tabular.bodies import (
 )
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
-from limosa.tabular.soundness import brief, sound_batch
+from limosa.tabular.sizes import (
+    CLIENT_FRAME_BYTES_MAX,
+    CLIENT_HEAD_BYTES_MAX,
+    FRAME_BYTES_AIM,
+    HEAD_BYTES_MAX,
+    PART_BYTES_MAX,
+    WRITE_BYTES_MAX,
+)
+from limosa.tabular.soundness import brief, check_uncompressed, sound_batch
 from limosa.transport import frames
 from limosa.transport.lone import PendingAnswers
 
@@ -49,8 +57,6 @@ Said = TypeVar("Said", bound=Message)
 MESSAGES_MAX = 1_024
 PARTS_MAX = 256
 KEY_COLUMNS_MAX = 256
-CLIENT_HEAD_BYTES_MAX = 16 << 20
-"""A decoded head takes many times its bytes: a client's head must be small and flat."""
 
 _FLAGGED = 4
 
@@ -110,6 +116,8 @@ class _Replicate(Replicate, frozen=True, tag="Replicate"):
 class _Fetched(Fetched, frozen=True, tag="Fetched"):
     rows: _Parts  # type: ignore[assignment]
     digest: str  # type: ignore[assignment]
+    more: bool = False
+    """Further rows of this slice follow in the next message."""
 
 
 class _Chunk(Chunk, frozen=True, tag="Chunk"):
@@ -251,6 +259,14 @@ _UNREADABLE = (
 )
 
 
+class _Part(Struct, frozen=True):
+    """Some rows of a slice."""
+
+    of: Fetched
+    rows: Bundle
+    more: bool
+
+
 class Encoder:
     """Encodes messages as frames, on one stream."""
 
@@ -261,6 +277,25 @@ class Encoder:
         self._tell_status = StatusTeller()
 
     def __call__(self, said: Sequence[Message]) -> bytes:
+        """Small messages, as one frame."""
+        (frame,) = self.frames(said)
+        return frame
+
+    def frames(self, said: Sequence[Message]) -> list[bytes]:
+        """Usually one frame. What is too large for it goes into further ones: see `sizes`."""
+        if any(isinstance(each, Fetched) for each in said):
+            parts = [part for each in said for part in _in_parts(each)]
+        else:
+            parts = list(said)
+        encoded: list[bytes] = []
+        done = 0
+        while not encoded or done < len(parts):
+            frame, done = self._frame(parts, done)
+            encoded.append(frame)
+        return encoded
+
+    def _frame(self, said: Sequence[Message | _Part], first: int) -> tuple[bytes, int]:
+        """A frame of messages from the first on, and the number of those that are encoded now."""
         definitions: list[bytes] = []
 
         def schema_of(table: Table) -> int:
@@ -270,19 +305,39 @@ class Encoder:
             return table.fingerprint
 
         bodies = Bodies(schema_of)
-        packed = tuple(
-            self._tell_status(message)
-            if isinstance(message, Status)
-            else _pack(message, bodies, schema_of)
-            for message in said
-        )
+        packed: list[Any] = []
+        for message in said[first:] if first else said:
+            packed.append(
+                self._tell_status(message)
+                if isinstance(message, Status)
+                else _pack(message, bodies, schema_of)
+            )
+            if bodies.size >= FRAME_BYTES_AIM:
+                break
         pending = self._pending
-        lone = len(packed) == 1 and pending is not None and pending.is_lone()
-        head = _Head(tuple(definitions), packed, lone)
-        return frames.pack(_encoder.encode(head), bodies.pieces)
+        lone = len(said) == 1 and pending is not None and pending.is_lone()
+        head = _Head(tuple(definitions), tuple(packed), lone)
+        return frames.pack(_encoder.encode(head), bodies.pieces), first + len(packed)
 
 
-def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -> Any:
+def _in_parts(message: Message) -> list[Message | _Part]:
+    """A slice as parts that fit into frames; any other message as it is."""
+    if not isinstance(message, Fetched) or message.rows.bytes <= PART_BYTES_MAX:
+        return [message]
+    assert isinstance(message.rows, Bundle)
+    parts: list[list[Batch]] = [[]]
+    size = 0
+    for batch in message.rows.batches:
+        if parts[-1] and size + batch.bytes > PART_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(batch)
+        size += batch.bytes
+    last = len(parts) - 1
+    return [_Part(message, Bundle(part), at < last) for at, part in enumerate(parts)]
+
+
+def _pack(message: Message | _Part, bodies: Bodies, schema_of: Callable[[Table], int]) -> Any:
     match message:
         case Replicate():
             return replace(message, entries=log_entries(message.entries, bodies))
@@ -291,6 +346,10 @@ def _pack(message: Message, bodies: Bodies, schema_of: Callable[[Table], int]) -
         case Fetched():
             rows = bodies.add_bundle(message.rows)
             return replace(message, rows=rows, digest=f"{message.digest:x}")
+        case _Part(of=fetched):
+            rows = bodies.add_bundle(message.rows)
+            parted = replace(fetched, rows=rows, digest=f"{fetched.digest:x}")
+            return _Fetched(**asdict(parted), more=message.more)
         case Chunk():
             return replace(message, rows=bodies.add_bundle(message.rows))
         case End():
@@ -345,7 +404,9 @@ class Decoder:
         self._trusted = trusted
         self._speaker = speaker if trusted else "client"
         self._heads = _heads[self._speaker]
-        self._head_bytes_max = frames.HEAD_BYTES_MAX if trusted else CLIENT_HEAD_BYTES_MAX
+        self._head_bytes_max = HEAD_BYTES_MAX if trusted else CLIENT_HEAD_BYTES_MAX
+        self._fetched: list[Batch] = []
+        """The rows of a slice that has not arrived completely."""
         self._learned: dict[int, Table] = {}
         self._required: dict[int, tuple[int, ...]] = {}
         self._hear_status = StatusHearer()
@@ -353,6 +414,8 @@ class Decoder:
         """The last frame was a lone request: see `transport.lone`."""
 
     def __call__(self, frame: pa.Buffer) -> list[Message | Unreadable]:
+        if not self._trusted and frame.size > CLIENT_FRAME_BYTES_MAX:
+            return self._refused(frame)
         head_bytes, bodies = frames.unpack(frame, self._head_bytes_max)
         try:
             head = self._heads.decode(head_bytes)
@@ -362,7 +425,8 @@ class Decoder:
             if not self._trusted:
                 _check_total(head.messages, bodies)
                 self.lone = head.lone and len(head.messages) == 1
-            return [self._unpack(message, bodies) for message in head.messages]
+            said = [self._unpack(message, bodies) for message in head.messages]
+            return [each for each in said if each is not None]
         except BadInput:
             raise
         except msgspec.ValidationError as error:
@@ -375,7 +439,23 @@ class Decoder:
                 f"malformed frame: {brief(error)}", "check the version of the sender"
             ) from None
 
-    def _unpack(self, message: Any, bodies: pa.Buffer) -> Message | Unreadable:
+    def _refused(self, frame: pa.Buffer) -> list[Message | Unreadable]:
+        """Refuse each message of a frame that is too large: then their outcome is known."""
+        head_bytes, _ = frames.unpack_head(frame, self._head_bytes_max)
+        try:
+            head = self._heads.decode(head_bytes)
+        except _UNREADABLE as error:
+            raise BadInput(
+                f"malformed frame: {brief(error)}", "check the version of the sender"
+            ) from None
+        refusal = TooManyBytes(
+            f"a message has {frame.size:,} bytes, and a message may have "
+            f"{CLIENT_FRAME_BYTES_MAX:,}",
+            f"write at most {WRITE_BYTES_MAX:,} bytes at once",
+        )
+        return [Unreadable(message.id, refusal) for message in head.messages]
+
+    def _unpack(self, message: Any, bodies: pa.Buffer) -> Message | Unreadable | None:
         match message:
             case _Replicate():
                 entries = tuple(read_entry(each, self._bundle, bodies) for each in message.entries)
@@ -394,8 +474,12 @@ class Decoder:
             case _Found():
                 return Found(message.id, self._found(message, bodies))
             case _Fetched():
-                rows = self._bundle(message.rows, bodies)
-                return _plain(Fetched, message, rows=rows, digest=int(message.digest, 16))
+                self._fetched += self._bundle(message.rows, bodies).batches
+                if message.more:
+                    return None
+                rows, self._fetched = Bundle(self._fetched), []
+                digest = int(message.digest, 16)
+                return Fetched(*astuple(replace(message, rows=rows, digest=digest))[:-1])
             case _Chunk():
                 return _plain(Chunk, message, rows=self._bundle(message.rows, bodies))
             case _End():
@@ -446,6 +530,8 @@ class Decoder:
         if not self._trusted and part.extras & ~_FLAGGED:
             raise BadInput("rows with versions or tokens", "leave them out: the owner assigns them")
         body = _slice(bodies, part)
+        if self._speaker == "mover":
+            check_uncompressed(body)
         stored = sound_batch(body, stored_schema(table, part.extras), trusted=self._trusted)
         if not self._trusted and part.extras and stored.columns[-1].null_count:
             raise BadInput("rows with a null deletion mark", "mark each row as deleted or not")
@@ -528,10 +614,9 @@ def size_of(message: Message) -> int:
         case Write(rows=Bundle() as rows) | Chunk(rows=Bundle() as rows):
             return 200 + rows.bytes
         case Replicate(entries=entries):
-            return 200 + sum(
-                100 + (entry.rows.bytes if isinstance(entry.rows, Bundle) else 0)
-                for entry in entries
-            )
+            return 200 + sum(entry.bytes for entry in entries)
+        case Read(keys=Keys(many=pa.RecordBatch() as many)):
+            return 200 + many.nbytes
         case Fetched(rows=Bundle() as rows):
             return 200 + rows.bytes
         case Found(rows=FoundRows() as found):

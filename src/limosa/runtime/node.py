@@ -15,9 +15,11 @@ from functools import partial
 from msgspec import Struct
 
 from limosa.core.effects import (
+    AbandonVolume,
     AcquireLease,
     AdvanceWatermark,
     Effect,
+    EndRun,
     LinkRows,
     MakeCommit,
     ReadSlice,
@@ -48,6 +50,7 @@ from limosa.core.events import (
     TailRead,
     Ticked,
     TopologyRead,
+    VolumeLost,
 )
 from limosa.core.messages import Status, Write
 from limosa.core.model.changes import Agreed, lease_key
@@ -56,23 +59,23 @@ from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import DamagedFile, DiskFull, Refused
+from limosa.errors import DamagedFile, DiskFull, Refused, VolumeFailed
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
 from limosa.runtime.reading import ViewReader
+from limosa.runtime.syncing import VolumeSyncer
 from limosa.runtime.threads import vital_thread
 from limosa.runtime.traffic import Traffic
-from limosa.runtime.work import BackgroundWorker
+from limosa.runtime.work import VolumeWorkers
 from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
+from limosa.tabular.sizes import PIECE_BYTES
 from limosa.tabular.tables import KnownTables
 
 TICK_SECONDS = 0.02
-SYNC_SECONDS = 0.02
-"""Longest wait for a sync; usually a write wakes the sync thread, or syncs itself."""
 COLLECT_SECONDS = 60.0
 ROOM_SECONDS = 1.0
 FULL_SECONDS = 0.2
@@ -116,22 +119,16 @@ class NodeDriver:
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._wanted = 0
-        self._synced = 0
-        self._syncing = threading.Lock()
-        self._sync_here = False
-        """The thread that has the lock will sync what it writes: a lone request."""
-        self._to_sync = threading.Condition(threading.Lock())
+        self._syncers = {name: VolumeSyncer(name, self._sync, self._fail) for name in store.volumes}
+        self._syncs_here: VolumeSyncer | None = None
+        """The thread that has the lock will sync what it writes to a volume: a lone request."""
         self._full: tuple[str, ...] = ()
         self._deleted: set[str] = set()
         self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
         self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
-        self._worker = BackgroundWorker(log)
-        self._shelver = BackgroundWorker(log, "shelver")
-        self._threads = [
-            vital_thread(self._sync, "sync", self._fail),
-            vital_thread(self._tick, "tick", self._fail),
-        ]
+        self._workers = VolumeWorkers(log)
+        self._shelvers = VolumeWorkers(log, "shelver")
+        self._ticker = vital_thread(self._tick, "tick", self._fail)
 
     @property
     def is_over(self) -> bool:
@@ -142,15 +139,16 @@ class NodeDriver:
         self.store.merge_later(self._is_copied)
         # By another thread: maintenance must not wait for this driver, which may wait for it.
         self.store.report_damage(
-            lambda *about: self._worker.do(partial(self.damaged, *about)),
-            lambda *about: self._worker.do(partial(self._log_lost, *about)),
+            lambda *about: self._work_on(about[0], about[1], partial(self.damaged, *about)),
+            lambda *about: self._work_on(about[0], about[1], partial(self._log_lost, *about)),
         )
         self.store.start_maintenance()
-        self.deliver(Started(self.store.restored(self.node.id)))
+        self.deliver(Started(self.store.restored(self.node.id), self.store.volumes))
         self.store.start_scrub(self.settings.scrub_bytes_per_second)
         self.watcher.start()
-        for thread in self._threads:
-            thread.start()
+        for syncer in self._syncers.values():
+            syncer.thread.start()
+        self._ticker.start()
 
     def wait_until_live(self, seconds: float) -> None:
         """Wait until the node is registered and has read the topology; raises on a timeout."""
@@ -178,10 +176,11 @@ class NodeDriver:
 
         The calling thread syncs a lone request itself (`transport.lone`).
         """
-        sync_here = lone and self._syncing.acquire(blocking=False)
+        syncer = self._syncer_of(messages[0]) if lone else None
+        sync_here = syncer is not None and syncer.turn.acquire(blocking=False)
         try:
             with self._lock, self._fatal():
-                self._sync_here = sync_here
+                self._syncs_here = syncer if sync_here else None
                 try:
                     for message in messages:
                         if self.is_over:
@@ -190,12 +189,16 @@ class NodeDriver:
                         event = Received(sender, message, found)
                         self._carry_out_all(self.brain.handle(self.now(), event))
                 finally:
-                    self._sync_here = False
-            if sync_here:
-                self._sync_once()
+                    self._syncs_here = None
+            if syncer is not None and sync_here:
+                syncer.sync_once()
         finally:
-            if sync_here:
-                self._syncing.release()
+            if syncer is not None and sync_here:
+                syncer.turn.release()
+
+    def _syncer_of(self, message: Write) -> VolumeSyncer | None:
+        owner = self.brain.owners.get(message.partition)
+        return None if owner is None else self._syncers.get(owner.held.replica.volume)
 
     def _newest(self, message: Write) -> int | None:
         """The row's newest version for a compare-and-set, in the order of the partition writes.
@@ -210,7 +213,11 @@ class NodeDriver:
         try:
             return self.store.newest(message.partition, incarnation, batch.table, batch.key(0))
         except DamagedFile as error:
-            self._worker.do(partial(self.damaged, message.partition, incarnation, error))
+            self._work_on(
+                message.partition,
+                incarnation,
+                partial(self.damaged, message.partition, incarnation, error),
+            )
             return None
 
     def damaged(self, partition: PartitionId, incarnation: Incarnation, error: DamagedFile) -> None:
@@ -220,7 +227,17 @@ class NodeDriver:
             return
         self.log("a file is damaged", partition=partition, error=error.message)
         self.deliver(ReplicaDamaged(partition, incarnation, error.message))
-        self._worker.do(lambda: self.store.mark_damaged(partition, incarnation, error.message))
+        self._work_on(
+            partition,
+            incarnation,
+            lambda: self.store.mark_damaged(partition, incarnation, error.message),
+        )
+
+    def _work_on(
+        self, partition: PartitionId, incarnation: Incarnation, work: Callable[[], None]
+    ) -> None:
+        """Do slow work on a replica, one piece after the other for each volume."""
+        self._workers.do(self.store.home(partition, incarnation), work)
 
     def _log_lost(self, partition: PartitionId, incarnation: Incarnation, through: int) -> None:
         self.log("a part of a log is lost", partition=partition, through=through)
@@ -261,14 +278,34 @@ class NodeDriver:
                     self._carry_out(effect)
 
     def _store(self, change: VolumeEffect) -> None:
-        self.store.write(change)
+        volume = self.store.volume_of(change)
+        try:
+            self.store.write(change)
+        except VolumeFailed as error:
+            self._lose_failed(error)
+            return
+        if volume is None:
+            return  # its volume has just failed
         if isinstance(change, AdvanceWatermark) and change.digest:
             self._take_digest(change)
         if change.ticket:
-            with self._to_sync:
-                self._wanted = change.ticket
-                if not self._sync_here:
-                    self._to_sync.notify()
+            syncer = self._syncers.get(volume)
+            if syncer is not None:
+                syncer.want(change.ticket, wake=syncer is not self._syncs_here)
+
+    def _lose_failed(self, error: VolumeFailed) -> None:
+        """Continue without the volumes that failed, if others are left. The lock is held."""
+        failed = self.store.failed
+        if not failed or len(failed) == len(self.store.volumes):
+            raise error
+        for volume in failed:
+            self._abandon(volume, error.message)
+            self._carry_out_all(self.brain.handle(self.now(), VolumeLost(volume, error.message)))
+
+    def _abandon(self, volume: str, why: str) -> None:
+        self.log("a volume is given up", volume=volume, why=why)
+        self.store.abandon(volume, why)
+        self._syncers.pop(volume).stop()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -293,15 +330,22 @@ class NodeDriver:
                 self.watcher.look()
             case MakeCommit(commit=commit):
                 self.watcher.commit(commit)
-            case ReadTail():
-                self._worker.do(lambda: self._read_tail(effect))
-            case ReadSlice():
-                self._worker.do(lambda: self._read_slice(effect))
-            case LinkRows():
-                self._worker.do(lambda: self._link_rows(effect))
+            case ReadTail(partition=partition, incarnation=incarnation):
+                self._work_on(partition, incarnation, lambda: self._read_tail(effect))
+            case ReadSlice(partition=partition, incarnation=incarnation):
+                self._work_on(partition, incarnation, lambda: self._read_slice(effect))
+            case LinkRows(partition=partition, incarnation=incarnation):
+                self._work_on(partition, incarnation, lambda: self._link_rows(effect))
             case ShelveSlice(partition=partition, incarnation=incarnation):
-                collected = self.store.view(partition, incarnation).collected
-                self._shelver.do(lambda: self._shelve_slice(effect, collected))
+                home = self.store.home(partition, incarnation)
+                # Without a home its volume has just failed, and so will the work.
+                view = None if home is None else self.store.view(partition, incarnation)
+                collected = 0 if view is None else view.collected
+                self._shelvers.do(home, lambda: self._shelve_slice(effect, collected))
+            case AbandonVolume(volume=volume, why=why):
+                self._abandon(volume, why)
+            case EndRun(why=why):
+                raise VolumeFailed(why, "check the node's disk")
             case Surprise(partition=partition, what=what):
                 self.surprises[what] += 1
                 self.log("SURPRISE", partition=partition, what=what)
@@ -320,7 +364,7 @@ class NodeDriver:
                 self.log("a digest failed", partition=change.partition, error=repr(error))
             self.deliver(DigestTaken(change.partition, change.incarnation, change.to, digest))
 
-        self._worker.do(take)
+        self._work_on(change.partition, change.incarnation, take)
 
     def _read_tail(self, effect: ReadTail) -> None:
         try:
@@ -341,9 +385,10 @@ class NodeDriver:
         through = view.watermark if effect.up_to is None else min(effect.up_to, view.watermark)
         with self.noticing(effect.partition, effect.incarnation):
             batches = [
-                batch
+                piece
                 for table in view.tables.values()
                 for batch in view.copied(table.table, token_range, through)
+                for piece in batch.in_pieces(PIECE_BYTES, len(batch))
             ]
             rows = Bundle(batches)
             rows.digest()  # computed here, where no client waits for it
@@ -392,26 +437,23 @@ class NodeDriver:
         except Exception as error:
             self._fail(error)
 
-    def _sync(self) -> None:
-        while not self._stopping.is_set():
-            with self._to_sync:
-                while self._wanted <= self._synced and not self._stopping.is_set():
-                    self._to_sync.wait(SYNC_SECONDS)
-            with self._syncing:
-                self._sync_once()
-
-    def _sync_once(self) -> None:
-        """Sync everything written so far; the caller holds `_syncing`."""
-        if self._wanted <= self._synced or self.is_over:
-            return
+    def _sync(self, syncer: VolumeSyncer) -> int | None:
+        """Sync a volume; None: nothing more becomes durable there."""
+        synced: int | None = None
         with self._fatal():
             try:
-                self._synced = self.store.sync()
-            except DiskFull:  # everything that was written waits for space
+                if not self.is_over:
+                    synced = self.store.sync_volume(syncer.volume)
+            except DiskFull:  # everything that was written there waits for space
                 self.look_for_room()
                 self._stopping.wait(FULL_SECONDS)
-            else:
-                self.deliver(Stored(self._synced))
+            except VolumeFailed as error:
+                with self._lock:
+                    if syncer.volume in self.store.volumes:
+                        self._lose_failed(error)
+            if synced is not None:
+                self.deliver(Stored(synced, syncer.volume))
+        return synced
 
     def _tick(self) -> None:
         looked = collected = time.monotonic()
@@ -470,17 +512,18 @@ class NodeDriver:
                 # From here on every request is refused, and waiting callers are told.
                 self._carry_out_all(self.brain.handle(self.now(), LeaseEnded(lease.id)))
             self.brain.is_over = True
+        if lease is not None:
+            self._heartbeat.revoke(lease.id)  # at once: a disk that hangs delays everything below
         self._stopping.set()
-        with self._to_sync:
-            self._to_sync.notify_all()
-        for thread in self._threads:
+        syncers = list(self._syncers.values())
+        for syncer in syncers:
+            syncer.stop()
+        for thread in (*(syncer.thread for syncer in syncers), self._ticker):
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(10.0)
-        if lease is not None:
-            self._heartbeat.revoke(lease.id)
         self._heartbeat.close()
         self.watcher.close()
-        self._worker.close()
-        self._shelver.close()
+        self._workers.close()
+        self._shelvers.close()
         self.peers.close()
         self.store.close()

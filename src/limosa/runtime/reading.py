@@ -9,7 +9,15 @@ import pyarrow as pa
 from limosa.core.messages import Answer, Found, Read, Redirect, Refuse, Wait
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.reading import Admitted
-from limosa.errors import BadInput, DamagedFile, InvalidKey, LimosaError, Redirected, Refused
+from limosa.errors import (
+    BadInput,
+    DamagedFile,
+    InvalidKey,
+    LimosaError,
+    Redirected,
+    Refused,
+    TooManyBytes,
+)
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import FoundRow, FoundRows, Keys
 from limosa.runtime.traffic import Traffic
@@ -19,14 +27,14 @@ from limosa.storage.view import StoredRow, View
 from limosa.tabular.conditions import condition_of
 from limosa.tabular.rows import concat_columns
 from limosa.tabular.schema import Table
+from limosa.tabular.sizes import FOUND_BYTES_MAX, INLINE_ROW_BYTES
 from limosa.tabular.soundness import brief
 
+_LONG = (str, bytes)
 ALIVE_SECONDS = 1.0
 KEYS_MAX = 100_000
 KEYS_AT_ONCE = 8
 FOUND_BYTES_AIM = 2 << 20
-FOUND_BYTES_MAX = 32 << 20
-"""The most bytes of rows in one answer; building an answer takes several times as much memory."""
 
 
 class ViewReader:
@@ -129,7 +137,9 @@ def _found(table: Table, found: StoredRow) -> FoundRow | FoundRows:
     """Plain values are sent as they are; values that Python cannot hold, and others, as Arrow."""
     if table.is_plain:
         with suppress(BadInput):
-            return FoundRow(list(found.values(table).values()), found.version)
+            values = list(found.values(table).values())
+            if sum([len(value) for value in values if type(value) in _LONG]) <= INLINE_ROW_BYTES:
+                return FoundRow(values, found.version)
     return FoundRows(table, found.columns(table), (found.version,))
 
 
@@ -147,9 +157,9 @@ def _look_up_many(view: View, table: Table, keys: pa.RecordBatch) -> FoundRows |
             parts.append(rows)
             versions += more
             size += rows.nbytes
-        if size > FOUND_BYTES_MAX:
-            raise BadInput(
-                f"the rows of these keys have more than {FOUND_BYTES_MAX} bytes",
+        if size > FOUND_BYTES_MAX and keys.num_rows > 1:
+            raise TooManyBytes(
+                f"the rows of these keys have more than {FOUND_BYTES_MAX:,} bytes",
                 "ask for fewer keys at once",
             )
         step = max(1, min(16 * step, FOUND_BYTES_AIM * done // max(1, size)))

@@ -38,12 +38,13 @@ from limosa.errors import (
     OutcomeUnknown,
     Redirected,
     StaleGuard,
+    TooManyBytes,
     UnknownSchema,
     VolumeFailed,
 )
 from limosa.metastore.agreed import AgreedStore
 from limosa.protocol.replica_scan import ComparisonTokens, is_replica_scan
-from limosa.protocol.scan import Scan
+from limosa.protocol.scan import TICKET_BYTES_MAX, Scan, too_long
 from limosa.protocol.wire import Decoder, Encoder, Unreadable, size_of, unknown_schema
 from limosa.runtime.audit import AuditLog
 from limosa.runtime.node import NodeDriver
@@ -51,7 +52,9 @@ from limosa.runtime.replicas import holding, read_replica
 from limosa.storage.view import Size
 from limosa.tabular.rows import Batch, Bundle, hash_together
 from limosa.tabular.schema import Table
+from limosa.tabular.sizes import WRITE_BYTES_MAX, check_rows, in_pieces
 from limosa.transport.keys import KeyFile
+from limosa.transport.links import Encode
 from limosa.transport.server import Inbound
 from limosa.transport.tokens import COMPARISON, Identity, Role, issue
 from limosa.transport.tokens import NAME_LENGTH_MAX as SUBJECT_LENGTH_MAX
@@ -63,7 +66,6 @@ PRODUCER_LENGTH_MAX = 100
 PARTITIONS_MAX = 10_000
 COMPARISON_SECONDS = 900.0
 SEQUENCE_MAX = 2**62
-TICKET_BYTES_MAX = 8 << 20
 TOGETHER_MAX = 64
 """Writes of one caller that are ordered before other callers get their turn."""
 PATIENT = {"client": 0.5, "mover": 0.25}
@@ -118,9 +120,9 @@ class NodeService:
             "asked": (("client", "admin"), self._asked),
         }
 
-    def encoder(self, kind: str) -> Encoder:
+    def encoder(self, kind: str) -> Encode:
         """Clients know their tables; for others, definitions precede the first rows."""
-        return Encoder(define=kind != "client")
+        return Encoder(define=kind != "client").frames
 
     def size_of(self, message: Any) -> int:
         return size_of(message)
@@ -223,6 +225,14 @@ class NodeService:
             if len(rows) != 1:
                 raise BadInput("a compare-and-set of several rows", "send one row at a time")
             rows.batches[0].key(0)  # refuses a key that Python can't represent
+        size = sum(batch.bytes for batch in rows.batches)
+        if size > WRITE_BYTES_MAX:
+            raise TooManyBytes(
+                f"a write has {size:,} bytes, and a write may have {WRITE_BYTES_MAX:,}",
+                "write fewer rows at once",
+            )
+        for batch in rows.batches:
+            check_rows(batch.table.id, batch.columns, batch.bytes)
         producer = producer_of(identity, request.producer)
         topology = self.driver.brain.topology
         zones = (self._zone_of(topology, batch.table.id) for batch in rows.batches)
@@ -250,9 +260,7 @@ class NodeService:
             return read_replica(self.driver.store, ticket, partial(_check_comparison, identity))
         identity.must_be("client", "admin")
         if len(ticket) > TICKET_BYTES_MAX:
-            raise BadInput(
-                f"a scan's ticket has {len(ticket)} bytes", f"use at most {TICKET_BYTES_MAX}"
-            )
+            raise too_long(len(ticket))
         try:
             scan = _scans.decode(ticket)
         except (ValueError, RecursionError):
@@ -276,7 +284,7 @@ class NodeService:
                 )
             schema = pa.schema([schema.field(name) for name in scan.columns])
         batches = self.driver.reader.scan(scan, table)
-        return schema, (batch.cast(schema) for batch in batches)
+        return schema, (piece.cast(schema) for batch in batches for piece in in_pieces(batch))
 
     # --- calls
 
@@ -441,7 +449,7 @@ class NodeService:
             )
             for partition in partitions
         )
-        return msgspec.msgpack.encode(ComparisonTokens(tokens, now + COMPARISON_SECONDS))
+        return msgspec.msgpack.encode(ComparisonTokens(tokens))
 
     def _request(self, caller: Identity, body: bytes) -> bytes:
         """Store a request for the coordinator, and wait for the answer."""

@@ -36,6 +36,29 @@ class BackgroundWorker:
             self._thread.join(5.0)
 
 
+class VolumeWorkers:
+    """A worker for each volume, so that a volume that hangs holds up no work on others."""
+
+    def __init__(self, log: Callable[..., None], name: str = "worker") -> None:
+        self._log = log
+        self._name = name
+        self._workers: dict[str | None, BackgroundWorker] = {}
+        self._lock = threading.Lock()
+
+    def do(self, volume: str | None, work: Callable[[], None]) -> None:
+        """None: the replica is not here any more; the work will find that, and answer."""
+        with self._lock:
+            worker = self._workers.get(volume)
+            if worker is None:
+                name = f"{self._name}-{volume}" if volume else self._name
+                worker = self._workers[volume] = BackgroundWorker(self._log, name)
+        worker.do(work)
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+
 def _stand_back() -> None:
     """Lower the priority of this thread, where the system has one per thread."""
     if sys.platform == "linux":

@@ -16,11 +16,14 @@ from limosa.core.client import Asked, Finished
 from limosa.core.coordinator.commits import CommitQueue
 from limosa.core.coordinator.office import Office
 from limosa.core.effects import (
+    AbandonVolume,
     AcquireLease,
     AdvanceWatermark,
     ApplySlice,
     Compare,
+    DiscardReplica,
     Effect,
+    EndRun,
     Explain,
     LinkRows,
     MakeCommit,
@@ -55,6 +58,7 @@ from limosa.core.events import (
     TailRead,
     Ticked,
     TopologyRead,
+    VolumeLost,
 )
 from limosa.core.messages import (
     Chunk,
@@ -81,6 +85,10 @@ if TYPE_CHECKING:
 
 METASTORE = "metastore"
 LOST_SECONDS = 1.0
+RESTART_SECONDS = 1.0
+"""After so long a supervisor restarts a node that has ended."""
+VOLUMES = ("", "v2")
+"""The volumes of every node."""
 """A call of the metastore without an answer after so many seconds counts as lost."""
 
 
@@ -198,6 +206,8 @@ class SimulatedNode(Process):
         super().__init__(world, name)
         self.settings = settings
         self.disk = world.make_disk(name)
+        self.hangs = False
+        """No sync ends; a sync that is under way ends when the disk answers again."""
         self.on_read: Callable[[], None] | None = None
         """Called when the next read is admitted."""
         self.rotten: set[tuple[PartitionId, Incarnation]] = set()
@@ -213,7 +223,7 @@ class SimulatedNode(Process):
     def boot(self) -> None:
         self._begin()
         held = tuple(stored.restored() for _, stored in sorted(self.disk.live.items()))
-        self.on_event(Started(held))
+        self.on_event(Started(held, VOLUMES))
 
     def stop(self) -> None:
         """Stop as a real node does: serve nothing more, then revoke the lease. Reads go on."""
@@ -228,6 +238,16 @@ class SimulatedNode(Process):
             super().crash()
             self.disk.crash(self.world.dice, self.name)
 
+    def lose_volume(self, volume: str) -> None:
+        """The volume fails; what it held is gone, and it is empty after a restart."""
+        self.on_event(VolumeLost(volume, "it failed"))
+        self._empty(volume)
+
+    def _empty(self, volume: str) -> None:
+        for (partition, incarnation), stored in list(self.disk.live.items()):
+            if stored.replica.volume == volume:
+                self.disk.write(DiscardReplica(partition, incarnation, 0), self.name)
+
     def on_event(self, event: Any) -> None:
         if self.brain.is_over:
             return
@@ -238,6 +258,8 @@ class SimulatedNode(Process):
             if type(event.message) is Write:
                 event = self._looked_up(event, event.message)
         for effect in self.brain.handle(self.now, event):
+            if not self.run:
+                return  # an effect has ended this run
             self.reads.race()
             self.carry_out(effect)
         self.reads.race()
@@ -295,10 +317,27 @@ class SimulatedNode(Process):
                 self._shelve(effect)
             case MakeCommit(commit=commit):
                 self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
+            case AbandonVolume(volume=volume, why=why):
+                self.world.tell(f"{self.name} gives up its volume {volume!r}: {why}")
+                self._empty(volume)
+            case EndRun(why=why):
+                self.world.tell(f"{self.name} ends: {why}")
+                self.crash()
+                self.world.schedule(RESTART_SECONDS, self._restart, self.starts)
             case Surprise(partition=partition, what=what):
                 self.world.violate(f"{self.name}: {what}", partition)
             case _:
                 raise AssertionError(effect)
+
+    def _restart(self, starts: int) -> None:
+        """As a supervisor does, unless somebody else was quicker. A process whose disk hangs does
+        not get through its start."""
+        if self.run or starts != self.starts:
+            return
+        if self.hangs:
+            self.world.schedule(RESTART_SECONDS, self._restart, starts)
+        else:
+            self.start()
 
     def _register(self) -> None:
         """The registration may arrive late; that a run reads its key first takes no time here."""
@@ -338,6 +377,9 @@ class SimulatedNode(Process):
     def _synced(self, run: int, ticket: int) -> None:
         """The disk finishes a sync also while the process is paused."""
         if run != self.run:
+            return
+        if self.hangs:
+            self.world.schedule(0.1, self._synced, run, ticket)
             return
         self.disk.sync(ticket, self.name)
         self._syncing = False

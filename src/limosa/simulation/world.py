@@ -27,6 +27,7 @@ from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.disk import SimulatedDisk
 from limosa.simulation.hosts import (
     METASTORE,
+    VOLUMES,
     ClientProcess,
     Process,
     SimulatedCoordinator,
@@ -137,7 +138,7 @@ class World:
         starts = tuple(TOKEN_MIN + i * step for i in range(shape.partitions))
         layout = Layout(ZONE, 1, starts, names)
         records: list[Any] = [Zone(ZONE, shape.replicas, shape.min_in_sync), layout]
-        records += [Node(name, volumes=("", "v2")) for name in self.nodes]
+        records += [Node(name, volumes=VOLUMES) for name in self.nodes]
         for index, name in enumerate(names):
             nodes = [f"n{(index + i) % shape.nodes + 1}" for i in range(shape.replicas)]
             replicas = tuple(Replica(node, "made") for node in nodes)

@@ -111,12 +111,7 @@ def _trailer(at: int, size: int, checksum: int) -> bytes:
 
 def _in_blocks(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
-        if not len(batch):
-            continue
-        each = batch.bytes / len(batch)
-        rows = max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / each)))
-        for start in range(0, len(batch), rows):
-            yield batch.slice(start, min(start + rows, len(batch)))
+        yield from batch.in_pieces(BLOCK_BYTES, BLOCK_ROWS)
 
 
 def _encode(table: Table, batch: Batch, at: int) -> tuple[Block, pa.Buffer]:

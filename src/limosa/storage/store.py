@@ -1,7 +1,7 @@
 """Where does a node keep its replicas? On its volumes; each is a disk with a log of its own.
 
-A damaged disk affects only its own replicas. Tickets count for the whole node: durable up to a
-ticket means durable on every volume.
+A damaged disk affects only its own replicas: each volume has its own log, syncs and maintenance. A
+volume that fails, or does not answer, is abandoned. Tickets count for the whole node.
 """
 
 import threading
@@ -31,6 +31,10 @@ IDLE_SECONDS = 0.05
 TROUBLE_SECONDS = 1.0
 """Delay before a failed step is retried."""
 WAIT_SECONDS = 5.0
+STALLED_SECONDS = 20.0
+"""A volume that flushes nothing for so long, while writers wait for it, has failed."""
+CLOSE_SECONDS = 1.0
+"""How long the end of the process waits for an abandoned volume."""
 BEHIND = 4
 """Writers wait when rows take this many times the memory that they should."""
 
@@ -47,8 +51,12 @@ class Store:
         self._disks: dict[str, Maintenance] = {}
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
-        self._worker: _Worker | None = None
-        self._scrub: Scrub | None = None
+        self._workers: dict[str, _Worker] = {}
+        """The maintenance of each volume, once it is started."""
+        self._abandoned: dict[str, Maintenance] = {}
+        self._gone: set[ReplicaKey] = set()
+        """Replicas of abandoned volumes: changes that were decided before are ignored."""
+        self._scrubs: list[Scrub] = []
         self._settings = settings or StorageSettings()
         self._refused: list[Refusal] = []
         try:
@@ -97,12 +105,15 @@ class Store:
 
     def close(self) -> None:
         """Stop maintenance, make everything durable, and unlock the directories."""
-        for thread in (self._scrub, self._worker):
-            if thread is not None:
-                thread.stop()
+        for scrub in self._scrubs:
+            scrub.stop()
+        for worker in self._workers.values():
+            worker.stop()
         with ExitStack() as closing:  # close every volume, even if one fails
             for disk in self._disks.values():
                 closing.callback(disk.close)
+            for disk in self._abandoned.values():
+                closing.callback(_close_if_it_answers, disk)
 
     # ------------------------------------------------------------ changing
 
@@ -113,6 +124,8 @@ class Store:
         that memory would run out.
         """
         key = (change.partition, change.incarnation)
+        if self._is_gone(key, change):
+            return
         if isinstance(change, CreateReplica):
             self._disk(change.volume)
             self._discard(key, change.ticket)
@@ -121,8 +134,8 @@ class Store:
             self._discard(key, change.ticket)
         elif key in self._homes:
             disk = self._disk(self._homes[key])
-            if self._worker is not None and disk.volume.grown > self._limit:
-                self._worker.wait_for_room(disk, self._limit)
+            if disk.volume.grown > self._limit:
+                self._wait_for_room(self._homes[key], disk, self._limit)
             disk.volume.write(change)
         else:
             # Otherwise the next sync would report a change as durable that was never stored.
@@ -137,14 +150,21 @@ class Store:
     def wait_for_room(self, share: float = 0.5) -> None:
         """Wait until rows in memory take less than this share of the limit."""
         limit = int(share * self._limit)
-        for disk in self._disks.values():
-            if self._worker is not None and disk.volume.grown > limit:
-                self._worker.wait_for_room(disk, limit)
+        for name, disk in self._disks.items():
+            if disk.volume.grown > limit:
+                self._wait_for_room(name, disk, limit)
+
+    def _wait_for_room(self, name: str, disk: Maintenance, limit: int) -> None:
+        worker = self._workers.get(name)
+        if worker is not None:
+            worker.wait_for_room(disk, limit)
 
     def _discard(self, key: ReplicaKey, ticket: int) -> None:
         """Discard a replica on its volume, and where another volume refused it."""
-        for disk in self._disks.values():
-            disk.volume.write(DiscardReplica(*key, ticket))
+        home = self._homes.get(key)
+        for name, disk in self._disks.items():
+            if name == home or not disk.volume.has_failed:
+                disk.volume.write(DiscardReplica(*key, ticket))
         self._homes.pop(key, None)
 
     def sync(self) -> int:
@@ -162,6 +182,46 @@ class Store:
         if full is not None:
             raise full
         return ticket
+
+    def sync_volume(self, name: str) -> int:
+        """Like `sync`, for one volume: no volume waits for another one."""
+        return self._disk(name).volume.sync()
+
+    # ------------------------------------------------------------ failing
+
+    @property
+    def failed(self) -> list[str]:
+        """Volumes that failed and are not abandoned yet."""
+        return [name for name, disk in self._disks.items() if disk.volume.has_failed]
+
+    def abandon(self, name: str, why: str) -> None:
+        """Use a volume no more, without waiting for it: it failed, or does not answer."""
+        disk = self._disks[name]
+        disk.volume.fail(OSError(why))
+        self._abandoned[name] = disk
+        # Other threads may be iterating over these.
+        self._disks = {other: each for other, each in self._disks.items() if other != name}
+        self._gone.update(key for key, home in self._homes.items() if home == name)
+        self._homes = {key: home for key, home in self._homes.items() if home != name}
+        self._refused.append(Refusal(f"volume {name}", why))
+        worker = self._workers.pop(name, None)
+        if worker is not None:
+            worker.abandon()
+
+    def _is_gone(self, key: ReplicaKey, change: VolumeEffect) -> bool:
+        if isinstance(change, CreateReplica):
+            return change.volume in self._abandoned
+        return key in self._gone and key not in self._homes
+
+    def volume_of(self, change: VolumeEffect) -> str | None:
+        """The volume that a change concerns; None: the replica is not here."""
+        if isinstance(change, CreateReplica):
+            return change.volume
+        return self.home(change.partition, change.incarnation)
+
+    def home(self, partition: PartitionId, incarnation: Incarnation) -> str | None:
+        """The volume of a replica; None: the replica is not here."""
+        return self._homes.get((partition, incarnation))
 
     @property
     def full(self) -> tuple[str, ...]:
@@ -259,16 +319,20 @@ class Store:
             disk.mark_damaged(replica, why)
 
     def start_scrub(self, bytes_per_second: int) -> None:
-        """Start a background thread that verifies all files, again and again; 0: none."""
-        if bytes_per_second and self._scrub is None:
-            self._scrub = Scrub(tuple(self._disks.values()), bytes_per_second)
-            self._scrub.start()
+        """Start background threads that verify all files, again and again; 0: none. All volumes
+        together verify so many bytes a second."""
+        if bytes_per_second and not self._scrubs:
+            each = max(1, bytes_per_second // max(1, len(self._disks)))
+            self._scrubs = [Scrub(disk, each) for disk in self._disks.values()]
+            for scrub in self._scrubs:
+                scrub.start()
 
     def start_maintenance(self) -> None:
         """Start a background thread that flushes and merges."""
-        if self._worker is None:
-            self._worker = _Worker(self, self._disks)
-            self._worker.start()
+        for name, disk in self._disks.items():
+            if name not in self._workers:
+                self._workers[name] = _Worker(disk)
+                self._workers[name].start()
 
     def maintain(self) -> bool:
         """Do one step on one volume; False: there is nothing to do."""
@@ -331,45 +395,62 @@ class Store:
 
 
 class _Worker(threading.Thread):
-    """Runs maintenance of all volumes as long as the store is open."""
+    """Runs maintenance of one volume as long as the store is open."""
 
-    def __init__(self, store: Store, disks: Mapping[str, Maintenance]) -> None:
-        super().__init__(name="limosa-maintenance", daemon=True)
-        self._store = store
-        self._disks = disks
+    def __init__(self, disk: Maintenance) -> None:
+        super().__init__(name=f"limosa-maintenance-{disk.volume.name}", daemon=True)
+        self._disk = disk
         self._stopping = threading.Event()
         self._progress = threading.Event()
 
     def wait_for_room(self, disk: Maintenance, limit: int) -> None:
         """Wait until enough was flushed; raises an error if maintenance can't flush."""
+        stalled = 0.0
         while disk.volume.measure() > limit and not self._stopping.is_set():
             disk.volume.check()
             self._progress.clear()
             trouble = disk.trouble
-            if not self._progress.wait(WAIT_SECONDS) and trouble is not None:
+            if self._progress.wait(WAIT_SECONDS):
+                stalled = 0.0
+                continue
+            stalled += WAIT_SECONDS
+            if trouble is not None:
                 advice = "free disk space: the memory for rows is full, too"
                 raise VolumeFailed(trouble, advice)
+            if stalled >= STALLED_SECONDS:
+                why = f"rows could not be flushed for {stalled:.0f} s"
+                raise disk.volume.fail(OSError(why))
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            steps = [self._step(disk) for disk in self._disks.values()]
-            if any(steps):
+            if self._step():
                 self._progress.set()
             else:
-                self._stopping.wait(TROUBLE_SECONDS if self._store.troubles else IDLE_SECONDS)
+                self._stopping.wait(TROUBLE_SECONDS if self._disk.troubles else IDLE_SECONDS)
 
-    def _step(self, disk: Maintenance) -> bool:
-        """Skip a volume that has failed: writes to it and syncs raise the error."""
+    def _step(self) -> bool:
+        """Do nothing on a volume that has failed: writes to it and syncs raise the error."""
         try:
-            return disk.step()
+            return self._disk.step()
         except VolumeFailed:
             return False
-        except Exception as error:  # a bug must not stop the other volumes
-            disk.trouble = f"{type(error).__name__}: {error}"
+        except Exception as error:  # a bug must not stop the maintenance
+            self._disk.trouble = f"{type(error).__name__}: {error}"
             return False
 
-    def stop(self) -> None:
+    def abandon(self) -> None:
+        """Stop when the step under way ends, if ever."""
         self._stopping.set()
         self._progress.set()
+
+    def stop(self) -> None:
+        self.abandon()
         if self.is_alive():
             self.join()
+
+
+def _close_if_it_answers(disk: Maintenance) -> None:
+    """A thread may be waiting for the disk for ever, with the volume's locks."""
+    closing = threading.Thread(target=disk.close, name="limosa-close", daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)

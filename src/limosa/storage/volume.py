@@ -346,6 +346,10 @@ class Volume:
             self.grown = sum(replica.memory_bytes for replica in self.replicas.values())
             return self.grown
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failed is not None
+
     def check(self) -> None:
         if self._failed is not None:
             raise self._failed

@@ -21,7 +21,8 @@ Piece: TypeAlias = bytes | pa.Buffer
 ALIGNMENT = 64
 """Every body starts at a multiple of this many bytes."""
 BATCH_BYTES_MAX = 256 << 20
-"""Arrow counts a text column's bytes in 31 bits, and a merge joins several batches."""
+"""Arrow counts a text column's bytes in 31 bits, and a merge joins several batches. What clients
+may write is far smaller (`sizes`)."""
 
 _TOKENED, _VERSIONED, _FLAGGED = 1, 2, 4
 ALL_EXTRAS = _TOKENED | _VERSIONED | _FLAGGED
@@ -58,7 +59,7 @@ class Bodies:
     def __init__(self, schema_of: Callable[[Table], int]) -> None:
         self._schema_of = schema_of
         self.pieces: list[Piece] = []
-        self._size = 0
+        self.size = 0
 
     def add(self, batch: Batch) -> BodyPart:
         if batch.body is not None:  # the received bytes can be used again
@@ -72,9 +73,9 @@ class Bodies:
                 f"send at most {BATCH_BYTES_MAX} bytes at once",
             )
         batch.note_bytes(len(body))
-        part = BodyPart(self._schema_of(batch.table), extras, self._size, len(body))
+        part = BodyPart(self._schema_of(batch.table), extras, self.size, len(body))
         self.pieces.append(body)
-        self._size += padded(len(body))
+        self.size += padded(len(body))
         return part
 
     def add_bundle(self, rows: object) -> tuple[BodyPart, ...]:

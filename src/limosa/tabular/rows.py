@@ -4,7 +4,7 @@ A `Batch` is what the log, the memtable, segments and copies hand to each other.
 core's `Rows`: batches of several tables that belong together.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from limosa.errors import BadInput
 from limosa.tabular.digest import row_hashes
 from limosa.tabular.order import Indices
 from limosa.tabular.schema import Table, comparable_column
+from limosa.tabular.sizes import pieces
 
 Tokens: TypeAlias = NDArray[np.int64]
 Versions: TypeAlias = NDArray[np.int64]
@@ -29,6 +30,9 @@ TOKEN, VERSION, DELETED = "__token", "__version", "__deleted"
 _COUNT_SHIFT = 128
 SMALL_ROWS = 32
 FEW_ROWS = 8
+SMALL_BYTES = 64 << 10
+"""The bytes of the parts of a larger batch are measured: a few of its rows may be far larger than
+the others."""
 
 
 class Batch:
@@ -157,6 +161,11 @@ class Batch:
             None if self.deleted is None else self.deleted[start:stop],
         )
 
+    def in_pieces(self, bytes_max: int, rows_max: int) -> "Iterator[Batch]":
+        """Consecutive rows of at most so many bytes, or single rows, without a copy."""
+        for start, stop in pieces(self.columns, bytes_max, rows_max):
+            yield self if stop - start == len(self) else self.slice(start, stop)
+
     def take(self, rows: Indices) -> "Batch":
         return Batch(
             self.table,
@@ -196,7 +205,8 @@ class Batch:
                 None if self.versions is None else self.versions[share.rows],
                 None if self.deleted is None else self.deleted[share.rows],
             )
-            part.note_bytes(self.bytes * len(part) // len(self))  # about
+            if self.bytes <= SMALL_BYTES:
+                part.note_bytes(self.bytes * len(part) // len(self))  # about
             parts.append((share.partition, part))
         return parts
 

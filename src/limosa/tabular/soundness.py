@@ -33,12 +33,25 @@ def sound_batch(body: pa.Buffer, schema: pa.Schema, trusted: bool = False) -> pa
     return batch
 
 
-def _check_header(message: pa.Message, schema: pa.Schema) -> None:
+def check_uncompressed(body: pa.Buffer) -> None:
+    """Refuse a compressed batch before it is decoded. No part of Limosa compresses rows."""
+    try:
+        _header_of(pa.ipc.read_message(body))
+    except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
+        raise BadInput(f"an invalid Arrow batch: {brief(error)}", _ADVICE) from None
+
+
+def _header_of(message: pa.Message) -> "_Table":
     if message.type != "record batch":
         raise BadInput(f"a body is a {message.type}, not a record batch", _ADVICE)
     header = _Table.root(message.metadata).table(_HEADER)
     if header.has(_COMPRESSION):
         raise BadInput("a compressed batch", _ADVICE)
+    return header
+
+
+def _check_header(message: pa.Message, schema: pa.Schema) -> None:
+    header = _header_of(message)
     rows = header.int64(_LENGTH)
     if not 0 <= rows <= ROWS_MAX:
         raise BadInput(f"a batch has {rows} rows", f"send at most {ROWS_MAX} at once")

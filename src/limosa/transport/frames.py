@@ -19,12 +19,11 @@ import pyarrow as pa
 
 from limosa.errors import BadInput
 from limosa.tabular.bodies import ALIGNMENT, padded
+from limosa.tabular.sizes import FRAME_BYTES_MAX, HEAD_BYTES_MAX
 
 ADDRESS_ALIGNMENT = 16
 """Alignment of what Arrow is given: the size of its largest number."""
 LARGE_BYTES = 16 << 10
-FRAME_BYTES_MAX = 80 << 20
-HEAD_BYTES_MAX = 64 << 20
 _ZEROS = bytes(2 * ALIGNMENT)
 _SIZE_BITS = 27
 _FIRST = struct.Struct("<I")
@@ -52,21 +51,25 @@ def _shift(size: int) -> int:
 
 def unpack(frame: pa.Buffer, head_bytes_max: int = HEAD_BYTES_MAX) -> tuple[bytes, pa.Buffer]:
     """The head, and the bodies at an address that Arrow can use."""
+    if frame.size > FRAME_BYTES_MAX:
+        raise BadInput(f"a frame has {frame.size} bytes", f"send at most {FRAME_BYTES_MAX}")
+    head, start = unpack_head(frame, head_bytes_max)
+    return head, _NOTHING if start >= frame.size else aligned(frame.slice(start))
+
+
+def unpack_head(frame: pa.Buffer, head_bytes_max: int) -> tuple[bytes, int]:
+    """The head of a frame of any size, and where the bodies start."""
     data = memoryview(frame)
     length = len(data)
-    if length < 4 or length > FRAME_BYTES_MAX:
-        raise BadInput(f"a frame has {length} bytes", "send frames of 4 bytes to 80 MiB")
+    if length < 4:
+        raise BadInput(f"a frame has {length} bytes", "send at least 4")
     (first,) = _FIRST.unpack_from(data)
     size, shift = first & ((1 << _SIZE_BITS) - 1), first >> _SIZE_BITS
     if size > head_bytes_max:
         raise BadInput(f"a frame's head has {size} bytes", f"send at most {head_bytes_max}")
     if 4 + size > length:
         raise BadInput("a frame is shorter than its head", "send the whole head")
-    head = bytes(data[4 : 4 + size])
-    start = padded(4 + size) + shift
-    if start >= length:
-        return head, _NOTHING
-    return head, aligned(frame.slice(start))
+    return bytes(data[4 : 4 + size]), padded(4 + size) + shift
 
 
 def aligned(body: pa.Buffer) -> pa.Buffer:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from limosa.errors import BadInput
+from limosa.tabular.sizes import FRAME_BYTES_AIM
 from limosa.transport.lone import PendingAnswers, ReadingTurns
 
 OUTBOX_MESSAGES_MAX = 20_000
 OUTBOX_BYTES_MAX = 128 << 20
 FRAME_MESSAGES_MAX = 256
-FRAME_BYTES_AIM = 4 << 20
 
-Encode = Callable[[Sequence[Any]], bytes]
-"""Encodes messages as one frame."""
+Encode = Callable[[Sequence[Any]], Iterable[bytes]]
+"""Encodes messages as frames: one, unless the messages are larger than they were expected to be."""
 SizeOf = Callable[[Any], int]
 """Approximate bytes of a message."""
 
@@ -91,6 +91,10 @@ class StreamSender:
             self._bytes += size
         if not (quiet or threading.get_ident() == self._reads):
             self.wake()
+
+    @property
+    def has_room(self) -> bool:
+        return self._bytes <= OUTBOX_BYTES_MAX
 
     def wake(self) -> None:
         """Let the sending thread empty the outbox."""
@@ -168,7 +172,8 @@ class StreamSender:
         return messages
 
     def _write(self, messages: Sequence[Any]) -> None:
-        self._writer.write_metadata(pa.py_buffer(self._encode(messages)))
+        for frame in self._encode(messages):
+            self._writer.write_metadata(pa.py_buffer(frame))
 
     def close(self) -> None:
         with self._filled:
@@ -263,6 +268,12 @@ class Outbound:
                 self._wanted.set()
             else:
                 self._stream.link.send(message, quiet)
+
+    @property
+    def has_room(self) -> bool:
+        """The next message will not be lost because the peer is slow, or not connected yet."""
+        stream = self._stream
+        return not self._waiting if stream is None else stream.link.has_room
 
     def _run(self) -> None:
         while not self._stopping.is_set():

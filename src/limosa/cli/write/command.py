@@ -65,6 +65,8 @@ def write(
     types or first rows are found before anything is written. After a later error the command
     reports how many rows were acknowledged; it is safe to write the file again.
 
+    A row may have 16 MiB. A larger one is an error; store large objects elsewhere.
+
     In CSV, an empty field without quotes is null. In NDJSON, times and decimals are text, and
     binary is base64.
 

@@ -9,7 +9,9 @@ from limosa.core import routing
 from limosa.core.coordinator import (
     balancer,
     damaged_owners,
+    lost_owners,
     ownership,
+    rebuilds,
     reports,
     requests,
     resizing,
@@ -18,7 +20,6 @@ from limosa.core.coordinator import (
     transitions,
 )
 from limosa.core.coordinator.attention import Attention
-from limosa.core.coordinator.checks import no_room
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
@@ -43,9 +44,8 @@ from limosa.core.model.changes import (
     intent_key,
     request_key,
 )
-from limosa.core.model.intent import Placement
 from limosa.core.model.keys import NodeId, PartitionId, Revision
-from limosa.core.model.requests import RebuildReplicas, Request
+from limosa.core.model.requests import Request
 from limosa.core.model.topology import Partition, Replica
 
 
@@ -199,6 +199,9 @@ class Coordinator:
             return transitions.Waiting(elected) if isinstance(elected, str) else elected
         if not view.owner_lives(record):
             return ownership.fail_over(view, record)
+        replaced = lost_owners.hand_over(view, record)
+        if replaced is not None:
+            return replaced
         in_sync = ownership.change_in_sync(view, record)
         if in_sync is not None:
             return in_sync
@@ -259,10 +262,9 @@ class Coordinator:
         asked = view.agreed.requests.get(name)
         if asked is not None:
             return transitions.Waiting(f"{replica.node} is not rebuilt: {asked.answer}")
-        problem = no_room(view, record, Placement(replica.node, replica.volume))
-        if problem:
-            return transitions.Waiting(f"{replica.node} is not rebuilt: {problem}")
-        wish = RebuildReplicas(record.id, (replica.node,))
+        wish = rebuilds.rebuild(view, record, replica)
+        if isinstance(wish, str):
+            return transitions.Waiting(f"{replica.node} is not rebuilt: {wish}")
         request = Request(name, wish, asked=view.wall)
         guards = {request_key(request.id): 0, COORDINATOR_KEY: view.coordinator}
         return Commit(guards, (Put(request),), f"{record.id}: rebuild {replica.node}: {why}")
@@ -304,9 +306,12 @@ def waits_for(missing: Replica) -> str:
 
 
 def no_writes(view: ClusterView, record: Partition) -> str:
-    """Why the partition takes no writes, in words; empty: it does."""
+    """Why the partition takes no writes, and perhaps no reads, in words; empty: it does."""
     needed = routing.needed(record, view.agreed.topology.zones[record.zone])
     if routing.takes_writes(record, needed):
         return ""
-    there = len(routing.electable(record))
-    return f"it takes no writes, as {there} replicas are in sync, and {needed} are needed; "
+    owner = view.owner_status(record)
+    is_open = owner is not None and owner.open_epoch == record.epoch
+    what = "no writes" if is_open else "no reads and no writes"
+    in_sync = f"{len(routing.electable(record))} of {len(routing.readers(record))} replicas"
+    return f"it takes {what}: {in_sync} are in sync, and {needed} are needed; "

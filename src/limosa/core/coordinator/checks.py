@@ -46,7 +46,9 @@ def check(
         )
     here = [Placement(replica.node, replica.volume) for replica in record.replicas]
     for each in new.placements:
-        check_place(view, each, each in here)
+        # A rebuild does not depend on the replicas that stay.
+        if new.kind != "rebuild" or each not in here:
+            check_place(view, each, each in here)
     for node in new.renewed:
         if node not in nodes:
             raise IllegalRequest(f"{node} holds no replica of {record.id}", "name a node that does")
@@ -57,6 +59,7 @@ def check(
             )
     for each in places:
         if each not in here or each.node in new.renewed:
+            check_volume(view, each)
             problem = no_room(view, record, each)
             if problem:
                 raise IllegalRequest(problem, "choose another node or volume, or make room")
@@ -98,6 +101,16 @@ def check_place(view: ClusterView, place: Placement, is_there: bool) -> None:
         )
     if not view.is_live(place.node):
         raise IllegalRequest(f"{place.node} is down", "start it, or choose another node")
+
+
+def check_volume(view: ClusterView, place: Placement) -> None:
+    """The node's own word counts: it may have lost the volume since it joined."""
+    volumes = view.working_volumes(place.node)
+    if place.volume not in volumes:
+        raise IllegalRequest(
+            f"{place.node} can't use its volume {place.volume!r}",
+            f"choose one that works: {', '.join(map(repr, volumes)) or 'there is none'}",
+        )
 
 
 def place_reads(partition: PartitionId, places: Iterable[Placement]) -> list[str]:

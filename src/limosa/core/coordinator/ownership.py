@@ -99,7 +99,8 @@ def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:
 
 def first_election(view: ClusterView, record: Partition) -> Commit | str:
     for replica in record.replicas:
-        if view.is_live(replica.node) and view.of(record, replica) is None:
+        can_hold = replica.volume in view.working_volumes(replica.node)
+        if can_hold and view.is_live(replica.node) and view.of(record, replica) is None:
             return f"{replica.node} has not created its replica yet"
     if not any(view.of(record, replica) is not None for replica in record.replicas):
         return "none of its nodes is alive"

@@ -215,7 +215,7 @@ def placed(
     """The kind of transition, all places of the replicas (empty: where they are), and the nodes
     whose replica is rebuilt."""
     if isinstance(wish, wishes.RebuildReplicas):
-        return "rebuild", (), wish.renewed
+        return "rebuild", wish.placements, wish.renewed
     if isinstance(wish, wishes.MoveToVolume):
         return "volume_move", placements(record, intent, wish), ()
     if view.settings.moves_refused:

@@ -37,7 +37,7 @@ def places(
         for name, stable in current.items()
     }
     planned = place(zone.replica_count, members, ranked)
-    chosen = on_volumes(planned, topology.nodes)
+    chosen = on_volumes(planned, view.with_working_volumes())
     return {
         name: tuple(
             each if each in current[name] else new

@@ -32,7 +32,7 @@ def situation(view: ClusterView, draining: Sequence[NodeId] = ()) -> Situation:
     topology = view.agreed.topology
     leaving = [node.id for node in topology.nodes.values() if node.state == "decommissioning"]
     return Situation(
-        topology.nodes,
+        view.with_working_volumes(),
         topology.zones,
         topology.partitions,
         frozenset(view.agreed.leases),

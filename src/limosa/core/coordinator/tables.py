@@ -1,5 +1,7 @@
 """May this table be created or dropped, and which records result? One commit writes them all."""
 
+from msgspec.structs import replace
+
 from limosa.core.coordinator.answers import RequestAnswer, check_name
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
@@ -79,7 +81,11 @@ def new_zone(
     topology = view.agreed.topology
     zone = Zone(name, wish.count, wish.min_in_sync)
     nodes = {node: topology.nodes[node] for node in data_nodes(zone, topology.nodes.values())}
-    live = {name: node for name, node in nodes.items() if view.is_live(name)}
+    live = {
+        name: replace(node, volumes=volumes)
+        for name, node in nodes.items()
+        if view.is_live(name) and (volumes := view.working_volumes(name))
+    }
     if wish.count > len(live):
         raise IllegalRequest(
             f"{wish.count} replicas, but {len(live)} data nodes are alive",

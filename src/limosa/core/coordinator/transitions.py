@@ -297,6 +297,8 @@ def prepare(view: ClusterView, record: Partition, held_since: float) -> Progress
         if not view.is_live(replica.node):
             return GivenUp(f"the target {replica.node} is down")
         if view.of(record, replica) is None:
+            if replica.volume not in view.working_volumes(replica.node):
+                return GivenUp(f"{replica.node} can't use its volume {replica.volume!r}")
             return Waiting(f"{replica.node} has not created its replica yet")
     return None
 

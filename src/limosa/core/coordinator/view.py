@@ -24,7 +24,7 @@ from limosa.core.model.changes import (
 from limosa.core.model.keys import NodeId, PartitionId, Revision, transition_id
 from limosa.core.model.requests import Request
 from limosa.core.model.runs import IN_FLIGHT, RunMove
-from limosa.core.model.topology import Partition, Replica, Transition
+from limosa.core.model.topology import Node, Partition, Replica, Transition
 
 
 class ClusterView:
@@ -113,10 +113,24 @@ class ClusterView:
             and self.of(record, replica) is None
         )
 
+    def working_volumes(self, node: NodeId) -> tuple[str, ...]:
+        """The volumes that a member has and can use, as far as is known."""
+        known, status = self.agreed.topology.nodes.get(node), self.status(node)
+        volumes = () if known is None else known.volumes
+        failed = () if status is None else status.failed_volumes
+        return tuple(each for each in volumes if each not in failed)
+
     def is_damaged(self, record: Partition, replica: Replica) -> bool:
         """The replica's node reports that some of its rows can't be read."""
         known = self.of(record, replica)
         return known is not None and bool(known.damaged)
+
+    def with_working_volumes(self) -> dict[NodeId, Node]:
+        """All members, each with the volumes that work; with all of its volumes if none does."""
+        return {
+            name: replace(node, volumes=self.working_volumes(name) or node.volumes)
+            for name, node in self.agreed.topology.nodes.items()
+        }
 
     def owner_lives(self, record: Partition) -> bool:
         """An owner owns under one lease: if that lease has ended, so has its ownership."""

@@ -83,6 +83,8 @@ class RebuildReplicas(PartitionWish, frozen=True, tag="rebuild"):
     renewed: tuple[NodeId, ...] = ()
     hold_seconds: float = 0.0
     max_pause_seconds: float = 0.0
+    placements: tuple[Placement, ...] = ()
+    """All places of the replicas, if one of them is rebuilt in another place."""
 
 
 class RepairPartition(PartitionWish, frozen=True, tag="repair"):

@@ -67,4 +67,5 @@ class Entry(Struct, frozen=True):
     @property
     def bytes(self) -> int:
         """Approximate size: the rows, and a little for the entry itself."""
-        return ENTRY_BYTES if self.rows is None else ENTRY_BYTES + self.rows.bytes
+        size = ENTRY_BYTES + len(self.producer)
+        return size if self.rows is None else size + self.rows.bytes

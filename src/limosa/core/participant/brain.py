@@ -7,7 +7,8 @@ is forgotten.
     part        question                                     takes
     ---------   ------------------------------------------   ---------------------------------------
     Leasing     is this run alive?                           LeaseGranted, LeaseRenewed, LeaseEnded
-    Hosting     which replicas are here, and whose?          Started, TopologyRead, ReplicaDamaged;
+    Hosting     which replicas are here, and whose?          Started, TopologyRead, VolumeLost,
+                                                             ReplicaDamaged;
                                                              DropReplica
     Serving     what do owners here do?                      Stored, TailRead, CollectionDue; Write,
                                                              Probed, Acked, Unheld, Seal, Verify
@@ -51,6 +52,7 @@ from limosa.core.events import (
     TailRead,
     Ticked,
     TopologyRead,
+    VolumeLost,
 )
 from limosa.core.messages import (
     Acked,
@@ -138,6 +140,8 @@ class Participant(NodeState):
                 self.reporting.measured(event)
             case Started():
                 self.hosting.started(event)
+            case VolumeLost():
+                self.hosting.volume_lost(event)
             case ReplicaDamaged():
                 self.hosting.damaged(event)
             case LogLost():

@@ -40,7 +40,7 @@ class Copying:
             digest = (held.check[0], event.at, event.digest << 64 | held.checked[1])
             held.check = None
             # The rows at this position must be durable before the coordinator relies on them.
-            ticket = self._node.when_stored(lambda now: self._digest_stored(held, digest))
+            ticket = self._node.when_stored(held, lambda now: self._digest_stored(held, digest))
             self._node.out.append(
                 StoreEpoch(held.partition, held.replica.incarnation, ticket, held.epoch)
             )
@@ -138,7 +138,7 @@ class Copying:
         held.producers.unite(message.producers)
         beginnings = held.beginnings
         ticket = self._node.when_stored(
-            lambda now: self._landed(held, sender, message, ticket, beginnings)
+            held, lambda now: self._landed(held, sender, message, ticket, beginnings)
         )
         held.permits[ticket] = message.session
         self._node.out.append(
@@ -244,7 +244,7 @@ class Copying:
             return  # rows in between are missing; the coordinator will ask again
         producers = source.producers.value(event.through)
         held.producers.unite(producers)
-        ticket = self._node.when_stored(lambda now: self._linked(held, link, begun, ticket))
+        ticket = self._node.when_stored(held, lambda now: self._linked(held, link, begun, ticket))
         held.permits[ticket] = link.session
         self._node.out.append(
             ApplySlice(held.partition, held.replica.incarnation, ticket, (), producers)

@@ -120,7 +120,9 @@ class Following:
         if new:
             ticket = node.tickets.appending(held, message.revision)
             node.tickets.when_stored(
-                ticket, lambda now: self._appended(held, sender, message.epoch)
+                ticket,
+                held.replica.volume,
+                lambda now: self._appended(held, sender, message.epoch),
             )
             node.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
         if message.check is not None and message.check[0] == held.copied:

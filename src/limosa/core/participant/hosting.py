@@ -9,17 +9,27 @@ from math import inf
 
 from limosa.core import routing
 from limosa.core.effects import (
+    AbandonVolume,
     CreateReplica,
     DiscardReplica,
+    EndRun,
     ReadTopology,
     StoreEpoch,
 )
-from limosa.core.events import LogLost, Received, ReplicaDamaged, Started, TopologyRead
+from limosa.core.events import (
+    LogLost,
+    Received,
+    ReplicaDamaged,
+    Started,
+    TopologyRead,
+    VolumeLost,
+)
 from limosa.core.messages import DropReplica, Probe, Replicate, Seal
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import Incarnation, PartitionId, Revision
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
+from limosa.core.participant.overdue import SyncWatch
 from limosa.core.participant.serving import Serving
 from limosa.core.participant.state import NodeState
 
@@ -45,6 +55,7 @@ class Hosting:
         """Replicas that this run dropped at a transition's end; other missing ones are lost."""
         self._ahead: list[Received] = []
         """Messages of senders that know a newer topology: they wait until it is applied."""
+        self._watch = SyncWatch(node.tickets)
         self._reading = False
         self._refreshed_at = -inf
         self._unknown: dict[int, float] = {}
@@ -53,11 +64,15 @@ class Hosting:
     # --- the topology
 
     def started(self, event: Started) -> None:
+        self._node.volumes = event.volumes
         for stored in event.held:
             self._add(Held.restored(stored, self._node.settings.recent_bytes))
 
     def tick(self, now: float) -> None:
         node = self._node
+        seconds_max, full = node.settings.sync_seconds_max, node.measured.full
+        for volume in self._watch.tick(now, seconds_max, full):
+            self._give_up(volume)
         if node.is_outdated or now - self._refreshed_at >= node.settings.refresh_seconds:
             node.is_outdated = False
             self.refresh(now)
@@ -166,7 +181,10 @@ class Hosting:
         self._here.setdefault(held.partition, []).append(held)
 
     def may_create(self, record: Partition, replica: Replica) -> bool:
-        """Only a replica that was never used is created; any other missing replica is lost."""
+        """Only a replica that was never used is created; any other missing replica is lost, and so
+        is one on a volume that can't be used."""
+        if not self._node.can_use(replica.volume):
+            return False
         if record.transition is None:
             return record.epoch == 0
         return routing.prepares(record.transition) and replica in routing.new_only(record)
@@ -179,7 +197,7 @@ class Hosting:
         held = self.empty(record, replica)
         self._add(held)
         ticket = node.tickets.appending(held, held.revision)
-        node.tickets.when_stored(ticket, lambda now: self._made(held))
+        node.tickets.when_stored(ticket, replica.volume, lambda now: self._made(held))
         node.out.append(CreateReplica(record.id, replica.incarnation, ticket, replica.volume))
         self._promise(held, record.epoch)
 
@@ -222,15 +240,45 @@ class Hosting:
 
     def _discard(self, held: Held) -> None:
         node = self._node
+        key = self._forget(held)
+        self.discarding[key] = held.replica
+        ticket = node.when_stored(held, lambda now: self._discarded(key))
+        node.out.append(DiscardReplica(*key, ticket))
+
+    def _forget(self, held: Held) -> tuple[PartitionId, Incarnation]:
         key = (held.partition, held.replica.incarnation)
         self._serving.disown(held)
-        del node.held[key]
+        del self._node.held[key]
         self._here[held.partition].remove(held)
         if not self._here[held.partition]:
             del self._here[held.partition]
-        self.discarding[key] = held.replica
-        ticket = node.when_stored(lambda now: self._discarded(key))
-        node.out.append(DiscardReplica(*key, ticket))
+        return key
+
+    def _give_up(self, volume: str) -> None:
+        """A sync hangs: continue without the volume, if the node has another one. Otherwise the run
+        ends, so that the node's lease does, too: it could promise and acknowledge nothing."""
+        node = self._node
+        why = f"a sync has not ended for {node.settings.sync_seconds_max:.0f} s"
+        if any(node.can_use(other) for other in node.volumes if other != volume):
+            self.volume_lost(VolumeLost(volume, why))
+            node.out.append(AbandonVolume(volume, why))
+        else:
+            node.out.append(EndRun(why))
+
+    def volume_lost(self, event: VolumeLost) -> None:
+        """The replicas of the volume are lost; those of other volumes are not concerned."""
+        node = self._node
+        node.failed_volumes[event.volume] = event.why
+        node.tickets.forget(event.volume)
+        for held in [h for h in node.held.values() if h.replica.volume == event.volume]:
+            self._forget(held)
+        # A replica that was being discarded there is discarded when the process restarts.
+        self.discarding = {
+            key: replica
+            for key, replica in self.discarding.items()
+            if replica.volume != event.volume
+        }
+        node.changed = True
 
     def _discarded(self, key: tuple[PartitionId, Incarnation]) -> None:
         self.discarding.pop(key, None)
@@ -252,7 +300,7 @@ class Hosting:
         """Refuse older epochs from now on; the promise counts once it is durable."""
         if epoch > held.epoch:
             held.epoch = epoch
-            ticket = self._node.when_stored(lambda now: self._promised(held, epoch))
+            ticket = self._node.when_stored(held, lambda now: self._promised(held, epoch))
             change = StoreEpoch(held.partition, held.replica.incarnation, ticket, epoch)
             self._node.out.append(change)
 

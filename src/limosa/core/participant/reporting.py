@@ -76,6 +76,7 @@ class Reporting:
             busy,
             {partition: tuple(all_of) for partition, all_of in replicas.items()},
             self._node.measured.free_bytes,
+            tuple(self._node.failed_volumes),
         )
 
     def _replica_status(self, now: float, held: Held) -> ReplicaStatus:

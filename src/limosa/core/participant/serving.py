@@ -173,11 +173,11 @@ class Serving:
     def stored(self, now: float, event: Stored) -> None:
         """More of the logs is durable: followers acknowledge, owners commit."""
         node = self._node
-        concerned = node.tickets.stored(event.ticket)
+        concerned = node.tickets.stored(event.ticket, event.volume)
         for held in concerned:
             held.stored(event.ticket)
             node.changed |= held.epoch == 0 or node.in_transition(held.partition)
-        node.tickets.follow_up(now, event.ticket)
+        node.tickets.follow_up(now, event.ticket, event.volume)
         for held in concerned:
             owner = node.owners.get(held.partition)
             if owner is not None and owner.held is held:

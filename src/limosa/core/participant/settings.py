@@ -18,6 +18,8 @@ class ParticipantSettings(Struct, frozen=True):
     """A replica that sent nothing for so long is asked whether it is still the same run."""
     seal_seconds_max: float = 2.0
     """A sealed owner that hears nothing for so long lifts its seal by a commit."""
+    sync_seconds_max: float = 10.0
+    """A volume whose sync takes longer than this has failed."""
     refresh_seconds: float = 1.0
     slowest_seconds: float = 2.0
     """A slow commit counts less and less, and no longer after so many seconds."""

@@ -28,6 +28,10 @@ class NodeState:
         self.lease: Lease | None = None
         self.held: dict[tuple[PartitionId, Incarnation], Held] = {}
         self.owners: dict[PartitionId, Owner] = {}
+        self.volumes: tuple[str, ...] = ()
+        """The volumes that could be used when the process started; empty: any."""
+        self.failed_volumes: dict[str, str] = {}
+        """Volumes that failed since then, and why."""
         self.tickets = Tickets()
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
@@ -43,9 +47,12 @@ class NodeState:
     def send(self, to: str, message: Message) -> None:
         self.out.append(Send(to, message))
 
-    def when_stored(self, then: Callable[[float], None]) -> int:
-        """A ticket for a change of a volume; `then` is called once the change is durable."""
-        return self.tickets.when_stored(next(self.tickets), then)
+    def when_stored(self, held: Held, then: Callable[[float], None]) -> int:
+        """A ticket for a change of a replica; `then` is called once the change is durable."""
+        return self.tickets.when_stored(next(self.tickets), held.replica.volume, then)
+
+    def can_use(self, volume: str) -> bool:
+        return volume not in self.failed_volumes and (not self.volumes or volume in self.volumes)
 
     def run(self) -> LeaseId:
         """The lease that names the present run; 0: there is none."""

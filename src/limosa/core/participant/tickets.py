@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -9,6 +10,8 @@ from limosa.core.messages import Appending
 from limosa.core.model.keys import LeaseId, PartitionId, Position, Revision
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
+
+Queue = TypeVar("Queue")
 
 
 class Tail(Struct, frozen=True, gc=False):
@@ -26,15 +29,15 @@ class Tail(Struct, frozen=True, gc=False):
 class Tickets:
     """One sequence of numbers for all replicas of a node."""
 
-    __slots__ = ("_last", "_then", "storing", "tails")
+    __slots__ = ("_last", "_storing", "_then", "tails")
 
     def __init__(self) -> None:
         self._last = 0
-        self.storing: deque[tuple[int, Held]] = deque()
-        """Appends, and their replicas, that are not known to be durable."""
+        self._storing: dict[str, deque[tuple[int, Held]]] = {}
+        """By volume: appends, and their replicas, that are not known to be durable."""
         self.tails: dict[int, Tail] = {}
-        self._then: deque[tuple[int, Callable[[float], None]]] = deque()
-        """Called once their ticket is durable."""
+        self._then: dict[str, deque[tuple[int, Callable[[float], None]]]] = {}
+        """By volume: called once their ticket is durable."""
 
     def __next__(self) -> int:
         self._last += 1
@@ -44,21 +47,43 @@ class Tickets:
         """An append up to the present end of the log; barriers wait for it, by its revision."""
         ticket = next(self)
         held.appending[ticket] = (revision, held.last)
-        self.storing.append((ticket, held))
+        self._storing.setdefault(held.replica.volume, deque()).append((ticket, held))
         return ticket
 
-    def stored(self, up_to: int) -> list[Held]:
+    def stored(self, up_to: int, volume: str | None = None) -> list[Held]:
         """The replicas whose logs became durable, each once."""
         concerned: dict[Held, None] = {}
-        while self.storing and self.storing[0][0] <= up_to:
-            concerned[self.storing.popleft()[1]] = None
+        for waiting in _of(self._storing, volume):
+            while waiting and waiting[0][0] <= up_to:
+                concerned[waiting.popleft()[1]] = None
         return list(concerned)
 
-    def when_stored(self, ticket: int, then: Callable[[float], None]) -> int:
-        self._then.append((ticket, then))
+    def when_stored(self, ticket: int, volume: str, then: Callable[[float], None]) -> int:
+        self._then.setdefault(volume, deque()).append((ticket, then))
         return ticket
 
-    def follow_up(self, now: float, up_to: int) -> None:
+    def follow_up(self, now: float, up_to: int, volume: str | None = None) -> None:
         """Everything up to this ticket is durable: call what waited for it."""
-        while self._then and self._then[0][0] <= up_to:
-            self._then.popleft()[1](now)
+        for waiting in _of(self._then, volume):
+            while waiting and waiting[0][0] <= up_to:
+                waiting.popleft()[1](now)
+
+    def oldest(self) -> dict[str, int]:
+        """By volume: the first ticket that is not known to be durable."""
+        found: dict[str, int] = {}
+        for waiting in (self._storing, self._then):
+            for volume, queue in waiting.items():
+                if queue:
+                    found[volume] = min(queue[0][0], found.get(volume, queue[0][0]))
+        return found
+
+    def forget(self, volume: str) -> None:
+        """Nothing more becomes durable there."""
+        self._storing.pop(volume, None)
+        self._then.pop(volume, None)
+
+
+def _of(waiting: dict[str, Queue], volume: str | None) -> list[Queue]:
+    if volume is None:
+        return list(waiting.values())
+    return [waiting[volume]] if volume in waiting else []
