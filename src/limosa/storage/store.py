@@ -39,6 +39,9 @@ BEHIND = 4
 """Writers wait when rows take this many times the memory that they should."""
 
 
+NO_VOLUMES: Mapping[str, str] = {}
+
+
 class Store:
     """The volumes of one node, by their names."""
 
@@ -47,7 +50,9 @@ class Store:
         directories: Mapping[str, str],
         files: Files | None = None,
         settings: StorageSettings | None = None,
+        refused: Mapping[str, str] = NO_VOLUMES,
     ) -> None:
+        """`refused`: volumes that are not opened, and why."""
         self._disks: dict[str, Maintenance] = {}
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
@@ -58,9 +63,11 @@ class Store:
         """Replicas of abandoned volumes: changes that were decided before are ignored."""
         self._scrubs: list[Scrub] = []
         self._settings = settings or StorageSettings()
-        self._refused: list[Refusal] = []
+        self._refused = [Refusal(f"volume {name}", why) for name, why in refused.items()]
         try:
             for name, directory in directories.items():
+                if name in refused:
+                    continue
                 self._open(files or PosixFiles(), name, directory)
         except BaseException:
             self.close()
