@@ -41,7 +41,7 @@ class State(NamedTuple):
     in_sync: Some = frozenset(ALL)
     eligible: Some = NOBODY
     needed: int = 2
-    count: int = 3
+    replicas: int = 3
     """How many replicas the partition has."""
     nodes: tuple[str, ...] = (UP, UP, UP)
     logs: tuple[Log, ...] = ((), (), ())
@@ -146,7 +146,7 @@ def with_eligible(rules: Rules, state: State, in_sync: Some) -> State:
     if not rules.are_eligible or (rules.cleared and len(in_sync) >= state.needed):
         eligible = NOBODY
     is_closed = state.owning is not None and not state.owning.is_open
-    if rules.opens_alone and is_closed and state.needed == state.count:
+    if rules.opens_alone and is_closed and state.needed == state.replicas:
         eligible = NOBODY
     return state.commit(in_sync=in_sync, eligible=eligible)
 
@@ -266,7 +266,7 @@ def test_without_eligible_replicas_a_partition_may_never_return(rules: Rules) ->
 def test_of_two_replicas_the_one_that_is_left_is_read() -> None:
     """Both are needed for a write, so the other one is not waited for: it may be dead. What this
     costs: the one that was read alone must not die, too, before the other one has caught up."""
-    first = State(in_sync=frozenset({0, 1}), count=2, nodes=(UP, UP, DEAD))
+    first = State(in_sync=frozenset({0, 1}), replicas=2, nodes=(UP, UP, DEAD))
 
     def lacks(state: State) -> bool:
         """The only replica with all rows is dead."""

@@ -214,7 +214,7 @@ def test_a_failover_in_a_stage_without_a_session_opens_none() -> None:
 # --- in sync
 
 
-def all_hold(record: Partition, **owner: tuple[object, ...]) -> list[Status]:
+def all_hold(record: Partition, **owner: object) -> list[Status]:
     here = {replica.node: replica for replica in (*OLD, D)}
     assert record.owner is not None
     owns = record.owner.replica
