@@ -131,6 +131,10 @@ def test_a_disk_that_hangs_costs_its_own_replicas_only(
         assert write_all(table, 3) < 5.0
         assert cluster.processes["n1"].pid == process
         assert cluster.is_running("n1")
+        cluster.terminate("n1")
+        cluster.start_one("n1")
+        eventually(lambda: is_whole(cluster, table), "it starts without the volume", 60.0)
+        assert volumes_of(cluster, table, "n1") == {other}
     finally:
         (cluster.volume("n1", hangs) / HANGS).unlink()
     assert {row["v"] for row in table.scan().to_pylist()} == {3}

@@ -174,6 +174,27 @@ def test_the_only_copy_is_kept_and_named_until_its_file_is_restored(
     connection.drop_table("alone")
 
 
+def test_a_damaged_log_file_is_removed_and_a_restart_finds_every_row(
+    cluster: SmallCluster, connection: Operator
+) -> None:
+    """F193: a start would refuse the whole volume, here with the only copy of the rows. The running
+    node finds the damage first, and its rows are elsewhere."""
+    table = filled(connection, "logged", replicas=1)
+    table.write([row(number) for number in range(ROWS, 2 * ROWS)])
+    node = owner_of(cluster, table).node
+    logs = cluster.directory / node / "volume" / "log"
+    damaged = eventually(lambda: sorted(logs.iterdir())[:-1], "a log file is complete")[-1]
+    toggle(damaged, damaged.stat().st_size // 2)
+    eventually(lambda: not damaged.exists(), "the damaged file is removed", HEALTH_SECONDS)
+    assert cluster.is_running(node)
+    cluster.terminate(node)
+    cluster.start_one(node)
+    assert cluster.wait_until_healthy(HEALTH_SECONDS) == []
+    assert table.count() == 2 * ROWS
+    assert asked(cluster, "status")["damaged"] == []
+    connection.drop_table("logged")
+
+
 def outcome(table: TableHandle, number: int) -> str:
     try:
         found = table.get(number)

@@ -9,8 +9,8 @@ from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.transitions import Waiting
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.effects import DiscardReplica, Send
-from limosa.core.events import Received, ReplicaDamaged, Started
+from limosa.core.effects import DiscardReplica, Send, TrimLog
+from limosa.core.events import LogLost, Received, ReplicaDamaged, Started
 from limosa.core.invariants import broken
 from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING
 from limosa.core.messages import Acked, Read, Refuse, ReplicaStatus, Seal, Unheld, Wait
@@ -38,6 +38,7 @@ from tests.core.samples import (
 from tests.core.stage import (
     Stage,
     done,
+    entry,
     follower_on_stage,
     owner_on_stage,
     probe,
@@ -155,6 +156,33 @@ def test_an_eventual_read_goes_to_a_sound_replica() -> None:
     stage = damaged(follower_on_stage(stable(in_sync=(B,), owner=B)), B)
     admitted = stage.brain.reading.admit(stage.now, read(eventual=True))
     assert isinstance(admitted, Admitted)
+
+
+def test_a_log_that_cant_be_read_begins_later() -> None:
+    """F193: the rows are stored, so the replica is not damaged; a replica that needs the lost
+    entries is copied instead."""
+    entries = tuple(entry(at, at - 1) for at in range(1, 6))
+    stage = follower_on_stage(entries=entries)
+    held = stage.brain.held[P, B.incarnation]
+    (trimmed,) = done(stage.tell(LogLost(P, B.incarnation, 3)), TrimLog)
+    assert (trimmed.to, held.first, held.positions) == (3, 3, [4, 5])
+    assert held.bytes == sum(held.sizes)
+    assert not done(stage.tell(LogLost(P, B.incarnation, 3)), TrimLog)
+    assert not stage.tell(LogLost(P, "not here", 3))
+    assert stage.status().replicas[P][0].damaged == ""
+
+
+def test_recent_entries_of_a_lost_part_are_forgotten_too() -> None:
+    stage = owner_on_stage()
+    for number in range(1, 5):
+        stage.say(write(id=f"w.{number}", sequence=number))
+    stage.store()
+    stage.acknowledge(B, C)
+    held = stage.owner.held
+    assert len(held.recent) == 4
+    stage.tell(LogLost(P, A.incarnation, held.positions[1]))
+    assert [each.at for each in held.recent] == held.positions
+    assert held.recent_bytes == sum(each.bytes for each in held.recent)
 
 
 # --- the coordinator

@@ -82,7 +82,7 @@ class Scene:
         self.mover = PipelineMover(
             self.carrier,
             Access("birds"),
-            lambda sessions: Permit(f"a token for {sessions}", 1_900.0),
+            lambda sessions: Permit(f"a token for {sessions}", 900.0),
             bytes_per_second,
             lambda what, **details: self.said.append((what, details)),
         )
@@ -131,7 +131,7 @@ def test_a_task_has_a_permit_for_its_own_sessions_and_no_others(scene: Scene) ->
     assert len(job.tasks) == 2
     for task in job.tasks:
         expected = tuple(sorted({(load.partition, load.session) for load in task.loads}))
-        assert task.permit == Permit(f"a token for {expected}", 1_900.0)
+        assert task.permit == Permit(f"a token for {expected}", 900.0)
 
 
 def test_a_job_knows_where_its_nodes_are_and_no_others(scene: Scene) -> None:

@@ -107,23 +107,32 @@ def test_a_damaged_log_file_is_removed_and_nothing_is_lost() -> None:
     assert {name: in_view(host.view(name)) for name in ("p1", "p2")} == before
 
 
-def test_a_replica_whose_log_cant_be_read_again_is_damaged() -> None:
-    """F193: its rows are in segments, but the entries for other replicas are gone. The file goes
-    with the replica."""
+def test_entries_that_cant_be_written_again_are_trimmed() -> None:
+    """F193: their rows are in segments, so nothing is lost. The file goes once the replica's log
+    begins later."""
     host = filled(SMALL_LOGS)
     host.flush("p1")
-    place = host.replica("p1").log[0].place
-    path = f"/{host.volume.directory}/log/{place.file:08}.log"
-    host.memory.flip(path, 8 * (place.at + place.size // 2))
+    before = in_view(host.view("p1"))
+    first = host.replica("p1").log[0]
+    path = f"/{host.volume.directory}/log/{first.place.file:08}.log"
+    host.memory.flip(path, 8 * (first.place.at + first.place.size // 2))
+    lost: list[tuple[str, int]] = []
+    host.maintenance.on_lost_log = lambda partition, _, through: lost.append((partition, through))
     _, found = scrubbed(host)
     for _ in range(10):
         host.maintenance.step()
-    assert ("p1", path) in found
-    Hand(host.write, "p1").discard()
+    assert found == []
+    (partition, through) = lost[0]
+    assert partition == "p1"
+    assert first.entry.at <= through < host.replica("p1").log[-1].entry.at
+    hand = Hand(host.write, "p1")
+    hand.trim(through)
     host.volume.sync()
     host.maintain()
     assert host.maintenance.troubles == []
+    assert path.rsplit("/", 1)[1] not in host.memory.names(f"{host.volume.directory}/log")
     host.reopen()
+    assert in_view(host.view("p1")) == before
     assert len(in_view(host.view("p2"))) == 50
 
 
@@ -157,7 +166,7 @@ def test_a_store_scrubs_in_the_background_and_reports_what_it_finds() -> None:
         store.sync()
         store.flush(*hand.key)
         found: list[DamagedFile] = []
-        store.report_damage(lambda partition, incarnation, error: found.append(error))
+        store.report_damage(lambda *about: found.append(about[2]), lambda *about: None)
         (ranged,) = store.view(*hand.key).tables[BIRDS.id].segments
         files.flip(ranged.segment.path, 8 * 300)
         store.start_scrub(0)

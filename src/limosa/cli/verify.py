@@ -239,8 +239,7 @@ class Verification:
         made = self._connection.comparison_tokens(partitions)
         tokens = dict(zip(partitions, made.tokens, strict=False))
         return [
-            replace(portion, permit=Permit(tokens.get(portion.partition), made.until))
-            for portion in portions
+            replace(portion, permit=Permit(tokens.get(portion.partition))) for portion in portions
         ]
 
     def _end(

@@ -166,6 +166,15 @@ class ReplicaDamaged(Struct, frozen=True, gc=False):
     why: str
 
 
+class LogLost(Struct, frozen=True, gc=False):
+    """Entries of a replica's log up to this position can't be read any more. Their rows are stored
+    elsewhere: only replicas that would catch up from these entries need a copy instead."""
+
+    partition: PartitionId
+    incarnation: Incarnation
+    through: Position
+
+
 class Disconnected(Struct, frozen=True, gc=False):
     """A client's connection to this node broke: requests under way may be lost."""
 
@@ -215,5 +224,6 @@ NodeEvent: TypeAlias = (
     | CollectionDue
     | Measured
     | ReplicaDamaged
+    | LogLost
 )
 CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | Compared | Elected | Deposed

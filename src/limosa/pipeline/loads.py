@@ -4,6 +4,7 @@ Starting a task costs tens of milliseconds and a row costs little, so many small
 task, and a large partition is cut into slices of its token range.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -36,11 +37,8 @@ class Permit(Struct, frozen=True, array_like=True):
     """What a worker shows to nodes, for its sessions and for some minutes."""
 
     token: str | None = None
-    until: float = 0.0
-    """Seconds since 1970; 0: it has no end."""
-
-    def ends_within(self, seconds: float, now: float) -> bool:
-        return bool(self.until) and now + seconds > self.until
+    seconds: float = math.inf
+    """For how long it is valid, from the start of the task: clocks of machines may differ."""
 
 
 class CopyLoad(Struct, frozen=True, array_like=True):

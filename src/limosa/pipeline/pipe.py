@@ -98,6 +98,7 @@ class Pipe:
             for load in task.loads
         }
         self._next_at = 0.0
+        self._ends_at = time.monotonic() + task.permit.seconds - EXPIRY_SECONDS
         self._links = NodeLinks(
             dialer,
             lambda node, messages: self._heard.put((node, messages)),
@@ -121,7 +122,7 @@ class Pipe:
         for slice in list(self._under_way.values()):
             if now >= slice.due:
                 self._ask(slice, now)
-        if self._task.permit.ends_within(EXPIRY_SECONDS, time.time()):
+        if now > self._ends_at:
             self._waiting.clear()
         while self._waiting and len(self._under_way) < AT_ONCE and now >= self._next_at:
             slice = self._waiting.popleft()

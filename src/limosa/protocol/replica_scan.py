@@ -69,8 +69,6 @@ class ComparisonTokens(Struct, frozen=True, array_like=True):
     """Tokens that compare replicas, each for one partition; none where no tokens are used."""
 
     tokens: tuple[str, ...] = ()
-    until: float = 0.0
-    """Seconds since 1970."""
 
 
 _moments = msgspec.msgpack.Decoder(ReplicaMoment)

@@ -37,6 +37,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    LogLost,
     Measured,
     NodeEvent,
     Received,
@@ -136,7 +137,11 @@ class NodeDriver:
 
     def start(self) -> None:
         self.store.merge_later(self._is_copied)
-        self.store.report_damage(self.damaged)
+        # By another thread: maintenance must not wait for this driver, which may wait for it.
+        self.store.report_damage(
+            lambda *about: self._work_on(about[0], about[1], partial(self.damaged, *about)),
+            lambda *about: self._work_on(about[0], about[1], partial(self._log_lost, *about)),
+        )
         self.store.start_maintenance()
         self.deliver(Started(self.store.restored(self.node.id), self.store.volumes))
         self.store.start_scrub(self.settings.scrub_bytes_per_second)
@@ -233,6 +238,10 @@ class NodeDriver:
     ) -> None:
         """Do slow work on a replica, one piece after the other for each volume."""
         self._workers.do(self.store.home(partition, incarnation), work)
+
+    def _log_lost(self, partition: PartitionId, incarnation: Incarnation, through: int) -> None:
+        self.log("a part of a log is lost", partition=partition, through=through)
+        self.deliver(LogLost(partition, incarnation, through))
 
     @contextmanager
     def noticing(self, partition: PartitionId, incarnation: Incarnation) -> Iterator[None]:
@@ -359,10 +368,12 @@ class NodeDriver:
 
     def _read_tail(self, effect: ReadTail) -> None:
         try:
-            with self.noticing(effect.partition, effect.incarnation):
-                entries = self.store.tail(
-                    effect.partition, effect.incarnation, effect.after, effect.bytes_max
-                )
+            entries = self.store.tail(
+                effect.partition, effect.incarnation, effect.after, effect.bytes_max
+            )
+        except DamagedFile as error:
+            self.store.remove_damaged_log(effect.partition, effect.incarnation, error)
+            entries = []
         except Exception as error:  # only this replica can't catch up from the log
             self.log("reading a log failed", partition=effect.partition, error=repr(error))
             entries = []

@@ -69,10 +69,9 @@ def mover_for(
     def permit(sessions: Sessions) -> Permit:
         if keys is None:
             return Permit()
-        now, subject = time.time(), f"{name}-mover"
-        ring = keys.current()
-        token = issue(ring, cluster, subject, "mover", TOKEN_SECONDS, now, sessions)
-        return Permit(token, now + TOKEN_SECONDS)
+        ring, subject = keys.current(), f"{name}-mover"
+        token = issue(ring, cluster, subject, "mover", TOKEN_SECONDS, time.time(), sessions)
+        return Permit(token, TOKEN_SECONDS)
 
     def make(changed: Changed) -> PipelineMover:
         carrier: Carrier

@@ -29,6 +29,7 @@ from limosa.runtime.journal import Journal
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
 from limosa.runtime.threads import ProcessEnd
+from limosa.storage.probe import silent_volumes
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
 from limosa.transport.keys import KeyFile
@@ -136,7 +137,10 @@ class NodeProcess:
         for volume in volumes.values():
             with suppress(UnusableFile):  # the store refuses this volume, and uses the others
                 make_private(volume, journal)
-        self.store = Store(volumes, settings=config.storage)
+        seconds = config.settings.participant.sync_seconds_max
+        why = f"the disk has not answered for {seconds:.0f} s"
+        silent = dict.fromkeys(silent_volumes(volumes, seconds), why)
+        self.store = Store(volumes, settings=config.storage, refused=silent)
         try:
             if not self.store.volumes:
                 why = "; ".join(refusal.why for refusal in self.store.refused)

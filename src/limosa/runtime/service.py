@@ -449,7 +449,7 @@ class NodeService:
             )
             for partition in partitions
         )
-        return msgspec.msgpack.encode(ComparisonTokens(tokens, now + COMPARISON_SECONDS))
+        return msgspec.msgpack.encode(ComparisonTokens(tokens))
 
     def _request(self, caller: Identity, body: bytes) -> bytes:
         """Store a request for the coordinator, and wait for the answer."""

@@ -61,6 +61,11 @@ def file_name(number: int) -> str:
     return f"{number:08}.log"
 
 
+def number_of(path: str) -> int:
+    """The number of a log file."""
+    return int(path.rsplit("/", 1)[-1].removesuffix(".log"))
+
+
 def damaged(path: str, why: str) -> DamagedFile:
     return DamagedFile(
         f"{path} is damaged: {why}",

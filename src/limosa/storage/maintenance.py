@@ -21,7 +21,7 @@ from limosa.storage.compaction import Job
 from limosa.storage.files import is_full
 from limosa.storage.log import HEADER_BYTES, file_name
 from limosa.storage.manifest import Manifest
-from limosa.storage.replica import StoredReplica, describe_table, name_of
+from limosa.storage.replica import Logged, StoredReplica, describe_table, name_of
 from limosa.storage.shelf import Shelf, directory
 from limosa.storage.view import NEW, SETTLED, Ranged, TableView, records
 from limosa.storage.volume import Volume
@@ -33,6 +33,8 @@ MERGE_BYTES = 16 << 20
 FLUSH_BYTES_MAX = 256 << 20
 OnDamage: TypeAlias = Callable[[PartitionId, Incarnation, DamagedFile], None]
 """Called, in any thread, when a file of a replica turns out to be damaged."""
+OnLostLog: TypeAlias = Callable[[PartitionId, Incarnation, Position], None]
+"""Called when entries of a replica's log can't be read again: the log must be trimmed there."""
 
 
 class Maintenance:
@@ -50,6 +52,7 @@ class Maintenance:
         self._damaged_logs: dict[int, str] = {}
         """Log files with damaged frames, and why: they are removed as soon as possible."""
         self.on_damage: OnDamage = lambda partition, incarnation, error: None
+        self.on_lost_log: OnLostLog = lambda partition, incarnation, through: None
         self._flushed_last = False
         self.is_copied: Callable[[PartitionId], bool] = lambda partition: False
         """Is a copy of this partition in progress? A merge would take processor time from the copy,
@@ -101,8 +104,8 @@ class Maintenance:
                 self._shelf.mark_damaged(replica, why)
 
     def remove_damaged_log(self, number: int, error: DamagedFile) -> None:
-        """A start would refuse the volume, so the file goes. What it holds is in memory or in
-        segments; a replica whose log can't be read again is reported as damaged."""
+        """A start would refuse the volume, so the file goes. Its rows are in memory or in segments;
+        entries that can't be written again, for replicas that catch up, are trimmed."""
         if number >= self.volume.catalogue.first_log:
             self._damaged_logs[number] = error.message
 
@@ -280,7 +283,9 @@ class Maintenance:
                 while not volume.carry(replica, oldest):
                     self._flush(replica)
             except DamagedFile as error:
-                self.on_damage(replica.partition, replica.incarnation, error)
+                self._damaged_logs[oldest] = error.message
+                lost = [each.entry.at for each in replica.log if is_lost(each, oldest)]
+                self.on_lost_log(replica.partition, replica.incarnation, max(lost))
                 raise
         volume.sync()
         self._forget_log(oldest)
@@ -433,3 +438,8 @@ def _sorted_out(view: TableView) -> Iterator[Batch]:
     step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
     for start in range(0, len(order), step):
         yield every.take(order[start : start + step])
+
+
+def is_lost(logged: Logged, file: int) -> bool:
+    """The entry's rows are only in this log file and in segments."""
+    return logged.rowless and logged.place.file == file

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from limosa.errors import DamagedFile
 from limosa.storage.log import verify_file
@@ -12,28 +12,29 @@ from limosa.storage.segment import Segment
 
 PAUSE_SECONDS = 1.0
 """The least time between two passes."""
+STOP_SECONDS = 1.0
 AHEAD_SECONDS = 0.02
 """A scrub that is ahead of its rate by more than this pauses."""
 
 
 class Scrub(threading.Thread):
-    """Verifies segments and complete log files as long as the store is open."""
+    """Verifies segments and complete log files of one volume, until it is stopped or fails."""
 
-    def __init__(self, disks: Sequence[Maintenance], bytes_per_second: int) -> None:
-        super().__init__(name="limosa-scrub", daemon=True)
-        self._disks = disks
+    def __init__(self, disk: Maintenance, bytes_per_second: int) -> None:
+        super().__init__(name=f"limosa-scrub-{disk.volume.name}", daemon=True)
+        self._disk = disk
         self._rate = bytes_per_second
         self._stopping = threading.Event()
 
     def stop(self) -> None:
+        """Does not wait long: a disk that hangs would hold up the end of the process."""
         self._stopping.set()
         if self.is_alive():
-            self.join()
+            self.join(STOP_SECONDS)
 
     def run(self) -> None:
-        while not self._stopping.wait(PAUSE_SECONDS):
-            for disk in self._disks:
-                self._pace(verify(disk))
+        while not (self._stopping.wait(PAUSE_SECONDS) or self._disk.volume.has_failed):
+            self._pace(verify(self._disk))
 
     def _pace(self, verified: Iterator[int]) -> None:
         """Verify no more bytes a second than allowed."""

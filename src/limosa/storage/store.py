@@ -14,9 +14,10 @@ from limosa.core.effects import CreateReplica, DiscardReplica, VolumeEffect
 from limosa.core.events import HeldReplica
 from limosa.core.model.keys import WHOLE, Incarnation, NodeId, PartitionId, Position, TokenRange
 from limosa.core.model.rows import Entry
-from limosa.errors import BadInput, DiskFull, VolumeFailed, VolumeInUse
+from limosa.errors import BadInput, DamagedFile, DiskFull, VolumeFailed, VolumeInUse
 from limosa.storage.files import Files, PosixFiles
-from limosa.storage.maintenance import Maintenance, OnDamage
+from limosa.storage.log import number_of
+from limosa.storage.maintenance import Maintenance, OnDamage, OnLostLog
 from limosa.storage.recovery import Refusal
 from limosa.storage.replica import StoredReplica
 from limosa.storage.scrub import Scrub
@@ -38,6 +39,9 @@ BEHIND = 4
 """Writers wait when rows take this many times the memory that they should."""
 
 
+NO_VOLUMES: Mapping[str, str] = {}
+
+
 class Store:
     """The volumes of one node, by their names."""
 
@@ -46,7 +50,9 @@ class Store:
         directories: Mapping[str, str],
         files: Files | None = None,
         settings: StorageSettings | None = None,
+        refused: Mapping[str, str] = NO_VOLUMES,
     ) -> None:
+        """`refused`: volumes that are not opened, and why."""
         self._disks: dict[str, Maintenance] = {}
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
@@ -55,11 +61,13 @@ class Store:
         self._abandoned: dict[str, Maintenance] = {}
         self._gone: set[ReplicaKey] = set()
         """Replicas of abandoned volumes: changes that were decided before are ignored."""
-        self._scrub: Scrub | None = None
+        self._scrubs: list[Scrub] = []
         self._settings = settings or StorageSettings()
-        self._refused: list[Refusal] = []
+        self._refused = [Refusal(f"volume {name}", why) for name, why in refused.items()]
         try:
             for name, directory in directories.items():
+                if name in refused:
+                    continue
                 self._open(files or PosixFiles(), name, directory)
         except BaseException:
             self.close()
@@ -104,9 +112,10 @@ class Store:
 
     def close(self) -> None:
         """Stop maintenance, make everything durable, and unlock the directories."""
-        for thread in (self._scrub, *self._workers.values()):
-            if thread is not None:
-                thread.stop()
+        for scrub in self._scrubs:
+            scrub.stop()
+        for worker in self._workers.values():
+            worker.stop()
         with ExitStack() as closing:  # close every volume, even if one fails
             for disk in self._disks.values():
                 closing.callback(disk.close)
@@ -297,10 +306,18 @@ class Store:
         for disk in self._disks.values():
             disk.is_copied = is_copied
 
-    def report_damage(self, on_damage: OnDamage) -> None:
-        """Call this, in any thread, when maintenance or a scrub finds a damaged file."""
+    def report_damage(self, on_damage: OnDamage, on_lost_log: OnLostLog) -> None:
+        """Call these, in any thread, when maintenance or a scrub finds a damaged file."""
         for disk in self._disks.values():
             disk.on_damage = on_damage
+            disk.on_lost_log = on_lost_log
+
+    def remove_damaged_log(
+        self, partition: PartitionId, incarnation: Incarnation, error: DamagedFile
+    ) -> None:
+        """A read of a replica's log found damage."""
+        disk, _ = self._replica((partition, incarnation))
+        disk.remove_damaged_log(number_of(error.path), error)
 
     def mark_damaged(self, partition: PartitionId, incarnation: Incarnation, why: str) -> None:
         """Remember the damage across restarts; does nothing for a replica that is gone."""
@@ -309,10 +326,13 @@ class Store:
             disk.mark_damaged(replica, why)
 
     def start_scrub(self, bytes_per_second: int) -> None:
-        """Start a background thread that verifies all files, again and again; 0: none."""
-        if bytes_per_second and self._scrub is None:
-            self._scrub = Scrub(tuple(self._disks.values()), bytes_per_second)
-            self._scrub.start()
+        """Start background threads that verify all files, again and again; 0: none. All volumes
+        together verify so many bytes a second."""
+        if bytes_per_second and not self._scrubs:
+            each = max(1, bytes_per_second // max(1, len(self._disks)))
+            self._scrubs = [Scrub(disk, each) for disk in self._disks.values()]
+            for scrub in self._scrubs:
+                scrub.start()
 
     def start_maintenance(self) -> None:
         """Start a background thread that flushes and merges."""

@@ -39,6 +39,7 @@ from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
     LeaseRenewed,
+    LogLost,
     Measured,
     NodeEvent,
     Received,
@@ -143,6 +144,8 @@ class Participant(NodeState):
                 self.hosting.volume_lost(event)
             case ReplicaDamaged():
                 self.hosting.damaged(event)
+            case LogLost():
+                self.hosting.log_lost(event)
             case _:
                 assert_never(event)
 

@@ -189,6 +189,18 @@ class Held:
             self.recent_bytes -= self.recent.popleft().bytes
         return [TrimLog(self.partition, self.replica.incarnation, 0, self.first)]
 
+    def lose(self, through: Position) -> list[TrimLog]:
+        """Committed entries up to this position can't be read: the log begins after them."""
+        count = bisect_right(self.positions, min(through, self.watermark, self.durable))
+        if not count:
+            return []
+        self.bytes -= sum(self.sizes[:count])
+        self.first = self.positions[count - 1]
+        del self.positions[:count], self.sizes[:count]
+        while len(self.recent) > len(self.positions):
+            self.recent_bytes -= self.recent.popleft().bytes
+        return [TrimLog(self.partition, self.replica.incarnation, 0, self.first)]
+
     # --- what is committed
 
     def wish(self, check: tuple[SessionId, Position]) -> None:

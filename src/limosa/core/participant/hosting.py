@@ -16,7 +16,14 @@ from limosa.core.effects import (
     ReadTopology,
     StoreEpoch,
 )
-from limosa.core.events import Received, ReplicaDamaged, Started, TopologyRead, VolumeLost
+from limosa.core.events import (
+    LogLost,
+    Received,
+    ReplicaDamaged,
+    Started,
+    TopologyRead,
+    VolumeLost,
+)
 from limosa.core.messages import DropReplica, Probe, Replicate, Seal
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import Incarnation, PartitionId, Revision
@@ -222,6 +229,11 @@ class Hosting:
         if held is not None and not held.damaged:
             held.damaged = event.why
             self._node.changed = True
+
+    def log_lost(self, event: LogLost) -> None:
+        held = self._node.held.get((event.partition, event.incarnation))
+        if held is not None:
+            self._node.out += held.lose(event.through)
 
     def was_dropped(self, partition: PartitionId, incarnation: Incarnation) -> bool:
         return (partition, incarnation) in self._dropped

@@ -14,12 +14,16 @@ FOLLOWERS_SHARE = 4
 def lacks_space(measured: Measured, volume: str, settings: ParticipantSettings) -> str:
     """Why clients' writes to the volume are refused, in words; empty: there is enough space."""
     free = measured.free_bytes.get(volume)
-    where = f" on volume {volume}" if volume else ""
     if volume in measured.full:
-        return f"the disk is full{where}"
-    if free is not None and free < settings.free_bytes_min:
-        return f"{free >> 20} MiB free{where}, and {settings.free_bytes_min >> 20} MiB are needed"
-    return ""
+        return f"the disk is full{_on(volume)}"
+    if free is None or free >= settings.free_bytes_min:
+        return ""
+    needed = settings.free_bytes_min >> 20
+    return f"{free >> 20} MiB free{_on(volume)}, and {needed} MiB are needed"
+
+
+def _on(volume: str) -> str:
+    return f" on volume {volume}" if volume else ""
 
 
 def can_follow(measured: Measured, volume: str, settings: ParticipantSettings) -> bool:
