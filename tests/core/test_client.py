@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from limosa.core.client import Asked, Client, ClientSettings, Finished
+from limosa.core.client import LARGE_BYTES, Asked, Client, ClientSettings, Finished
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import (
@@ -70,6 +70,15 @@ def outcome(effects: list[Effect]) -> tuple[str, object] | None:
 
 
 # --- the happy ways
+
+
+def test_a_large_write_gets_more_time_before_it_is_sent_again() -> None:
+    for count, seconds in ((1, 1.0), (LARGE_BYTES // 100 + 1, 2.0), (4 * LARGE_BYTES // 100, 4.0)):
+        client = knowing()
+        large = SimulatedRows((SimulatedRow("k", 0, "v"),) * count)
+        assert sent(client.handle(0.0, Asked("1", "z", large)), Write)
+        assert not sent(client.handle(seconds - 0.01, Ticked()), Write)
+        assert sent(client.handle(seconds + 0.01, Ticked()), Write)
 
 
 def test_a_write_goes_to_the_owner_and_ends_when_it_is_written() -> None:

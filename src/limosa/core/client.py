@@ -34,6 +34,9 @@ from limosa.core.model.topology import Layout, Partition
 OperationOutcome: TypeAlias = Literal["done", "mismatch", "failed", "unknown"]
 
 
+LARGE_BYTES = 4 << 20
+
+
 class ClientSettings(Struct, frozen=True):
     attempt_seconds: float = 1.0
     again_seconds_min: float = 0.005
@@ -401,7 +404,7 @@ class Client:
             self._later(now, operation, part)
             self._refresh(now)
             return
-        self._schedule(now + self.settings.attempt_seconds, operation, part)
+        self._schedule(now + self._attempt_seconds(part), operation, part)
         first = self._must_follow(operation, part)
         if first is not None:
             part.after = first.sequence
@@ -414,6 +417,12 @@ class Client:
         self.out.append(Send(node, self._message(operation, part, record)))
         if operation.blocked:
             self._sent.append((operation, part))
+
+    def _attempt_seconds(self, part: Part) -> float:
+        """How long an attempt may take. Large rows take longer; if they were sent again too early,
+        they would only be slower."""
+        size = 0 if part.rows is None else part.rows.bytes
+        return self.settings.attempt_seconds * (1 + size // LARGE_BYTES)
 
     def _must_follow(self, operation: ClientOperation, part: Part) -> ClientOperation | None:
         """The write that must be sent first and is not under way; the owner would refuse the part
