@@ -464,12 +464,7 @@ class Scenario(World):
         self.wire.let_go()
         self.wire.blind.clear()
         self.hasten()
-        self.healed = True
-        self.network.heal()
-        for process in self.processes.values():
-            process.resume()
-            if not process.run:
-                process.start()
+        self.heal()
         self.run_for(7.0)
         self.until(lambda: not unfinished(self) and not self.history.outstanding, 45.0)
         rows: dict[str, object] = {}

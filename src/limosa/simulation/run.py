@@ -4,7 +4,6 @@ Every run has three phases: trouble, healing (in which every operation must end)
 """
 
 from itertools import chain
-from math import inf
 from random import Random
 from typing import Any
 
@@ -341,7 +340,7 @@ class Drama:
         world = self.world
         if not world.gone and not self.theme.loaded:
             return
-        self._end_faults()
+        world.end_faults()
         end = world.now + RECOVERY_SECONDS
         for workload in self.workloads:
             self._keep_busy(workload, end)
@@ -350,28 +349,9 @@ class Drama:
             late = f"not well {RECOVERY_SECONDS:g} s after the last fault"
             world.violate(f"{late}: {problem}", partition)
 
-    def _end_faults(self) -> None:
-        world = self.world
-        world.quiet_until = inf
-        world.network.heal()
-        world.deaf.clear()
-        world.tell("no more faults")
-        for node in world.nodes.values():
-            node.on_read = None
-            node.stalled_until = 0.0
-            node.hangs = False
-            node.fill(False)
-            node.scrub()
-        for process in world.processes.values():
-            process.resume()
-            world.start(process)
-
     def heal(self) -> None:
         world = self.world
-        world.healed = True
-        world.gone.clear()
-        self._end_faults()
-        world.tell("everything heals")
+        world.heal()
         # First, all messages that are still in the network arrive, however late.
         world.run_until(world.now + LATEST_MESSAGE_SECONDS)
         world.run_until(world.now + HEALING_SECONDS, lambda: not self._unfinished())

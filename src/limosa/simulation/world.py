@@ -3,6 +3,7 @@
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import Any
 
@@ -177,6 +178,28 @@ class World:
             if member is None or member.state == "left" or self.nodes[process.name].hangs:
                 return
         process.start()
+
+    def end_faults(self) -> None:
+        """Nothing more goes wrong, but a node that is gone stays away."""
+        self.quiet_until = inf
+        self.network.heal()
+        self.deaf.clear()
+        self.tell("no more faults")
+        for node in self.nodes.values():
+            node.on_read = None
+            node.stalled_until = 0.0
+            node.hangs = False
+            node.fill(False)
+            node.scrub()
+        for process in self.processes.values():
+            process.resume()
+            self.start(process)
+
+    def heal(self) -> None:
+        self.healed = True
+        self.gone.clear()
+        self.end_faults()
+        self.tell("everything heals")
 
     # --- brains and disks
 
