@@ -5,6 +5,7 @@ replica of each of its partitions lives, and everything heals in the end.
 """
 
 from collections.abc import Callable
+from math import inf
 
 from limosa.core import routing
 from limosa.core.machines.catalogue import MACHINES, REBALANCE, RUN_MOVE
@@ -263,23 +264,31 @@ def _leave_for_good(world: World, node: str) -> None:
         name
         for name, record in topology.partitions.items()
         if routing.needed(record, topology.zones[record.zone]) > 1
-        and any(replica.node != node for replica in routing.electable(record))
+        and any(
+            replica.node != node and world.nodes[replica.node].still_has(name, replica.incarnation)
+            for replica in routing.electable(record)
+        )
     }
 
 
 def stall_disk(world: World, record: Partition) -> None:
     """Syncs of one node take long, or hang."""
     node = _owner(world, record) if world.dice.random() < 0.5 else _target(world, record)
-    seconds = world.dice.choice((0.05, 0.2, 0.2, 1.0, 5.0))
+    seconds = world.dice.choice((0.05, 0.2, 0.2, 1.0))
     node.stalled_until = max(node.stalled_until, world.now + seconds)
 
 
 def hang_disk(world: World, record: Partition) -> None:
     """No sync of one node ends, for a while or until the world heals."""
     node = _owner(world, record) if world.dice.random() < 0.6 else _target(world, record)
-    if not any(each.hangs for each in world.nodes.values()):
-        node.hangs = True
-        world.schedule(world.dice.choice((2.0, 6.0, 60.0)), _answer_again, world, node)
+    if any(each.hangs for each in world.nodes.values()) or world.gone or world.wiped:
+        return
+    node.hangs = True
+    seconds = world.dice.choice((1.0, 3.0, 6.0, inf))
+    if seconds < inf:
+        world.schedule(seconds, _answer_again, world, node)
+    else:
+        _leave_for_good(world, node.name)
 
 
 def _answer_again(world: World, node: SimulatedNode) -> None:

@@ -250,6 +250,11 @@ class SimulatedNode(Process):
             super().crash()
             self.disk.crash(self.world.dice, self.name)
 
+    def still_has(self, partition: PartitionId, incarnation: Incarnation) -> bool:
+        """Whether the node holds the replica, and did not give up the volume that it is on."""
+        known = self.brain.held if self.run else self.disk.live
+        return (partition, incarnation) in known
+
     def lose_volume(self, volume: str) -> None:
         """The volume fails; what it held is gone, and it is empty after a restart."""
         self.on_event(VolumeLost(volume, "it failed"))
@@ -340,8 +345,8 @@ class SimulatedNode(Process):
             case MakeCommit(commit=commit):
                 self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
             case AbandonVolume(volume=volume, why=why):
+                # What the volume holds is there again after a restart.
                 self.world.tell(f"{self.name} gives up its volume {volume!r}: {why}")
-                self._empty(volume)
             case EndRun(why=why):
                 self.world.tell(f"{self.name} ends: {why}")
                 self.crash()

@@ -3,6 +3,7 @@
 from typing import Any
 from unittest.mock import patch
 
+from limosa.core import routing
 from limosa.core.coordinator import ownership, resizing, transitions
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.machine import Work
@@ -10,6 +11,7 @@ from limosa.core.messages import Acked
 from limosa.core.participant.following import Following
 from limosa.core.participant.held import Held
 from limosa.core.participant.hosting import Hosting
+from limosa.core.participant.overdue import SyncWatch
 from limosa.core.participant.owner import Owner
 from limosa.errors import LeaseLost
 from limosa.metastore import leases
@@ -27,6 +29,23 @@ replacing({
     "election_waits_for_every_promise": (
         "an election goes on without a live candidate that does not promise in time",
         ownership, "is_overdue", always(False)),
+    "eligible_forgotten": (
+        "a replica that leaves too few in sync stays eligible",
+        ClusterView, "eligible", always(())),
+    "eligible_though_it_left_before": (
+        "a replica that left while enough stayed in sync is not eligible",
+        ClusterView, "eligible",
+        lambda self, before, after: () if routing.takes_writes(after, 2)
+        else routing.may_return(after)),
+    "committed_while_others_are_eligible": (
+        "nothing is committed that an eligible replica may lack",
+        Owner, "must_stop", always(False)),
+    "min_in_sync_ignored": (
+        "a write is acknowledged only if enough replicas are in sync",
+        routing, "takes_writes", always(True)),
+    "hung_disk_keeps_its_office": (
+        "a node whose disk hangs is not in office",
+        SyncWatch, "tick", always([])),
     "damage_ignored": (
         "a replica whose rows can't be read is not in office, and is rebuilt",
         ClusterView, "is_damaged", always(False)),
@@ -35,6 +54,12 @@ replacing({
         resizing, "ask_again", always(None)),
 })
 # fmt: on
+
+
+@wrapping(ownership, "silent_replicas", "a replica is taken out only on a report of its live owner")
+def taken_out_without_a_report(silent: Any, view: ClusterView, record: Any) -> tuple[Any, ...]:
+    dead = [r for r in record.in_sync if not view.is_live(r.node) and r != record.owner.replica]
+    return (*silent(view, record), *(r for r in dead if r not in silent(view, record)))
 
 
 @mutant("a follower acknowledges only what is durable")

@@ -118,6 +118,7 @@ class World:
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
             silence_seconds_max=shape.silence_seconds,
+            sync_seconds_max=2.0,
             recent_bytes=(1, 500, 4 << 20)[seed % 3],
             replicate_bytes=(1, 500, 8 << 20)[seed // 3 % 3],
             shelved_bytes=(1 << 20, 300, 1)[seed // 9 % 3],
@@ -188,9 +189,11 @@ class World:
         for node in self.nodes.values():
             node.on_read = None
             node.stalled_until = 0.0
-            node.hangs = False
+            node.hangs = node.name in self.gone and node.hangs
             node.fill(False)
             node.scrub()
+            if node.brain.failed_volumes:
+                node.crash()  # an operator restarts it, now that the disk works
         for process in self.processes.values():
             process.resume()
             self.start(process)

@@ -22,7 +22,10 @@ def _of_partition(world: "World", record: Partition) -> list[str]:
         return []
     if record.owner is None:
         return ["it has no owner"]
-    if not is_open(world, record.owner.replica.node, record.id):
+    owner = record.owner.replica.node
+    if owner in world.gone:
+        return [f"{owner} owns it"]
+    if not is_open(world, owner, record.id):
         return ["its owner is not open"]
     if record.transition is not None:
         return []
