@@ -213,6 +213,7 @@ class World:
                 compare_seconds=2.0,
                 copy_silence_seconds=4.0 if self.shape.live_moves else 300.0,
                 retry_seconds=0.5,
+                resize_seconds=2.0,
                 runs_kept=3,
             ),
         )

@@ -176,15 +176,15 @@ class ClusterView:
         """
         zone = self.agreed.topology.zones[after.zone]
         needed = routing.needed(after, zone)
-        if len(routing.electable(after)) >= needed:
+        here = routing.electable(after)
+        if len(here) >= needed:
             return ()
-        sound = [r for r in routing.readers(after) if self.is_sound(before, r)]
+        may_return = [r for r in routing.may_return(after) if self.is_sound(before, r)]
         owner = self.owner_status(before)
         is_closed = owner is not None and owner.open_epoch != before.epoch
-        if is_closed and len(sound) <= needed:
+        if is_closed and len(here) + len(may_return) <= needed:
             return ()
         left = (r for r in before.in_sync if r not in after.in_sync)
-        may_return = [r for r in routing.may_return(after) if r in sound]
         return tuple(r for r in (*before.eligible, *left) if r in may_return)
 
     def is_sound(self, record: Partition, replica: Replica) -> bool:

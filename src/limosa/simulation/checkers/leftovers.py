@@ -21,6 +21,8 @@ def unfinished(world: "World") -> list[tuple[str, str]]:
             waiting.append(("it has no owner", name))
         elif not is_open(world, record.owner.replica.node, name):
             waiting.append(("its owner is not open", name))
+        if len(record.replicas) != _wanted(world, record.zone):
+            waiting.append(("its zone asks for another number of replicas", name))
         if len(record.in_sync) < len(record.replicas):
             waiting.append(("not all replicas are in sync", name))
         intent = agreed.intents[name]
@@ -37,6 +39,12 @@ def unfinished(world: "World") -> list[tuple[str, str]]:
     if world.mover.tasks:
         waiting.append((f"{len(world.mover.tasks)} copy tasks", ""))
     return waiting
+
+
+def _wanted(world: "World", zone: str) -> int:
+    """How many replicas each partition of a zone has, if there are enough nodes for them."""
+    nodes = [node for node in world.agreed.topology.nodes.values() if node.state == "normal"]
+    return min(world.agreed.topology.zones[zone].replica_count, len(nodes))
 
 
 def running(world: "World") -> list["SimulatedNode"]:
