@@ -166,6 +166,7 @@ def stored(replica: Replica, epoch: int = 3, entries: tuple[Entry, ...] = ()) ->
     producers = Producers()
     for each in entries:
         producers.record(each)
+    producers.commit(last)
     log = tuple((each.at, each.bytes) for each in entries)
     return Started((HeldReplica(P, replica, epoch, 0, 0, last, log, producers.value(last)),))
 

@@ -19,7 +19,9 @@ def entry(
 def known(*entries: Entry, committed: bool = True) -> Producers:
     producers = Producers()
     for each in entries:
-        producers.record(each, committed)
+        producers.record(each)
+        if committed:
+            producers.commit(each.at)
     return producers
 
 
@@ -112,6 +114,7 @@ def test_a_copy_and_the_log_behind_it_know_together_what_the_source_knows(
     for each in entries:
         if each.at > base:
             target.record(each)
+            target.commit(each.at)
     for producer in "xy":
         for sequence in range(6):
             assert target.is_past(producer, sequence) == source.is_past(producer, sequence)
@@ -124,6 +127,7 @@ def test_what_came_out_of_order_is_past_and_is_forgotten_a_little_later() -> Non
     assert [sequence for sequence, _ in producers.value(99)[0][2]] == [5, 6]
     assert producers.is_past("x", 3)
     producers.record(entry(4, 7, floor=6))
+    producers.commit(4)
     assert producers.applied("x", 3) == ()
 
 
@@ -148,7 +152,7 @@ def copied(entries: list[Entry], base: int, through: list[int]) -> Producers:
     target = Producers()
     for each in entries:
         if each.at > base:
-            target.record(each, committed=False)
+            target.record(each)
     for at in through:
         then = known(*(each for each in entries if each.at <= at + 2), committed=False)
         then.commit(at)
@@ -192,7 +196,7 @@ def test_what_was_cut_off_takes_its_floor_along() -> None:
     never = known(entry(1, 3), entry(2, 4))
     assert never.digest(2) == cut.digest(2), "one that never had it agrees"
     for each in (cut, never):
-        each.record(entry(4, 6, floor=4), committed=False)
+        each.record(entry(4, 6, floor=4))
         each.commit(4)
     assert never.digest(4) == cut.digest(4)
     assert cut.is_past("x", 3)
@@ -213,3 +217,26 @@ def test_what_a_copy_brought_before_the_log_did_is_known_once() -> None:
     other = known(entry(2, 5, RIGHT))
     other.unite(known(entry(1, 5, LEFT)).value(1))
     assert other.value(1) == (("x", 0, ((5, (Applied(LEFT, 1),)),)),)
+
+
+def test_a_store_agrees_with_its_node_about_floors_also_after_a_restart() -> None:
+    """The floor of an entry counts once the entry is committed. A replica that stored an entry that
+    was never committed, and truncated it later, agrees with one that never had it."""
+    entries = (entry(1, 3), entry(2, 4), entry(3, 5, floor=4))
+    stored = Producers()
+    for each in entries:
+        stored.note(each)
+    for each in entries[:2]:
+        stored.settle(each)
+    stored.note(entry(4, 0, producer=""))
+    stored.settle(entry(4, 0, producer=""))
+    restarted = Producers()
+    restarted.unite(stored.value(99))
+    restarted.expect(((3, "x", 4),))
+    assert restarted.is_past("x", 3)
+    restarted.forget_after(2)
+    stored.forget_after(2)
+    never = known(*entries[:2])
+    assert restarted.digest(2) == stored.digest(2) == never.digest(2)
+    stored.settle(entries[2])
+    assert stored.is_past("x", 3)

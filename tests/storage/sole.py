@@ -130,6 +130,7 @@ class SoleOwner:
 
     def _commit(self, at: Position) -> None:
         self._store.write(AdvanceWatermark(*self._key, 0, at))
+        self.producers.commit(at)
         if len(self._kept) > 2 * ENTRIES_KEPT:
             first = 0
             while len(self._kept) > ENTRIES_KEPT and self._kept[0] <= at:

@@ -140,7 +140,7 @@ class Model:
             case AppendEntries(entries=entries):
                 for entry in entries:
                     self.entries.append(entry)
-                    self.producers.record(entry)
+                    self.producers.note(entry)
             case AdvanceWatermark(to=to):
                 self.commit(to)
             case StoreEpoch(epoch=epoch):
@@ -180,6 +180,7 @@ class Model:
         for entry in self.entries:
             if self.watermark < entry.at <= to:
                 self.collect(entry.collects)
+                self.producers.settle(entry)
                 for batch in batches_of(entry):
                     for row in rows_in(batch, entry.at):
                         if row.table == "songs":

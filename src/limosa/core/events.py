@@ -17,7 +17,7 @@ from limosa.core.model.keys import (
 )
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
-from limosa.core.producers import ProducersValue
+from limosa.core.producers import FloorRaise, ProducersValue
 
 
 class Received(Struct, frozen=True, gc=False):
@@ -47,6 +47,8 @@ class HeldReplica(Struct, frozen=True):
     producers: ProducersValue
     damaged: str = ""
     """Which file does not match its checksum; empty: none that is known."""
+    raises: tuple[FloorRaise, ...] = ()
+    """Floors of producers that entries above the watermark raise."""
 
 
 class Started(Struct, frozen=True):

@@ -5,6 +5,7 @@ it would take a lost part for a duplicate, and could not tell which half of a ba
 """
 
 from collections import deque
+from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
@@ -35,6 +36,10 @@ ProducersValue: TypeAlias = tuple[tuple[str, int, tuple[tuple[int, tuple[Applied
 """(producer, floor, ((sequence, parts), …)) for each producer; sent along with a copy."""
 
 
+FloorRaise: TypeAlias = tuple[Position, str, int]
+"""The position of an entry, its producer, and the floor that it raises when it is committed."""
+
+
 class Producers:
     """The producers of one replica's log."""
 
@@ -56,8 +61,15 @@ class Producers:
         """Does the producer no longer wait for this sequence?"""
         return sequence < self._floors.get(producer, 0)
 
-    def record(self, entry: Entry, committed: bool = True) -> None:
+    def record(self, entry: Entry) -> None:
         """Add the entry. Sequences below its floor are dropped when the entry is committed."""
+        if not entry.producer:
+            return
+        self.note(entry)
+        self.expect(((entry.at, entry.producer, entry.floor),))
+
+    def note(self, entry: Entry) -> None:
+        """Add the entry without its floor."""
         if not entry.producer:
             return
         part = Applied(entry.range or WHOLE, entry.at, entry.found)
@@ -65,12 +77,19 @@ class Producers:
         known = parts.get(entry.sequence, ())
         if part not in known:  # a copy may have added it already
             parts[entry.sequence] = (*known, part)
-        if entry.floor > self._floors.get(entry.producer, 0):
-            self._floors[entry.producer] = entry.floor
-            if committed:
-                self._drop_below(entry.producer, entry.floor)
-            else:
-                self._raises.append(_Raise(entry.at, entry.producer, entry.floor))
+
+    def expect(self, raises: Iterable[FloorRaise]) -> None:
+        """Entries above the watermark raise these floors when they are committed."""
+        for at, producer, floor in raises:
+            if floor > self._floors.get(producer, 0):
+                self._floors[producer] = floor
+                self._raises.append(_Raise(at, producer, floor))
+
+    def settle(self, entry: Entry) -> None:
+        """The entry is committed: its floor counts from now on."""
+        if entry.producer and entry.floor > self._committed.get(entry.producer, 0):
+            self._floors[entry.producer] = max(entry.floor, self._floors.get(entry.producer, 0))
+            self._drop_below(entry.producer, entry.floor)
 
     def commit(self, up_to: Position) -> None:
         """Entries up to this position are committed."""

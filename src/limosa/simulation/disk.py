@@ -90,6 +90,11 @@ class SimulatedReplica:
             self.watermark,
             tuple((entry.at, entry.bytes) for entry in self.entries),
             self.producers.value(FOREVER),
+            raises=tuple(
+                (entry.at, entry.producer, entry.floor)
+                for entry in self.entries
+                if entry.at > self.watermark and entry.producer
+            ),
         )
 
     @property
@@ -103,7 +108,7 @@ class SimulatedReplica:
             case AppendEntries(entries=entries):
                 for entry in entries:
                     self.entries.append(entry)
-                    self.producers.record(entry)
+                    self.producers.note(entry)
             case AdvanceWatermark(to=to):
                 self.commit(to)
             case StoreEpoch(epoch=epoch):
@@ -144,6 +149,7 @@ class SimulatedReplica:
             if entry.at > to:
                 break
             self.on_commit(self.partition, entry)
+            self.producers.settle(entry)
             if entry.collects:
                 self.collect(entry.collects)
             if entry.rows is not None:

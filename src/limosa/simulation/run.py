@@ -111,6 +111,7 @@ def shape_of(theme: Theme, dice: Random) -> WorldShape:
         seal_seconds=dice.choice((0.4, 2.0)),
         silence_seconds=dice.choice((0.4, 1.2)),
         patience_seconds=dice.choice((1.0, 5.5)),
+        loaded=theme.loaded,
         weather=weather_of(theme, dice),
     )
 

@@ -57,6 +57,8 @@ class WorldShape(Struct, frozen=True):
     silence_seconds: float = 1.2
     patience_seconds: float = 1.0
     """How long the client that only reads waits for an answer."""
+    loaded: bool = False
+    """Replicas must catch up under load, so they are sent many entries at once."""
     weather: Weather = Weather()
     live_moves: bool = False
     """Movers cut copies differently, copies are spoilt, and moves have conditions."""
@@ -120,7 +122,7 @@ class World:
             silence_seconds_max=shape.silence_seconds,
             sync_seconds_max=2.0,
             recent_bytes=(1, 500, 4 << 20)[seed % 3],
-            replicate_bytes=(1, 500, 8 << 20)[seed // 3 % 3],
+            replicate_bytes=8 << 20 if shape.loaded else (1, 500, 8 << 20)[seed // 3 % 3],
             shelved_bytes=(1 << 20, 300, 1)[seed // 9 % 3],
         )
         self.settings = settings

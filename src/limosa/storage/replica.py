@@ -136,7 +136,7 @@ class StoredReplica:
             case AppendEntries(entries=entries):
                 for entry in entries:
                     self._append(entry, place)
-                    self.producers.record(entry)
+                    self.producers.note(entry)
             case AdvanceWatermark(to=to):
                 self._commit(to)
             case StoreEpoch(epoch=epoch):
@@ -220,6 +220,7 @@ class StoredReplica:
         tables, collected = dict(view.tables), view.collected
         for logged in self.log[start:stop]:
             collected = max(collected, logged.entry.collects)
+            self.producers.settle(logged.entry)
             self._oldest_run = min(self._oldest_run, logged.place.file)
             for memtable in logged.as_memtables():
                 _add(tables, memtable)
@@ -265,6 +266,11 @@ class StoredReplica:
             tuple((logged.entry.at, logged.size) for logged in self.log),
             self.producers.value(FOREVER),
             self.damaged,
+            tuple(
+                (logged.entry.at, logged.entry.producer, logged.entry.floor)
+                for logged in self.behind(self.watermark)
+                if logged.entry.producer
+            ),
         )
 
     # --- segments and manifest

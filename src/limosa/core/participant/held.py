@@ -85,6 +85,7 @@ class Held:
         for at, size in stored.log:
             held._lengthen(at, size)
         held.producers.unite(stored.producers)
+        held.producers.expect(stored.raises)
         held.durable = held.last
         held.watermark = stored.watermark
         return held
@@ -98,7 +99,7 @@ class Held:
         self.recent_bytes += size
         while self.recent_bytes > self.recent_bytes_max and len(self.recent) > 1:
             self.recent_bytes -= self.recent.popleft().bytes
-        self.producers.record(entry, committed=False)
+        self.producers.record(entry)
 
     def _lengthen(self, at: Position, size: int) -> None:
         self.positions.append(at)

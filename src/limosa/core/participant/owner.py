@@ -280,6 +280,8 @@ class Owner(Replication):
             else:
                 peer.since = now
                 idle = now - peer.heard > self.settings.idle_seconds_max
+                if idle and peer.asked is None:
+                    peer.asked = now
                 if peer.told < held.watermark or held.check is not None or idle:
                     self.replicate(peer, held.last)
             self.propose(now, peer)
@@ -342,7 +344,7 @@ class Owner(Replication):
     def is_silent(self, now: float, peer: Peer) -> bool:
         behind = not peer.matched or peer.acked < self.held.last
         longest = self.settings.silence_seconds_max
-        asked_in_vain = now - peer.heard > self.settings.idle_seconds_max + longest
+        asked_in_vain = peer.asked is not None and now - peer.asked > longest
         return asked_in_vain or (behind and now - peer.since > longest)
 
     def touch(self, why: str) -> None:

@@ -30,6 +30,8 @@ class Peer:
     since: float
     """When the replica was last caught up, or made progress."""
     matched: bool = False
+    asked: float | None = None
+    """When it was asked because it had sent nothing for long; None: it has answered since."""
     reachable: bool = True
     """False: the replica needs entries that this log no longer has."""
     reading: int = 0
@@ -87,6 +89,7 @@ class Replication(ABC):
         if peer is None or message.epoch != self.epoch:
             return
         peer.heard = now
+        peer.asked = None
         if message.run != peer.run:
             peer.run = message.run
             peer.hurry()
@@ -204,8 +207,9 @@ class Replication(ABC):
         peer = self.peers.get(message.replica)
         if peer is None or message.epoch != self.epoch:
             return
-        peer.matched = True
+        peer.matched = peer.reachable = True
         peer.heard = now
+        peer.asked = None
         peer.told = message.watermark
         if message.position > peer.acked:
             peer.acked = message.position
