@@ -224,6 +224,8 @@ def test_a_peer_that_the_log_does_not_reach_back_to_is_reported() -> None:
     stage.owner.replicate(peer(stage, C), 1)
     assert not peer(stage, C).reachable
     assert stage.status().replicas[P][0].unreachable == (B, C)
+    stage.acknowledge(C)
+    assert stage.status().replicas[P][0].unreachable == (B,), "it has the end of the log by now"
 
 
 def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -> list[float]:
@@ -486,12 +488,20 @@ def test_whoever_owes_an_answer_for_too_long_is_reported_as_silent() -> None:
 def test_a_replica_that_is_not_heard_is_silent_although_it_owes_nothing() -> None:
     """S114: only the owner's word takes a replica out, so it asks idle replicas, too."""
     stage = owner_on_stage(settings=SETTINGS)
-    for _ in range(14):
+    for _ in range(16):
         later(stage, 0.11)
         stage.acknowledge(B)
     assert stage.status().replicas[P][0].silent == (C,)
     stage.say(probed(C), "c")
     assert stage.status().replicas[P][0].silent == ()
+
+
+def test_a_replica_that_was_asked_only_now_is_not_silent() -> None:
+    stage = owner_on_stage(settings=SETTINGS)
+    later(stage, 1.9)
+    assert stage.status().replicas[P][0].silent == ()
+    later(stage, 1.1)
+    assert stage.status().replicas[P][0].silent == (B, C)
 
 
 def test_an_owner_without_a_lease_calls_nobody_silent() -> None:
