@@ -19,6 +19,7 @@ from tests.chaos.hanging_node import HANGS
 from tests.chaos.proxy import Pair
 from tests.chaos.rot import damage, segments_of
 from tests.chaos.small_node import FULL, QUOTA
+from tests.chaos.strangers import Strangers
 from tests.waiting import left_after
 
 Undo: TypeAlias = Callable[[], None]
@@ -229,6 +230,11 @@ def hang_disk(cluster: Cluster, victim: str, fault: Fault) -> Undo:
     return undo
 
 
+def harass(cluster: Cluster, victim: str, fault: Fault) -> Undo:
+    """Strangers call it with garbage, beside the load."""
+    return Strangers(cluster.addresses[victim], f"{fault} {victim}").stop
+
+
 def slow(cluster: Cluster, victim: str, fault: Fault) -> Undo:
     """Everything to and from it takes its time."""
     pairs = cluster.network.delay([*cluster.everybody, CLIENTS], [victim], 0.15)
@@ -269,6 +275,7 @@ KINDS: dict[str, tuple[Chosen, Begun, tuple[float, float], int]] = {
     "restart coordinator": (in_office,    restart,        (0.0, 1.0),  1),
     "power failure":       (most_owning,  fail_power,     (0.0, 2.0),  3),
     "rot":                 (any_node,     rot,            (0.0, 0.5),  3),
+    "strangers":           (most_owning,  harass,         (1.0, 4.0),  3),
     "full disk":           (any_node,     fill_disk,      (0.5, 4.0),  3),
     "hung disk":           (most_owning,  hang_disk,      (1.0, 4.0),  3),
 }
