@@ -45,12 +45,14 @@ from limosa.simulation.themes import (
     weather_of,
 )
 from limosa.simulation.workloads import (
+    CROWD,
     KINDS,
     Bank,
     OperationHistory,
     Registers,
     StickyReader,
     Then,
+    UniqueSet,
     Workload,
 )
 from limosa.simulation.world import ZONE, World, WorldShape
@@ -173,7 +175,7 @@ class Drama:
         self.workloads.append(StickyReader(world, history, reader))
         for client in others:
             self.workloads.append(Registers(world, history, client))
-            kind = Bank if theme.bank else dice.choice(KINDS)
+            kind = Bank if theme.bank else dice.choice(CROWD if theme.crowded else KINDS)
             self.workloads.append(kind(world, history, client))
 
     # --- phase one
@@ -224,7 +226,8 @@ class Drama:
 
     def _keep_busy(self, workload: Workload, end: float) -> None:
         if self.world.now < end and not self.world.healed:
-            if self.history.outstanding_of(workload.client) < 6:
+            most = 40 if isinstance(workload, UniqueSet) and self.theme.crowded else 6
+            if self.history.outstanding_of(workload.client) < most:
                 workload.step()
             delay = self.world.dice.expovariate(1 / (self.pace * 2))
             self.world.schedule(delay, self._keep_busy, workload, end)

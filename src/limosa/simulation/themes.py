@@ -41,6 +41,8 @@ class Theme(Struct, frozen=True):
     latency_seconds: float = 0.002
     loaded: bool = False
     """Whether everything must be in sync again while the load goes on."""
+    crowded: bool = False
+    """Whether clients insert as many rows as they can."""
     paces: tuple[float, ...] = (0.03, 0.06, 0.12)
     """Half the seconds between two operations of a client, on average."""
     stuck: tuple[float, ...] = (0.0, 0.0, 0.004, 0.02)
@@ -225,7 +227,8 @@ OUTAGES: tuple[Theme, ...] = (
         fault_seconds=(1.0,),
         operator_seconds=4.0,
         stuck=(0.0,),
-        paces=(0.005, 0.01),
+        crowded=True,
+        paces=(0.003, 0.006),
         seconds=(4.0,),
         latency_seconds=0.02,
         replicas=(2, 3, 3),

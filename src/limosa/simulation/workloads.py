@@ -374,3 +374,5 @@ def _ignore(effect: Finished) -> None:
 
 
 KINDS: tuple[type[Workload], ...] = (Registers, Appends, UniqueSet, Bank)
+CROWD: tuple[type[Workload], ...] = (UniqueSet,)
+"""Rows that are written once: many operations on few keys would take too long to check."""
