@@ -281,6 +281,8 @@ KINDS: dict[str, tuple[Chosen, Begun, tuple[float, float], int]] = {
 }
 # fmt: on
 TWO_AT_ONCE = 0.2
+ALONE = ("power failure",)
+"""Faults that hit all nodes, and so happen without another one."""
 
 
 class Round(Struct, frozen=True):
@@ -296,7 +298,8 @@ def plan(seed: int, rounds: int) -> list[Round]:
     planned = []
     for _ in range(rounds):
         kinds = dice.choices(names, shares, k=2 if dice.random() < TWO_AT_ONCE else 1)
-        faults = tuple(_fault(kind, dice) for kind in kinds)
+        alone = [kind for kind in kinds if kind in ALONE]
+        faults = tuple(_fault(kind, dice) for kind in alone[:1] or kinds)
         planned.append(Round(faults))
     return planned
 

@@ -16,6 +16,7 @@ from tests.chaos.faults import Happening, Round, begin, plan
 from tests.chaos.load import Load
 from tests.chaos.small_cluster import SmallCluster, filled
 from tests.chaos.torment import Torment
+from tests.waiting import left_after
 
 SEASON_ROUNDS = 10
 """After so many rounds everything is judged, and other keys are used."""
@@ -118,15 +119,21 @@ class Chaos(Torment[Report]):
         """Everything is in sync and takes writes, soon after the last fault."""
         ended = time.monotonic()
         self.find_ailments(cluster, RECOVERY_SECONDS)
-        rows = [{"k": f"p{each:04}", "v": "written"} for each in range(8 * self.partitions)]
-        try:
-            table.write(rows)
-        except LimosaError as error:
-            self.find("ill", f"a write to every partition failed: {error}")
+        left = max(1.0, RECOVERY_SECONDS - (time.monotonic() - ended))
+        for refusal in left_after(lambda: self._refusals(table), left, 0.1):
+            self.find("ill", f"a write to every partition fails: {refusal}")
         seconds = time.monotonic() - ended
         self.report.slowest_recovery = max(self.report.slowest_recovery, seconds)
         if seconds > RECOVERY_SECONDS:
             self.find("ill", f"writable {seconds:.1f}s after the last fault")
+
+    def _refusals(self, table: TableHandle) -> list[str]:
+        rows = [{"k": f"p{each:04}", "v": "written"} for each in range(8 * self.partitions)]
+        try:
+            table.write(rows)
+        except LimosaError as error:
+            return [str(error)]
+        return []
 
     def _begin(self, cluster: Cluster, planned: Round) -> list[Happening]:
         free = cluster.everybody
