@@ -90,6 +90,10 @@ class NodeSettings(Struct, frozen=True):
     """How fast a scrub verifies all files in the background; 0: no scrub."""
 
 
+def is_of_disk(error: Exception) -> bool:
+    return isinstance(error, VolumeFailed | OSError)
+
+
 class NodeDriver:
     """The driver of one node, from its start to its stop."""
 
@@ -499,7 +503,8 @@ class NodeDriver:
             self.brain.is_over = True
             self._stopping.set()
             with suppress(Exception):
-                self.log("the node stops", error=error)
+                # A disk that failed needs no traceback, but a bug does.
+                self.log("the node stops", error=str(error) if is_of_disk(error) else error)
             threading.Thread(target=self._failed, args=(error,), daemon=True).start()
 
     # --- the end

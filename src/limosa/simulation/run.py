@@ -113,6 +113,7 @@ def shape_of(theme: Theme, dice: Random) -> WorldShape:
         seal_seconds=dice.choice((0.4, 2.0)),
         silence_seconds=dice.choice((0.4, 1.2)),
         patience_seconds=dice.choice((1.0, 5.5)),
+        sync_seconds=2.0,
         loaded=theme.loaded,
         weather=weather_of(theme, dice),
     )

@@ -55,6 +55,8 @@ class WorldShape(Struct, frozen=True):
     entries_kept: int = 12
     seal_seconds: float = 2.0
     silence_seconds: float = 1.2
+    sync_seconds: float = 10.0
+    """A disk that needs longer for a sync hangs."""
     patience_seconds: float = 1.0
     """How long the client that only reads waits for an answer."""
     loaded: bool = False
@@ -120,7 +122,7 @@ class World:
             entries_kept=shape.entries_kept,
             seal_seconds_max=shape.seal_seconds,
             silence_seconds_max=shape.silence_seconds,
-            sync_seconds_max=2.0,
+            sync_seconds_max=shape.sync_seconds,
             recent_bytes=(1, 500, 4 << 20)[seed % 3],
             replicate_bytes=8 << 20 if shape.loaded else (1, 500, 8 << 20)[seed // 3 % 3],
             shelved_bytes=(1 << 20, 300, 1)[seed // 9 % 3],
