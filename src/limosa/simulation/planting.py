@@ -103,7 +103,7 @@ SEEDS: dict[str, int] = {
     "stale_watch_trusted": 2,
     "switch_despite_a_mismatch": 203,
     "taken_out_without_a_report": 289,
-    "tombstone_collected_early": 5195,
+    "tombstone_collected_early": 241,
     "tried_without_end": 415,
     "unknown_called_failed": 10,
     "view_from_before_the_opening": 301,
