@@ -88,11 +88,11 @@ if TYPE_CHECKING:
 
 METASTORE = "metastore"
 LOST_SECONDS = 1.0
+"""A call of the metastore without an answer after so many seconds counts as lost."""
 RESTART_SECONDS = 1.0
 """After so long a supervisor restarts a node that has ended."""
 VOLUMES = ("", "v2")
 """The volumes of every node."""
-"""A call of the metastore without an answer after so many seconds counts as lost."""
 
 
 class Process(ABC):
