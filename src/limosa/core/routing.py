@@ -124,7 +124,7 @@ def out_of_sync(partition: Partition) -> tuple[Replica, ...]:
 
 
 def may_return(partition: Partition) -> tuple[Replica, ...]:
-    """Replicas that may catch up and be in sync again. Of those that a transition drops, only
-    eligible ones may: the owner commits nothing while they are out of sync."""
-    dropped = old_only(partition)
-    return tuple(r for r in out_of_sync(partition) if r not in dropped or r in partition.eligible)
+    """Replicas that may catch up and be in sync again. Those that a transition drops are needed
+    only if too few others are in sync, so that some are eligible."""
+    dropped = () if partition.eligible else old_only(partition)
+    return tuple(r for r in out_of_sync(partition) if r not in dropped)

@@ -172,7 +172,8 @@ class ClusterView:
 
         While others are eligible, an owner opens only if it knows that all of its log is committed.
         If another owner would need every replica that can return, it might wait for ever; so then
-        none is eligible, and the owner opens alone.
+        none is eligible, and the owner opens alone. So it does if a transition drops dead replicas,
+        and too few others are left.
         """
         zone = self.agreed.topology.zones[after.zone]
         here = routing.electable(after)
@@ -182,18 +183,12 @@ class ClusterView:
         left = (r for r in before.in_sync if r not in after.in_sync)
         out = [r for r in routing.out_of_sync(after) if self.is_sound(before, r)]
         eligible = tuple(r for r in (*before.eligible, *left) if r in out)
-        stays_closed = before.eligible and self.owner_is_closed(before)
-        if stays_closed and len(self._can_return(after, out, eligible)) <= missing:
-            return ()
+        if before.eligible and self.owner_is_closed(before):
+            dropped = routing.old_only(after)
+            dead = [r for r in out if r in dropped and not self.is_live(r.node)]
+            if len(out) <= missing or len(out) - len(dead) < missing:
+                return ()
         return eligible
-
-    def _can_return(
-        self, record: Partition, out: list[Replica], eligible: tuple[Replica, ...]
-    ) -> list[Replica]:
-        """Replicas that an owner waits for. A transition drops the others: they can return if they
-        are eligible, but if they are down, they may be the reason for the transition."""
-        dropped = routing.old_only(record)
-        return [r for r in out if r not in dropped or (r in eligible and self.is_live(r.node))]
 
     def owner_is_closed(self, record: Partition) -> bool:
         """The owner says that it has not opened under this record, and that not all of its log is
