@@ -70,6 +70,7 @@ from limosa.runtime.syncing import VolumeSyncer
 from limosa.runtime.threads import vital_thread
 from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import VolumeWorkers
+from limosa.storage.recovery import CHECK_DISK
 from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
 from limosa.tabular.sizes import PIECE_BYTES
@@ -349,7 +350,7 @@ class NodeDriver:
             case AbandonVolume(volume=volume, why=why):
                 self._abandon(volume, why)
             case EndRun(why=why):
-                raise VolumeFailed(why, "check the node's disk")
+                raise VolumeFailed(why, CHECK_DISK)
             case Surprise(partition=partition, what=what):
                 self.surprises[what] += 1
                 self.log("SURPRISE", partition=partition, what=what)
