@@ -59,7 +59,7 @@ from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import DamagedFile, DiskFull, Refused, VolumeFailed
+from limosa.errors import BadInput, DamagedFile, DiskFull, Refused, VolumeFailed
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
@@ -452,6 +452,9 @@ class NodeDriver:
             except DiskFull:  # everything that was written there waits for space
                 self.look_for_room()
                 self._stopping.wait(FULL_SECONDS)
+            except BadInput:
+                if syncer.volume in self.store.volumes:
+                    raise  # otherwise another thread has just abandoned the volume
             except VolumeFailed as error:
                 with self._lock:
                     if syncer.volume in self.store.volumes:
