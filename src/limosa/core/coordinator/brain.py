@@ -121,8 +121,14 @@ class Coordinator:
             return []
         self._looked_at = now
         self._attention.draw_to_all()
-        look = Look(self.agreed.topology.generation)
-        return [Send(node, look) for node in sorted(self.agreed.leases)]
+        generation = self.agreed.topology.generation
+        return [
+            Send(node, Look(generation, self._heard(node))) for node in sorted(self.agreed.leases)
+        ]
+
+    def _heard(self, node: NodeId) -> int:
+        status = self.statuses.get(node)
+        return 0 if status is None else status.sequence
 
     def _decide(self, now: float, wall: float) -> list[Effect]:
         assert self.office is not None
