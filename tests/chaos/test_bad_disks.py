@@ -31,6 +31,10 @@ ADVICE = "check the disk, then restart the node"
 class HangingCluster(Cluster):
     """Nodes whose disks can hang; n1 has two volumes."""
 
+    def __init__(self, directory: Path) -> None:
+        carrying = ["--pipeline", "threads"]
+        super().__init__(directory, 3, 1, LEASE_SECONDS, of_coordinators=carrying)
+
     def _command(self, name: str, port: int | None) -> list[str]:
         command = super()._command(name, port)
         if name in self.nodes:
@@ -47,18 +51,8 @@ class HangingCluster(Cluster):
 
 @pytest.fixture(scope="module")
 def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HangingCluster]:
-    cluster = HangingCluster(
-        tmp_path_factory.mktemp("cluster"),
-        3,
-        coordinators=1,
-        lease_seconds=LEASE_SECONDS,
-        of_coordinators=["--pipeline", "threads"],
-    )
-    try:
-        cluster.start()
+    with HangingCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
