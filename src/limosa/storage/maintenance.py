@@ -433,7 +433,7 @@ def _sorted_out(view: TableView) -> Iterator[Batch]:
         for piece in sweep(view.table, view.frozen, WHOLE, MERGE_BYTES):
             yield from piece
         return
-    every = concat(view.table, [batch for each in view.frozen for batch in each.batches])
+    every = concat(view.table, [batch for each in view.frozen for batch in each.parts])
     order = newest_rows(every)
     step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
     for start in range(0, len(order), step):

@@ -350,7 +350,7 @@ class View(Struct, frozen=True):
         at_rest = any(ranged.segment.index.tombstones for ranged in view.segments)
         memtables = (*view.frozen, *view.memtables)
         return at_rest or any(
-            batch.deleted is not None for each in memtables for batch in each.batches
+            batch.deleted is not None for each in memtables for batch in each.parts
         )
 
     def _visible(self, batch: Batch, tombstones: bool) -> Batch:
