@@ -1,5 +1,6 @@
 """What can happen? Events are in the past tense; drivers report them to the core."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -153,7 +154,7 @@ class Measured(Struct, frozen=True):
     """The free space of the volumes, and the approximate sizes of replicas: (rows, bytes)."""
 
     free_bytes: dict[str, int]
-    sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
+    sizes: Mapping[tuple[PartitionId, Incarnation], tuple[int, int]]
     rates: dict[PartitionId, tuple[float, float]] = {}
     """Of partitions that are used here: (rows written, keys read) per second."""
     full: tuple[str, ...] = ()

@@ -504,7 +504,7 @@ class NodeDriver:
 
     def look_for_room(self) -> None:
         """Measure free space, sizes of replicas and traffic, and report them to the participant."""
-        sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
+        sizes = self.store.sizes()
         rates = self.traffic.measure(time.monotonic())
         full, self._full = self._full, self.store.full
         if full != self._full:
