@@ -12,6 +12,7 @@ from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
+from limosa.core.participant.vitals import Vitals
 
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
@@ -33,6 +34,7 @@ class NodeState:
         self.failed_volumes: dict[str, str] = {}
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
+        self.vitals = Vitals()
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
