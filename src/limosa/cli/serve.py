@@ -16,7 +16,7 @@ import typer
 from msgspec.structs import asdict
 
 from limosa.cli.shared.options import OptionGroup, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice, SparkMaster, SparkSecret
+from limosa.cli.shared.pipelines import LoadSourcePath, PipelineChoice, SparkMaster, SparkSecret
 from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
@@ -215,6 +215,7 @@ def coordinator(
             help="Limit for all copies together, in bytes a second; 0: no limit.",
         ),
     ] = "64MiB",
+    load_source: LoadSourcePath = "",
     process: ProcessOptions,
 ) -> None:
     """Run a coordinator; of several, one is active.
@@ -250,6 +251,7 @@ def coordinator(
                 cluster=cluster, verify_clients=credentials.certificate is not None
             ),
             settings=settings_for(carrying, CoordinatorSettings()),
+            load_source=load_source,
         )
         mover = mover_for(carrying, config.security, cluster, name, journal)
         return CoordinatorProcess(config, mover, journal), {"coordinator": name}

@@ -22,6 +22,15 @@ SparkSecret = Annotated[
         help="File with the secret of the Spark cluster (spark.authenticate.secret).",
     ),
 ]
+LoadSourcePath = Annotated[
+    str,
+    typer.Option(
+        "--load-source",
+        metavar="MODULE:FUNCTION",
+        help="Python function that tells automatic runs the load of each partition.",
+        show_default="measured bytes, writes and reads",
+    ),
+]
 
 
 def check_installed(pipeline: PipelineChoice) -> None:

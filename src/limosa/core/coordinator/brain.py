@@ -32,6 +32,7 @@ from limosa.core.events import (
     CoordinatorEvent,
     Deposed,
     Elected,
+    LoadTold,
     Received,
 )
 from limosa.core.messages import Look, Status
@@ -92,6 +93,8 @@ class Coordinator:
             case Compared(partition=partition, session=session):
                 self._memory.compared(partition, session, event.differences, event.more)
                 self._attention.draw_to(partition)
+            case LoadTold(told=told):
+                self._memory.load_told = told
             case _:
                 pass  # time went by: look again
         if not self._in_office():
@@ -164,7 +167,7 @@ class Coordinator:
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
         begun = balancer.begin(view)
         if begun is not None:
-            out.append(MakeCommit(begun))
+            out.append(MakeCommit(begun) if isinstance(begun, Commit) else begun)
 
     def _forget(self, partition: PartitionId) -> None:
         """It was dropped."""

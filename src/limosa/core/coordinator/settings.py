@@ -26,6 +26,8 @@ class CoordinatorSettings(Struct, frozen=True):
     moves_refused: str = ""
     """Why moves are refused here; empty: they are allowed."""
     moves_advice: str = ""
+    load_source: bool = False
+    """Automatic runs ask a load source for the load, instead of using the measured rates."""
     free_bytes_kept: int = 256 << 20
     """A replica is placed only where this much stays free."""
     runs_kept: int = 50
