@@ -71,7 +71,7 @@ def test_the_most_loaded_node_gives_and_the_least_loaded_one_takes() -> None:
     cluster = Watched()
     assert cluster.looks(0.0) is None, "the nodes were hardly heard of yet"
     commit = cluster.looks()
-    assert commit is not None
+    assert isinstance(commit, Commit)
     (put,) = commit.changes
     assert isinstance(put, Put)
     request = put.record

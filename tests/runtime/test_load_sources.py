@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,11 +72,12 @@ class Heard:
 
 def test_a_source_that_fails_is_asked_again() -> None:
     """F69: it costs a run, and nothing else."""
-    heard, answers = Heard(), iter([{"p": "much"}, {"p": 2.0}])
+    heard = Heard()
+    answers: Iterator[Any] = iter([{"p": "much"}, {"p": 2.0}])
 
-    def source(measured: Mapping[str, Load]) -> Mapping[str, float]:
+    def source(measured: Mapping[str, Load]) -> Any:
         assert measured == QUESTION.measured
-        return next(answers)  # type: ignore[return-value]
+        return next(answers)
 
     asking = LoadAsking(source, heard.told.append, heard.log)
     asking.ask(QUESTION)

@@ -126,6 +126,16 @@ def node(
             help="After how long a disk that does not finish a sync counts as failed.",
         ),
     ] = 10.0,
+    write_latency: Annotated[
+        float,
+        typer.Option(
+            "--write-latency",
+            metavar="MS",
+            min=0.0,
+            help="Copies are slowed down while writes take longer than this, in milliseconds, and "
+            "twice as long as before the copy; 0: copies are never slowed down.",
+        ),
+    ] = 25.0,
     scrub: Annotated[
         str,
         typer.Option(
@@ -171,6 +181,7 @@ def node(
                     lease_seconds=lease_seconds,
                     heartbeat_seconds=lease_seconds / 6,
                     sync_seconds_max=sync_seconds,
+                    slow_write_seconds=write_latency / 1e3,
                 ),
                 scrub_bytes_per_second=int(bytes_of(scrub)),
             ),

@@ -204,6 +204,7 @@ class PipelineMover:
             rows=sum(each.rows for each in carried),
             bytes=size,
             seconds=round(max((each.seconds for each in carried), default=0.0), 3),
+            slowed=round(max((each.slowed_seconds for each in carried), default=0.0), 3),
             failed=[f"{partition}: {reason}" for (partition, _), reason in failed.items()][:10],
             why=why,
         )
