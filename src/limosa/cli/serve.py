@@ -16,7 +16,13 @@ import typer
 from msgspec.structs import asdict
 
 from limosa.cli.shared.options import OptionGroup, with_groups
-from limosa.cli.shared.pipelines import LoadSourcePath, PipelineChoice, SparkMaster, SparkSecret
+from limosa.cli.shared.pipelines import (
+    KeepSparkRunning,
+    LoadSourcePath,
+    PipelineChoice,
+    SparkMaster,
+    SparkSecret,
+)
 from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
@@ -226,6 +232,7 @@ def coordinator(
             help="Limit for all copies together, in bytes a second; 0: no limit.",
         ),
     ] = "64MiB",
+    keep_spark_running: KeepSparkRunning = False,
     load_source: LoadSourcePath = "",
     process: ProcessOptions,
 ) -> None:
@@ -251,6 +258,7 @@ def coordinator(
         secret=spark_secret,
         conf=dict(_pair(each) for each in spark_conf or []),
         bytes_per_second=bytes_of(bandwidth),
+        always=keep_spark_running,
     )
 
     def build(journal: Journal) -> tuple[Any, dict[str, Any]]:

@@ -172,6 +172,10 @@ class ShelveSlice(ReplicaEffect, frozen=True, gc=False):
     """The digest of the stored rows, read again; if it differs, none of them is stored."""
 
 
+class StartPipeline(Effect, frozen=True, gc=False):
+    """Start what copies rows, so that no copy waits for it; repeating it changes nothing."""
+
+
 class StartCopy(Effect, frozen=True, gc=False):
     """Copy a partition's rows from its owner to other replicas; repeating it changes nothing."""
 

@@ -74,6 +74,10 @@ class PipelineMover:
         with self._lock:
             self._budget.limit(time.monotonic(), bytes_per_second)
 
+    def start(self) -> None:
+        """Get ready: copies will be requested soon."""
+        self._carrier.start()
+
     def begin(self, job: StartCopy, size: int) -> None:
         """Request a copy; a repeated request changes nothing."""
         now = time.monotonic()

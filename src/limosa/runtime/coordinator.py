@@ -26,6 +26,7 @@ from limosa.core.effects import (
     RenewOffice,
     Send,
     StartCopy,
+    StartPipeline,
     TakeOffice,
 )
 from limosa.core.events import (
@@ -64,6 +65,8 @@ class Mover(Protocol):
     def follow(self, addresses: Mapping[NodeId, str]) -> None: ...
 
     def limit(self, bytes_per_second: float) -> None: ...
+
+    def start(self) -> None: ...
 
     def begin(self, job: StartCopy, size: int) -> None: ...
 
@@ -154,6 +157,8 @@ class CoordinatorDriver:
                     self.peers.send(to, message)
                 case MakeCommit(commit=commit):
                     self._commits.put(commit)
+                case StartPipeline():
+                    self._mover.start()
                 case StartCopy():
                     self._mover.begin(effect, self._size_of(effect))
                 case Compare():

@@ -22,6 +22,14 @@ SparkSecret = Annotated[
         help="File with the secret of the Spark cluster (spark.authenticate.secret).",
     ),
 ]
+KeepSparkRunning = Annotated[
+    bool,
+    typer.Option(
+        "--keep-spark-running",
+        help="Start Spark with the coordinator, so that no move waits for Java. It takes about "
+        "500 MB of memory. Otherwise the first move or run starts it.",
+    ),
+]
 LoadSourcePath = Annotated[
     str,
     typer.Option(

@@ -11,6 +11,7 @@ from limosa.core.coordinator import (
     damaged_owners,
     lost_owners,
     ownership,
+    readiness,
     rebuilds,
     reports,
     requests,
@@ -25,7 +26,7 @@ from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.turns import deferred
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.effects import Effect, Explain, MakeCommit, Send
+from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartPipeline
 from limosa.core.events import (
     AgreedRead,
     Compared,
@@ -165,6 +166,8 @@ class Coordinator:
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
         for commit in runs.advance(view, self._flights):
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
+        if readiness.pipeline_is_wanted(view):
+            out.append(StartPipeline())
         begun = balancer.begin(view)
         if begun is not None:
             out.append(MakeCommit(begun) if isinstance(begun, Commit) else begun)
