@@ -127,8 +127,8 @@ def test_real_spark_makes_its_archive_when_it_is_idle_and_a_damaged_one_does_no_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(carriers, "IDLE_SECONDS", 0.5)
 
-    def start() -> str:
-        """How it started; it stays until there is an archive."""
+    def start(until_made: bool = False) -> str:
+        """How it started."""
         states: list[tuple[str, str]] = []
         carrier = SparkCarrier(
             Options(str(tmp_path / "spark")),
@@ -138,17 +138,20 @@ def test_real_spark_makes_its_archive_when_it_is_idle_and_a_damaged_one_does_no_
         try:
             carrier.start()
             eventually(lambda: states[-1][0] != "starting", "it starts", 180.0)
-            eventually(lambda: list((tmp_path / "cache").rglob("*.jsa")), "an archive", 180.0)
+            if until_made:
+                eventually(lambda: list((tmp_path / "cache").rglob("*.jsa")), "made", 300.0)
         finally:
             carrier.close()
         assert states[-1][0] == "ready"
         return states[-1][1]
 
-    assert "archive" not in start()
+    assert "archive" not in start(until_made=True)
+    monkeypatch.setattr(carriers, "IDLE_SECONDS", 60.0)
     assert "with a class archive" in start()
     (made,) = (tmp_path / "cache").rglob("*.jsa")
     whole = made.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"nonsense", whole[:100_000] + bytes(1 << 20)):
+    middle = len(whole) // 2
+    for damaged in (whole[:middle], whole[:middle] + bytes(1 << 20) + whole[middle + (1 << 20) :]):
         made.write_bytes(damaged)
         start()
     assert not list((tmp_path / "cache").rglob("*.starting"))

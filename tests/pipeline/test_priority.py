@@ -117,7 +117,7 @@ def test_without_a_group_a_process_and_those_that_it_starts_are_nice(tmp_path: P
 
 @pytest.mark.processes
 def test_in_a_group_are_all_that_a_process_starts_and_it_is_gone_with_them(tmp_path: Path) -> None:
-    """Where this machine lets us make one. Where it does not, the test before shows what is done."""
+    """Where this machine lets us make one. Where not, the test before shows what is done."""
     group = make_group(str(tmp_path / "spark"))
     if not group:
         return
