@@ -13,6 +13,7 @@ from limosa.core.participant.owner import Owner
 from limosa.core.participant.pace import CopyPace
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
+from limosa.core.participant.vitals import Vitals
 
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
@@ -35,6 +36,7 @@ class NodeState:
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
         self.pace = CopyPace(settings)
+        self.vitals = Vitals()
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
