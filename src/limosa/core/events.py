@@ -199,6 +199,12 @@ class Compared(Struct, frozen=True, gc=False):
     more: int = 0
 
 
+class LoadTold(Struct, frozen=True, gc=False):
+    """The load source told the load of a replica of each partition, in any unit."""
+
+    told: dict[PartitionId, float]
+
+
 class Elected(Struct, frozen=True, gc=False):
     """This process became the coordinator; the coordinator's key has this revision."""
 
@@ -229,4 +235,6 @@ NodeEvent: TypeAlias = (
     | ReplicaDamaged
     | LogLost
 )
-CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | Compared | Elected | Deposed
+CoordinatorEvent: TypeAlias = (
+    Received | Ticked | AgreedRead | Compared | LoadTold | Elected | Deposed
+)

@@ -372,6 +372,7 @@ class NodeService:
                 "live": sorted(agreed.leases),
                 "coordinator": None if holder is None else holder.holder,
                 "locked": agreed.controls.locked,
+                "pipeline": "" if agreed.pipeline is None else agreed.pipeline.words,
                 "requests": [
                     {
                         "id": request.id,
