@@ -1,11 +1,12 @@
 """When is a write committed, and when may an owner open, seal, take back or give up waiting?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
+from limosa.core import routing
 from limosa.core.effects import (
     AppendEntries,
     Effect,
@@ -15,9 +16,20 @@ from limosa.core.effects import (
     StoreEpoch,
     Surprise,
 )
-from limosa.core.events import CollectionDue, DigestTaken, LeaseRenewed, Started, TailRead, Ticked
+from limosa.core.events import (
+    CollectionDue,
+    DigestTaken,
+    LeaseGranted,
+    LeaseRenewed,
+    Received,
+    Started,
+    TailRead,
+    Ticked,
+    TopologyRead,
+)
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
+    Acked,
     Mismatched,
     Objection,
     Probe,
@@ -31,10 +43,11 @@ from limosa.core.messages import (
     Wait,
     Written,
 )
-from limosa.core.model.changes import Put, lease_key, partition_key
+from limosa.core.model.changes import Commit, Put, apply, lease_key, partition_key
 from limosa.core.model.keys import position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
+from limosa.core.participant.brain import Participant
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
@@ -42,7 +55,7 @@ from limosa.core.participant.replication import Peer
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 from limosa.simulation.rows import SimulatedRow, SimulatedRows
-from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
+from tests.core.samples import LEASES, A, B, C, D, P, cluster, intends, moving, stable
 from tests.core.stage import (
     ORDINARY,
     Stage,
@@ -616,17 +629,100 @@ def test_a_replica_that_is_lost_has_nothing_any_more() -> None:
     assert (peer(stage, B).matched, peer(stage, B).acked) == (False, 0)
 
 
-def test_a_proposal_that_nothing_comes_of_is_voided_by_a_commit() -> None:
+def touches(effects: Sequence[object]) -> list[Commit]:
+    return [effect.commit for effect in effects if isinstance(effect, MakeCommit)]
+
+
+def test_a_proposal_stands_however_long_its_commit_takes() -> None:
+    """S126: nothing waits for the replica, so nothing voids the proposal, and the put-back is
+    current whenever it comes. A replica that makes progress does not lose it either, even if writes
+    wait for the replica all the time."""
     stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
     later(stage, 0.1)
-    effects = later(stage, 1.1)
-    (commit,) = [e.commit for e in effects if isinstance(e, MakeCommit)]
+    for _ in range(100):
+        assert touches(later(stage, 0.5)) == []
+        stage.acknowledge(B, C)
+        assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    for number in range(1, 20):
+        stage.say(write(f"w.{number}", number), "client")
+        stage.store()
+        stage.acknowledge(B)
+        assert touches(later(stage, 0.9)) == []
+        assert len(sent(stage.acknowledge(C), Written)) == 1
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    assert stage.revision == 50
+    stage.agree(stable())
+    assert routing.writers(stage.owner.record) == (A, B, C)
+
+
+def test_a_proposal_stands_although_the_replica_died_as_long_as_no_write_waits_for_it() -> None:
+    """S126: the coordinator hears that the replica is silent, and does not put it back."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    for _ in range(50):
+        assert touches(later(stage, 0.1)) == []
+        stage.acknowledge(B)
+    status = stage.status().replicas[P][0]
+    assert (status.silent, status.caught_up) == ((C,), ((C, 50),))
+
+
+def test_a_proposal_is_voided_by_a_commit_once_a_write_waits_too_long_for_the_replica() -> None:
+    """S126: time alone voids nothing: acks wait for the replica until the commit is made."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    assert touches(later(stage, 0.9)) == []
+    (commit,) = touches(later(stage, 0.2))
     assert commit.changes == (Put(stable(in_sync=(A, B))),)
     assert commit.guards == {partition_key(P): 50, lease_key("a"): LEASES["a"]}
-    assert commit.why == "nothing came of a proposal"
+    assert commit.why == "a proposed replica does not answer"
+    assert touches(later(stage, 0.9)) == []
+    assert len(touches(later(stage, 0.2))) == 1
     assert stage.owner.proposed
-    stage.agree(stable(in_sync=(A, B)))
+    assert sent(stage.agree(stable(in_sync=(A, B))), Written) == [Written("w.1", position(3, 1))]
     assert not stage.owner.proposed
+
+
+def test_an_opening_that_waits_for_a_proposed_replica_voids_the_proposal() -> None:
+    """The owner may commit nothing before another replica is in sync; the one that it proposed
+    has died since."""
+    stage = Stage("a", SETTINGS)
+    (held,) = stored(A, entries=(entry(1, 0),)).held
+    record = replace(stable(in_sync=(A,)), eligible=(B, C))
+    stage.register(record, Started((replace(held, watermark=0),)))
+    stage.acknowledge(B)
+    later(stage, 0.1)
+    assert list(stage.owner.proposed) == [B]
+    stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
+    assert not stage.is_open()
+    later(stage, 0.9)
+    assert len(touches(later(stage, 0.3))) == 1
+
+
+def test_many_proposals_are_voided_by_few_commits_and_by_smaller_ones_if_that_fails() -> None:
+    """One of the records may have changed meanwhile, and then nothing of its commit happens."""
+    brain, names = Participant("a", SETTINGS), [f"p{n}" for n in range(300)]
+    agreed = cluster(stable(), intends())
+    put = [Put(replace(stable(in_sync=(A, B)), id=name)) for name in names]
+    agreed = apply(agreed, put, 60)
+    (held,) = stored(A).held
+    brain.handle(100.0, Started(tuple(replace(held, partition=name) for name in names)))
+    brain.handle(100.0, LeaseGranted(LEASES["a"], LEASES["a"], 100.0))
+    brain.handle(100.0, TopologyRead(agreed.topology, agreed.revision, asked=True))
+    for name in names:
+        for replica in (B, C):
+            brain.handle(100.0, Received(replica.node, Acked(name, replica, 3, 0, 0)))
+    brain.handle(100.1, Ticked())
+    for name in names:
+        brain.handle(100.2, Received("x", replace(write(), partition=name)))
+    sizes = []
+    for tick in range(1, 4):
+        commits = touches(brain.handle(100.2 + 1.2 * tick, Ticked()))
+        assert all(len(c.guards) == len(c.changes) + 1 for c in commits)
+        assert [change for commit in commits for change in commit.changes] == put
+        sizes.append([len(commit.changes) for commit in commits])
+    assert sizes == [[128, 128, 44], [64] * 4 + [44], [32] * 9 + [12]]
 
 
 def test_a_seal_that_nothing_comes_of_is_lifted_by_a_commit_and_not_by_time() -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.effects import AppendEntries, MakeCommit, Send
+from limosa.core.effects import AppendEntries, Send
 from limosa.core.messages import (
     Answer,
     Mismatched,
@@ -22,7 +22,6 @@ from limosa.core.messages import (
     Write,
     Written,
 )
-from limosa.core.model.changes import Commit, Put, lease_key, partition_key
 from limosa.core.model.keys import Position, Revision, SessionId, position
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
@@ -75,8 +74,13 @@ class Owner(Replication):
         self.verified_for = 0.0
         self.slowest = (0.0, -inf)
         """The longest recent commit of a write, in seconds, and when it happened."""
-        self.proposed: dict[Replica, float] = {}
+        self.proposed: dict[Replica, None] = {}
         """Replicas that the next commit may make in sync again: acks already wait for them."""
+        self.touches = ""
+        """Why a commit must void seal and proposals, until it is asked for; empty: they stand."""
+        self.touched = 0
+        """How often that was asked for under the present revision of the record."""
+        self.touched_at = -inf
         self.lately: deque[tuple[float, Position]] = deque()
         """The watermarks of the last ticks, the oldest first."""
         self.told: OwnerReport = (False, None, ())
@@ -95,6 +99,7 @@ class Owner(Replication):
         self.needed = needed
         self.sealed = self.unsealed()
         self.proposed.clear()
+        self.touched, self.touched_at = 0, -inf
         self.lately.clear()  # the write set may have been smaller
         wanted = [r for r in routing.written(record) if r != self.held.replica]
         self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
@@ -288,14 +293,24 @@ class Owner(Replication):
         self.lately.append((now, held.watermark))
         while now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
             self.lately.popleft()
-        stale = [
-            r for r, at in self.proposed.items() if now - at > self.settings.silence_seconds_max
-        ]
-        waited = self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max
-        if stale or waited:
-            self.sealed_at = now
-            self.proposed = dict.fromkeys(self.proposed, now)
-            self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
+        why = self.why_void(now)
+        if why and now - self.touched_at > self.settings.silence_seconds_max:
+            self.touched_at = now
+            self.touch(why)
+
+    def why_void(self, now: float) -> str:
+        """Why the present seal or a proposal must not go on, in words; empty: it may.
+
+        A seal stops writes, so it is bounded by time. A proposal is not, because the commit that it
+        waits for may take long: it stands unless a write, or the opening, waits for a replica that
+        has owed an answer for too long.
+        """
+        if self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max:
+            return "nothing came of a seal"
+        waits = self.held.watermark < self.held.last or not self.open
+        if waits and any(self.is_late(now, self.peers[replica]) for replica in self.proposed):
+            return "a proposed replica does not answer"
+        return ""
 
     def propose(self, now: float, peer: Peer) -> None:
         """A replica that is nearly caught up may return: from now on all acks wait for it.
@@ -314,7 +329,7 @@ class Owner(Replication):
             and peer.replica in routing.may_return(self.record)
             and peer.replica not in self.proposed
         ):
-            self.proposed[peer.replica] = now
+            self.proposed[peer.replica] = None
 
     def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
         """Proposed replicas that have everything committed, and the revision of the proposal."""
@@ -342,18 +357,19 @@ class Owner(Replication):
         )
 
     def is_silent(self, now: float, peer: Peer) -> bool:
-        behind = not peer.matched or peer.acked < self.held.last
         longest = self.settings.silence_seconds_max
         asked_in_vain = peer.asked is not None and now - peer.asked > longest
-        return asked_in_vain or (behind and now - peer.since > longest)
+        return asked_in_vain or self.is_late(now, peer)
+
+    def is_late(self, now: float, peer: Peer) -> bool:
+        """Has the replica owed an acknowledgement for too long?"""
+        owes = not peer.matched or peer.acked < self.held.last
+        return owes and now - peer.since > self.settings.silence_seconds_max
 
     def touch(self, why: str) -> None:
-        """Commit the record unchanged: this voids every seal and proposal of its revision."""
-        guards = {
-            partition_key(self.record.id): self.revision,
-            lease_key(self.held.replica.node): self.lease.revision,
-        }
-        self.out.append(MakeCommit(Commit(guards, (Put(self.record),), why)))
+        """Have the record committed unchanged: this voids every seal and proposal of its
+        revision."""
+        self.touches = why
 
     # --- hand-over
 

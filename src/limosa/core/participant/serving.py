@@ -3,9 +3,11 @@
 There is one `Owner` for each partition that the applied topology grants to this run of the process.
 """
 
+from collections.abc import Iterable
 from math import inf
 
 from limosa.core import routing
+from limosa.core.effects import MakeCommit
 from limosa.core.events import CollectionDue, Stored, TailRead
 from limosa.core.messages import (
     Acked,
@@ -19,12 +21,15 @@ from limosa.core.messages import (
     Wait,
     Write,
 )
+from limosa.core.model.changes import Commit, Put, lease_key, partition_key
 from limosa.core.model.keys import PartitionId, Position, Revision
 from limosa.core.model.topology import Partition
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.space import lacks_space
 from limosa.core.participant.state import NodeState
+
+VOIDED_TOGETHER_MAX = 128
 
 
 class Serving:
@@ -197,6 +202,19 @@ class Serving:
             owner.tick(now)
             self.collect_from(owner)
             self._node.changed |= bool(owner.proposed or owner.silent(now))
+        self._void([owner for owner in self._node.owners.values() if owner.touches])
+
+    def _void(self, owners: list[Owner]) -> None:
+        """Void seals and proposals of many partitions by few commits.
+
+        One record that changed meanwhile makes the whole commit fail. So the commits of a second
+        attempt are half as large, and so on.
+        """
+        owners.sort(key=lambda owner: owner.touched)
+        while owners:
+            count = max(1, VOIDED_TOGETHER_MAX >> owners[0].touched)
+            self._node.out.append(MakeCommit(voiding(owners[:count])))
+            del owners[:count]
 
     # --- the coordinator
 
@@ -211,3 +229,18 @@ class Serving:
         if owner is not None:
             owner.verify(now, message.session)
             self.collect_from(owner)
+
+
+def voiding(owners: Iterable[Owner]) -> Commit:
+    """The commit that puts these owners' records unchanged, each with another revision."""
+    guards: dict[str, Revision] = {}
+    whys: dict[str, None] = {}
+    changes: list[Put] = []
+    for owner in owners:
+        guards[partition_key(owner.record.id)] = owner.revision
+        guards[lease_key(owner.held.replica.node)] = owner.lease.revision
+        changes.append(Put(owner.record))
+        whys[owner.touches] = None
+        owner.touches = ""
+        owner.touched += 1
+    return Commit(guards, tuple(changes), "; ".join(whys))
