@@ -83,6 +83,11 @@ class Stage:
         self.agreed = apply(self.agreed, tuple(Put(record) for record in records), revision)
         return self.read_topology()
 
+    def renew(self, sent_at: float) -> None:
+        """A renewal of the lease succeeded; the brain sees it at its next tick."""
+        assert self.brain.lease is not None
+        self.brain.leasing.renewals.renewed(self.now, self.brain.lease.id, sent_at)
+
     def store(self, ticket: int = 10**9) -> list[Effect]:
         """Everything that was written until now is durable."""
         return self.tell(Stored(ticket))

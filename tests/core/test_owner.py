@@ -20,7 +20,6 @@ from limosa.core.events import (
     CollectionDue,
     DigestTaken,
     LeaseGranted,
-    LeaseRenewed,
     Received,
     Started,
     TailRead,
@@ -246,7 +245,7 @@ def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -
     began, times = stage.now, []
     while stage.now < began + seconds:
         stage.now += 0.02
-        stage.tell(LeaseRenewed(LEASES["a"], stage.now))
+        stage.renew(stage.now)
         effects = [*stage.tell(Ticked()), *answer()]
         to_b = [effect for effect in effects if isinstance(effect, Send) and effect.to == "b"]
         times += [stage.now - began for each in sent([*to_b], Replicate) if each.entries]
