@@ -1,4 +1,4 @@
-"""How does a run stay alive? It acquires a lease, renews it, and ends its work with the lease."""
+"""How does a run stay alive? It acquires a lease, and ends its work with the lease."""
 
 from math import inf
 
