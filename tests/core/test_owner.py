@@ -19,16 +19,12 @@ from limosa.core.effects import (
 from limosa.core.events import (
     CollectionDue,
     DigestTaken,
-    LeaseGranted,
-    Received,
     Started,
     TailRead,
     Ticked,
-    TopologyRead,
 )
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
-    Acked,
     Mismatched,
     Objection,
     Probe,
@@ -42,25 +38,26 @@ from limosa.core.messages import (
     Wait,
     Written,
 )
-from limosa.core.model.changes import Commit, Put, apply, lease_key, partition_key
+from limosa.core.model.changes import Commit, Put, lease_key, partition_key
 from limosa.core.model.keys import position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
-from limosa.core.participant.brain import Participant
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.replication import Peer
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 from limosa.simulation.rows import SimulatedRow, SimulatedRows
-from tests.core.samples import LEASES, A, B, C, D, P, cluster, intends, moving, stable
+from tests.core.samples import LEASES, A, B, C, D, P, moving, stable
 from tests.core.stage import (
     ORDINARY,
     Stage,
     done,
     entry,
     owner_on_stage,
+    owners_on_stage,
     rows,
     sent,
     stored,
@@ -248,6 +245,8 @@ def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -
         stage.renew(stage.now)
         effects = [*stage.tell(Ticked()), *answer()]
         to_b = [effect for effect in effects if isinstance(effect, Send) and effect.to == "b"]
+        if sent([*to_b], Probe):
+            to_b += done(stage.say(probed(B, peer(stage, B).acked), "b"), Send)
         times += [stage.now - began for each in sent([*to_b], Replicate) if each.entries]
     return times
 
@@ -256,6 +255,7 @@ def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -
 def test_entries_that_a_replica_does_not_take_are_sent_less_and_less_often(matched: bool) -> None:
     """S124: whatever the reason, for instance a frame that it refuses."""
     stage = owner_on_stage()
+    stage.say(probed(B), "b")
     stage.say(write(), "client")
     if not matched:
         stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
@@ -482,9 +482,9 @@ SETTINGS = ParticipantSettings(
 )
 
 
-def later(stage: Stage, seconds: float) -> list[object]:
+def later(stage: Stage, seconds: float) -> list[Effect]:
     stage.now += seconds
-    return list(stage.tell(Ticked()))
+    return stage.tell(Ticked())
 
 
 def test_whoever_owes_an_answer_for_too_long_is_reported_as_silent() -> None:
@@ -534,11 +534,17 @@ def test_what_was_not_acknowledged_is_sent_again() -> None:
     assert again == ["c"]
 
 
-def test_a_peer_that_knows_an_older_watermark_or_said_nothing_for_long_is_told_again() -> None:
+def test_a_peer_that_knows_an_older_watermark_is_told() -> None:
     stage = owner_on_stage(settings=SETTINGS)
-    assert sent(stage.tell(Ticked()), Replicate) == []
-    stage.now += 0.6
-    assert len(sent(stage.tell(Ticked()), Replicate)) == 2
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C)
+    (to_b, to_c) = sent(later(stage, 0.11), Replicate)
+    assert (to_b.entries, to_b.watermark) == ((), position(3, 1))
+    stage.acknowledge(B)
+    assert sent(later(stage, 0.11), Replicate) == [to_c]
+    stage.acknowledge(C)
+    assert later(stage, 0.11) == []
 
 
 def test_a_peer_that_is_not_matched_is_probed_again() -> None:
@@ -701,23 +707,14 @@ def test_an_opening_that_waits_for_a_proposed_replica_voids_the_proposal() -> No
 
 def test_many_proposals_are_voided_by_few_commits_and_by_smaller_ones_if_that_fails() -> None:
     """One of the records may have changed meanwhile, and then nothing of its commit happens."""
-    brain, names = Participant("a", SETTINGS), [f"p{n}" for n in range(300)]
-    agreed = cluster(stable(), intends())
-    put = [Put(replace(stable(in_sync=(A, B)), id=name)) for name in names]
-    agreed = apply(agreed, put, 60)
-    (held,) = stored(A).held
-    brain.handle(100.0, Started(tuple(replace(held, partition=name) for name in names)))
-    brain.handle(100.0, LeaseGranted(LEASES["a"], LEASES["a"], 100.0))
-    brain.handle(100.0, TopologyRead(agreed.topology, agreed.revision, asked=True))
-    for name in names:
-        for replica in (B, C):
-            brain.handle(100.0, Received(replica.node, Acked(name, replica, 3, 0, 0)))
-    brain.handle(100.1, Ticked())
-    for name in names:
-        brain.handle(100.2, Received("x", replace(write(), partition=name)))
+    stage = owners_on_stage(300, stable(in_sync=(A, B)), SETTINGS)
+    put = [Put(record) for record in stage.agreed.topology.partitions.values()]
+    later(stage, 0.1)
+    for name in stage.brain.owners:
+        stage.say(replace(write(), partition=name), "x")
     sizes = []
-    for tick in range(1, 4):
-        commits = touches(brain.handle(100.2 + 1.2 * tick, Ticked()))
+    for _ in range(3):
+        commits = touches(later(stage, 1.2))
         assert all(len(c.guards) == len(c.changes) + 1 for c in commits)
         assert [change for commit in commits for change in commit.changes] == put
         sizes.append([len(commit.changes) for commit in commits])
@@ -764,7 +761,7 @@ def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: Objec
 
 def closed() -> Owner:
     lease = Lease(LEASES["a"], 11)
-    return Owner(Held(P, A), stable(), lease, Tickets(), ParticipantSettings())
+    return Owner(Held(P, A), stable(), lease, Tickets(), Pairs(ORDINARY), ORDINARY)
 
 
 def test_an_owner_that_is_not_open_does_not_seal() -> None:

@@ -27,6 +27,7 @@ from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
+from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.replication import Peer, Replication
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
@@ -56,9 +57,14 @@ class Owner(Replication):
         record: Partition,
         lease: Lease,
         tickets: Tickets,
+        pairs: Pairs,
         settings: ParticipantSettings,
     ) -> None:
-        super().__init__(held, record, lease, tickets, settings)
+        super().__init__(held, record, lease, tickets, pairs, settings)
+        self.writers: tuple[Replica, ...] = ()
+        """The write set of the record."""
+        self.returning: tuple[Replica, ...] = ()
+        """Replicas of the record that may be in sync again."""
         self.needed = 1
         """How many in-sync replicas the zone requires."""
         self.collecting: tuple[Position, Revision] | None = None
@@ -82,7 +88,7 @@ class Owner(Replication):
         """How often that was asked for under the present revision of the record."""
         self.touched_at = -inf
         self.lately: deque[tuple[float, Position]] = deque()
-        """The watermarks of the last ticks, the oldest first."""
+        """The watermarks of the last ticks, the oldest first, while a replica may return."""
         self.told: OwnerReport = (False, None, ())
         """What was last reported to the coordinator."""
 
@@ -101,13 +107,14 @@ class Owner(Replication):
         self.proposed.clear()
         self.touched, self.touched_at = 0, -inf
         self.lately.clear()  # the write set may have been smaller
-        wanted = [r for r in routing.written(record) if r != self.held.replica]
-        self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
+        self.writers = routing.writers(record)
+        self.returning = routing.may_return(record)
+        self.follow(now, [r for r in routing.written(record) if r != self.held.replica])
         for peer in self.peers.values():
             peer.since = now
             peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
-            if peer.replica in routing.may_return(record):
+            if peer.replica in self.returning:
                 peer.matched = False  # it must answer again before it is proposed
             if not peer.matched:
                 self.probe(peer)
@@ -119,7 +126,7 @@ class Owner(Replication):
 
     def required(self) -> list[Replica]:
         """The current write set, and replicas that a commit may have added to it already."""
-        return [*routing.writers(self.record), *self.proposed]
+        return [*self.writers, *self.proposed]
 
     # --- writing
 
@@ -140,10 +147,10 @@ class Owner(Replication):
             why = f"sequence {message.after} of this producer comes first"
             return Wait(message.id, why, message.after)
         if message.expected is not None and message.expected != found:
-            self.order(message, None, found)
+            self.order(now, message, None, found)
             self.wait_for(now, client, self.answer_to(message, held.last, found))
         else:
-            self.order(message, rows, None)
+            self.order(now, message, rows, None)
             self.wait_for(now, client, self.answer_to(message, held.last, None))
         return None
 
@@ -165,8 +172,9 @@ class Owner(Replication):
         self.pending.append(pending)
         self.commit(now)
 
-    def order(self, message: Write, rows: Rows | None, found: Position | None) -> None:
+    def order(self, now: float, message: Write, rows: Rows | None, found: Position | None) -> None:
         self.append(
+            now,
             Entry(
                 self.next_position(),
                 self.held.last,
@@ -176,10 +184,10 @@ class Owner(Replication):
                 message.floor,
                 message.range,
                 found,
-            )
+            ),
         )
 
-    def collect(self) -> None:
+    def collect(self, now: float) -> None:
         """Collect tombstones that every replica has, in sync or not, if no transition runs."""
         point = self.held.watermark
         for replica in self.record.replicas:
@@ -188,7 +196,7 @@ class Owner(Replication):
                 point = min(point, peer.acked if peer is not None and peer.matched else 0)
         if point and self.may_collect() and not self.is_collecting():
             self.collecting = (position(self.epoch, self.counter + 1), self.revision)
-            self.append(Entry(self.next_position(), self.held.last, None, collects=point))
+            self.append(now, Entry(self.next_position(), self.held.last, None, collects=point))
 
     def may_collect(self) -> bool:
         return self.record.transition is None and not self.record.eligible
@@ -200,12 +208,14 @@ class Owner(Replication):
         self.counter += 1
         return position(self.epoch, self.counter)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, now: float, entry: Entry) -> None:
         held = self.held
         held.append(entry)
         ticket = self.tickets.appending(held, self.revision)
         self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, (entry,)))
         for peer in self.peers.values():
+            if peer.matched and peer.acked >= entry.previous:
+                peer.since = now
             if peer.matched and peer.sent == entry.previous:
                 self.replicate(peer, entry.previous)
 
@@ -274,7 +284,11 @@ class Owner(Replication):
 
     def tick(self, now: float) -> None:
         held = self.held
+        while self.lately and now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
+            self.lately.popleft()
         for peer in self.peers.values():
+            if peer.pair.asked is not None:
+                continue  # its node owes an answer to a probe of another partition, perhaps
             if not peer.matched:
                 self.probe(peer)
             elif peer.acked < held.last:
@@ -282,21 +296,37 @@ class Owner(Replication):
                     now - peer.since >= self.settings.resend_seconds
                 ):  # otherwise entries are still under way
                     self.resend(now, peer, peer.acked)
-            else:
-                peer.since = now
-                idle = now - peer.heard > self.settings.idle_seconds_max
-                if idle and peer.asked is None:
-                    peer.asked = now
-                if peer.told < held.watermark or held.check is not None or idle:
-                    self.replicate(peer, held.last)
+            elif peer.told < held.watermark or held.check is not None:
+                self.replicate(peer, held.last)
             self.propose(now, peer)
-        self.lately.append((now, held.watermark))
-        while now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
-            self.lately.popleft()
+        if self.returning:
+            self.lately.append((now, held.watermark))
         why = self.why_void(now)
         if why and now - self.touched_at > self.settings.silence_seconds_max:
             self.touched_at = now
             self.touch(why)
+
+    def rests(self) -> bool:
+        """Is there nothing to do here, however much time passes? An owner also rests if all that is
+        left waits for nodes that owe an answer: their pairs know that it waits."""
+        held = self.held
+        if (
+            held.watermark < held.last
+            or self.proposed
+            or self.sealed is not None
+            or held.check is not None
+        ):
+            return False
+        rests = True
+        for peer in self.peers.values():
+            is_settled = peer.matched and peer.acked >= held.last and peer.told >= held.watermark
+            if is_settled and peer.replica not in self.returning:
+                continue
+            if peer.pair.asked is None:
+                rests = False
+            else:
+                peer.pair.waiting[held.partition] = None
+        return rests
 
     def why_void(self, now: float) -> str:
         """Why the present seal or a proposal must not go on, in words; empty: it may.
@@ -326,7 +356,7 @@ class Owner(Replication):
             (self.open or self.must_stop())
             and peer.matched
             and peer.acked >= (self.held.last if self.must_stop() else nearly)
-            and peer.replica in routing.may_return(self.record)
+            and peer.replica in self.returning
             and peer.replica not in self.proposed
         ):
             self.proposed[peer.replica] = None
@@ -355,16 +385,6 @@ class Owner(Replication):
             for peer in self.peers.values()
             if peer.replica in required and self.is_silent(now, peer)
         )
-
-    def is_silent(self, now: float, peer: Peer) -> bool:
-        longest = self.settings.silence_seconds_max
-        asked_in_vain = peer.asked is not None and now - peer.asked > longest
-        return asked_in_vain or self.is_late(now, peer)
-
-    def is_late(self, now: float, peer: Peer) -> bool:
-        """Has the replica owed an acknowledgement for too long?"""
-        owes = not peer.matched or peer.acked < self.held.last
-        return owes and now - peer.since > self.settings.silence_seconds_max
 
     def touch(self, why: str) -> None:
         """Have the record committed unchanged: this voids every seal and proposal of its

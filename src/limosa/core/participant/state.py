@@ -10,6 +10,7 @@ from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 
@@ -33,6 +34,7 @@ class NodeState:
         self.failed_volumes: dict[str, str] = {}
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
+        self.pairs = Pairs(settings)
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
