@@ -28,7 +28,7 @@ from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.pairs import Pairs
-from limosa.core.participant.replication import Peer, Replication
+from limosa.core.participant.returning import Returning
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 
@@ -48,7 +48,7 @@ OwnerReport: TypeAlias = tuple[
 """Whether the owner is open, its seal, and the replicas that have caught up."""
 
 
-class Owner(Replication):
+class Owner(Returning):
     """One replica's ownership: one epoch, one run of one process."""
 
     def __init__(
@@ -61,15 +61,10 @@ class Owner(Replication):
         settings: ParticipantSettings,
     ) -> None:
         super().__init__(held, record, lease, tickets, pairs, settings)
-        self.writers: tuple[Replica, ...] = ()
-        """The write set of the record."""
-        self.returning: tuple[Replica, ...] = ()
-        """Replicas of the record that may be in sync again."""
         self.needed = 1
         """How many in-sync replicas the zone requires."""
         self.collecting: tuple[Position, Revision] | None = None
         """A collection that is not committed yet: barriers wait for it."""
-        self.open = False
         self.opened: Position = 0
         """The watermark at which the owner opened: every read here must see all rows up to it."""
         self.counter = 0
@@ -80,15 +75,11 @@ class Owner(Replication):
         self.verified_for = 0.0
         self.slowest = (0.0, -inf)
         """The longest recent commit of a write, in seconds, and when it happened."""
-        self.proposed: dict[Replica, None] = {}
-        """Replicas that the next commit may make in sync again: acks already wait for them."""
         self.touches = ""
         """Why a commit must void seal and proposals, until it is asked for; empty: they stand."""
         self.touched = 0
         """How often that was asked for under the present revision of the record."""
         self.touched_at = -inf
-        self.lately: deque[tuple[float, Position]] = deque()
-        """The watermarks of the last ticks, the oldest first, while a replica may return."""
         self.told: OwnerReport = (False, None, ())
         """What was last reported to the coordinator."""
 
@@ -104,11 +95,8 @@ class Owner(Replication):
         self.revision = revision
         self.needed = needed
         self.sealed = self.unsealed()
-        self.proposed.clear()
         self.touched, self.touched_at = 0, -inf
-        self.lately.clear()  # the write set may have been smaller
-        self.writers = routing.writers(record)
-        self.returning = routing.may_return(record)
+        self.note_record(record)
         self.follow(now, [r for r in routing.written(record) if r != self.held.replica])
         for peer in self.peers.values():
             peer.since = now
@@ -123,10 +111,6 @@ class Owner(Replication):
     def unsealed(self) -> Revision | None:
         """A seal is for one revision of the record: any commit lifts it."""
         return None
-
-    def required(self) -> list[Replica]:
-        """The current write set, and replicas that a commit may have added to it already."""
-        return [*self.writers, *self.proposed]
 
     # --- writing
 
@@ -234,11 +218,6 @@ class Owner(Replication):
             point = min(point, peer.acked)
         return point
 
-    def must_stop(self) -> bool:
-        """Too few replicas are in sync: another one that may be elected could lack what is
-        committed now."""
-        return bool(self.record.eligible)
-
     def commit(self, now: float) -> None:
         """Move the watermark, open when everything in this log is committed, answer clients."""
         if not self.lease.holds(now):
@@ -284,8 +263,7 @@ class Owner(Replication):
 
     def tick(self, now: float) -> None:
         held = self.held
-        while self.lately and now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
-            self.lately.popleft()
+        self.forget_watermarks(now)
         for peer in self.peers.values():
             if peer.pair.asked is not None:
                 continue  # its node owes an answer to a probe of another partition, perhaps
@@ -299,8 +277,7 @@ class Owner(Replication):
             elif peer.told < held.watermark or held.check is not None:
                 self.replicate(peer, held.last)
             self.propose(now, peer)
-        if self.returning:
-            self.lately.append((now, held.watermark))
+        self.note_watermark(now)
         why = self.why_void(now)
         if why and now - self.touched_at > self.settings.silence_seconds_max:
             self.touched_at = now
@@ -332,59 +309,17 @@ class Owner(Replication):
         """Why the present seal or a proposal must not go on, in words; empty: it may.
 
         A seal stops writes, so it is bounded by time. A proposal is not, because the commit that it
-        waits for may take long: it stands unless a write, or the opening, waits for a replica that
-        has owed an answer for too long.
+        waits for may take long.
         """
         if self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max:
             return "nothing came of a seal"
-        waits = self.held.watermark < self.held.last or not self.open
-        if waits and any(self.is_late(now, self.peers[replica]) for replica in self.proposed):
+        if self.is_held_up(now):
             return "a proposed replica does not answer"
         return ""
-
-    def propose(self, now: float, peer: Peer) -> None:
-        """A replica that is nearly caught up may return: from now on all acks wait for it.
-
-        Nearly: it has what was committed a moment ago. Under load it never has all that is
-        committed now, unless the watermark waits for it.
-
-        An owner that may commit nothing proposes replicas that have all of its log: no more is
-        written meanwhile, and if it is not open, it does not know how much is committed.
-        """
-        nearly = self.lately[0][1] if self.lately else self.held.watermark
-        if (
-            (self.open or self.must_stop())
-            and peer.matched
-            and peer.acked >= (self.held.last if self.must_stop() else nearly)
-            and peer.replica in self.returning
-            and peer.replica not in self.proposed
-        ):
-            self.proposed[peer.replica] = None
-
-    def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
-        """Proposed replicas that have everything committed, and the revision of the proposal."""
-        committed = self.held.last if self.must_stop() else self.held.watermark
-        return tuple(
-            (replica, self.revision)
-            for replica in self.proposed
-            if self.peers[replica].matched and self.peers[replica].acked >= committed
-        )
 
     def report(self) -> OwnerReport:
         """What the coordinator should know at once."""
         return self.open, self.seal_report(), self.caught_up()
-
-    def silent(self, now: float) -> tuple[Replica, ...]:
-        """Replicas that have not answered for too long, whether or not there is anything to send.
-        An owner that was paused knows nothing of the others: its lease has run out."""
-        if not self.lease.holds(now):
-            return ()
-        required = self.required()
-        return tuple(
-            peer.replica
-            for peer in self.peers.values()
-            if peer.replica in required and self.is_silent(now, peer)
-        )
 
     def touch(self, why: str) -> None:
         """Have the record committed unchanged: this voids every seal and proposal of its
