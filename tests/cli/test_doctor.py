@@ -97,6 +97,27 @@ ILLNESSES = {
 # fmt: on
 
 
+def advice_on_replicas(**changed: Any) -> str:
+    overview = replace(healthy(), statuses={"n1": status(), "n2": status(**changed)})
+    (found,) = [each for each in examine(overview) if each.check == "replicas"]
+    assert found.verdict == "problem"
+    return found.advice
+
+
+def test_a_disk_that_does_not_answer_is_checked_and_nothing_is_erased() -> None:
+    disk, file = "volume two: the disk has not answered for 10 s", "p0/i1: damaged"
+    check = "check the disk, then restart the node"
+    silent = advice_on_replicas(refused=[disk], refused_disks=[disk])
+    assert check in silent
+    assert "erase" not in silent
+    both = advice_on_replicas(refused=[disk, file], refused_disks=[disk])
+    assert check in both
+    assert "erase its directory" in both
+    damaged = advice_on_replicas(refused=[file])
+    assert check not in damaged
+    assert "erase its directory" in damaged
+
+
 def test_the_healthy_are_healthy() -> None:
     assert {finding.verdict for finding in examine(healthy())} == {"ok"}
     assert len(ILLNESSES) == len(CHECKS)

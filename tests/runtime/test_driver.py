@@ -206,7 +206,7 @@ def test_an_effect_that_a_worker_carries_out_fails_by_itself_only(bench: Bench) 
     assert not bench.driver.is_over
 
 
-@pytest.mark.parametrize("error", [VolumeFailed("EIO"), RuntimeError("ours")])
+@pytest.mark.parametrize("error", [VolumeFailed("EIO"), RuntimeError("ours"), BadInput("ours")])
 def test_a_thread_that_syncs_in_vain_ends_the_run(bench: Bench, error: Exception) -> None:
     """Without it the node would keep its lease, and make nothing durable."""
     create = CreateReplica("birds-0000", "c1", 1, "")

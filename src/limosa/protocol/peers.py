@@ -144,6 +144,15 @@ class NodeLinks:
         for _, link in list(self._links.values()):
             link.cut_if_silent(seconds)
 
+    def cut_stuck(self, seconds: float) -> None:
+        """Free callers that have been sending for so long."""
+        for _, link in list(self._links.values()):
+            link.cut_if_stuck(seconds)
+
+    @property
+    def are_idle(self) -> bool:
+        return all(link.is_idle for _, link in list(self._links.values()))
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -57,7 +57,7 @@ from limosa.core.model.topology import Node
 from limosa.core.participant.brain import Participant
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
-from limosa.errors import DamagedFile, DiskFull, Refused, VolumeFailed
+from limosa.errors import BadInput, DamagedFile, DiskFull, Refused, VolumeFailed
 from limosa.ports import Clock, Metastore
 from limosa.protocol.peers import Peers
 from limosa.protocol.slices import slice_of
@@ -68,6 +68,7 @@ from limosa.runtime.syncing import VolumeSyncer
 from limosa.runtime.threads import vital_thread
 from limosa.runtime.traffic import Traffic
 from limosa.runtime.work import VolumeWorkers
+from limosa.storage.recovery import CHECK_DISK
 from limosa.storage.store import Store
 from limosa.tabular.rows import Bundle
 from limosa.tabular.sizes import PIECE_BYTES
@@ -343,7 +344,7 @@ class NodeDriver:
             case AbandonVolume(volume=volume, why=why):
                 self._abandon(volume, why)
             case EndRun(why=why):
-                raise VolumeFailed(why, "check the node's disk")
+                raise VolumeFailed(why, CHECK_DISK)
             case Surprise(partition=partition, what=what):
                 self.surprises[what] += 1
                 self.log("SURPRISE", partition=partition, what=what)
@@ -445,6 +446,9 @@ class NodeDriver:
             except DiskFull:  # everything that was written there waits for space
                 self.look_for_room()
                 self._stopping.wait(FULL_SECONDS)
+            except BadInput:
+                if syncer.volume in self.store.volumes:
+                    raise  # otherwise another thread has just abandoned the volume
             except VolumeFailed as error:
                 with self._lock:
                     if syncer.volume in self.store.volumes:

@@ -30,6 +30,7 @@ from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
 from limosa.runtime.threads import ProcessEnd
 from limosa.storage.probe import silent_volumes
+from limosa.storage.recovery import CHECK_DISK
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
 from limosa.transport.keys import KeyFile
@@ -143,11 +144,14 @@ class NodeProcess:
         self.store = Store(volumes, settings=config.storage, refused=silent)
         try:
             if not self.store.volumes:
-                why = "; ".join(refusal.why for refusal in self.store.refused)
+                refused = self.store.refused
+                why = "; ".join(refusal.why for refusal in refused)
                 raise UnusableFile(
                     f"no volume can be used: {why}",
-                    "restore the directory from a backup; if that is not possible, erase it and run"
-                    f" `limosa node replace {config.name}`",
+                    CHECK_DISK
+                    if any(refusal.is_disk for refusal in refused)
+                    else "restore the directory from a backup; if that is not possible, erase it "
+                    f"and run `limosa node replace {config.name}`",
                 )
             peers = Peers(_dialer(config, "node"), self._received)
             node = Node(

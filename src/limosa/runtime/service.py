@@ -332,6 +332,7 @@ class NodeService:
             }
             for (partition, incarnation), held in sorted(brain.held.copy().items())
         ]
+        refused = driver.store.refused
         return json.dumps(
             {
                 "node": self.node,
@@ -345,7 +346,8 @@ class NodeService:
                 else max(0.0, lease.valid_until - driver.now()),
                 "replicas": replicas,
                 "free_bytes": driver.store.free_bytes(),
-                "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
+                "refused": [f"{r.what}: {r.why}" for r in refused],
+                "refused_disks": [f"{r.what}: {r.why}" for r in refused if r.is_disk],
                 "troubles": driver.store.troubles,
                 "keys": self._key_troubles(),
                 "surprises": dict(driver.surprises),

@@ -23,7 +23,7 @@ import pyarrow.flight as flight
 
 from limosa.errors import BadInput
 from limosa.tabular.sizes import FRAME_BYTES_AIM
-from limosa.transport.lone import PendingAnswers, ReadingTurns
+from limosa.transport.lone import SMALL_BYTES, PendingAnswers, ReadingTurns
 
 OUTBOX_MESSAGES_MAX = 20_000
 OUTBOX_BYTES_MAX = 128 << 20
@@ -75,6 +75,7 @@ class StreamSender:
         """The sending thread was woken, and has not looked into the outbox yet."""
         self._reads = threading.get_ident() if reader_pumps else None
         """The thread that reads the stream, if that thread pumps after each frame."""
+        self._caller_sends_since: float | None = None
         self.closed = False
 
     def send(self, message: Any, quiet: bool = False) -> None:
@@ -137,6 +138,32 @@ class StreamSender:
                 self._broke(error)
             finally:
                 self._writing.release()
+
+    def pump_as_caller(self) -> None:
+        """Send a lone request on the calling thread, unless another thread is sending.
+
+        The sending thread sends what other threads have put into the outbox meanwhile, if it is
+        large: the peer may be slow to accept it.
+        """
+        if self._writing.acquire(blocking=False):
+            try:
+                with self._lock:
+                    messages = self._take() if self._bytes <= SMALL_BYTES else []
+                self._caller_sends_since = time.monotonic()
+                if messages:
+                    self._write(messages)
+            except Exception as error:
+                self._broke(error)
+            finally:
+                self._caller_sends_since = None
+                self._writing.release()
+        if self._outbox:
+            self.wake()
+
+    def caller_sends_for(self, now: float) -> float:
+        """How many seconds a caller has been sending; 0.0 if none is."""
+        since = self._caller_sends_since
+        return 0.0 if since is None else now - since
 
     def _run(self) -> None:
         while True:
@@ -320,10 +347,10 @@ class Outbound:
             self._disconnected(error)
             self._stopping.wait(self.RETRY_SECONDS)
 
-    def pump(self) -> None:
+    def pump_as_caller(self) -> None:
         stream = self._stream
         if stream is not None:
-            stream.link.pump()
+            stream.link.pump_as_caller()
 
     def wake(self) -> None:
         self.turns.resume()
@@ -341,6 +368,19 @@ class Outbound:
         if since is not None and time.monotonic() - since > seconds:
             self._waiting_since = None
             self.cut()
+
+    def cut_if_stuck(self, seconds: float) -> None:
+        """Cut the stream if a caller has been sending for longer: the peer does not accept it."""
+        stream = self._stream
+        if stream is not None and stream.link.caller_sends_for(time.monotonic()) > seconds:
+            self.cut()
+
+    @property
+    def is_idle(self) -> bool:
+        """No caller is sending, and the peer has reacted to everything."""
+        stream = self._stream
+        sends = stream is not None and stream.link.caller_sends_for(time.monotonic()) > 0.0
+        return self._waiting_since is None and not sends
 
     def cut(self) -> None:
         """Cancel the current stream; the next message opens another."""

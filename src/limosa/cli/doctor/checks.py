@@ -59,7 +59,8 @@ def live(overview: Overview) -> CheckResult:
     return _judged(
         "nodes",
         f"not live: {_some(silent)}" if silent else "",
-        "start them again. If a node's directory is lost or damaged: erase it, run "
+        "start them again. If a disk does not answer: check the disk, then start the node. If a "
+        "node's directory is lost or damaged: erase it, run "
         f"`{replace}`, and start the node (`limosa up` does that by itself)",
         f"all {count(len(overview.members), 'node')} are live",
     )
@@ -127,11 +128,21 @@ def keys(overview: Overview) -> CheckResult:
 
 
 def refused(overview: Overview) -> CheckResult:
-    advice = (
-        "wait: the replicas are rebuilt from others. If they are not: stop the node, erase its "
-        "directory, run `limosa node replace NODE`, and start the node"
-    )
-    return _judged("replicas", _said(overview, "refused"), advice, "none is damaged")
+    statuses = overview.statuses.values()
+    # "refused_disks" is missing in the status of a node of an earlier version.
+    disks = any(status.get("refused_disks", ()) for status in statuses)
+    files = any(set(each["refused"]) - set(each.get("refused_disks", ())) for each in statuses)
+    advice = ["wait: the replicas are rebuilt from others"]
+    if disks:
+        advice.append(
+            "for a disk that failed or does not answer: check the disk, then restart the node"
+        )
+    if files:
+        advice.append(
+            "if damaged replicas are not rebuilt: stop the node, erase its directory, run `limosa "
+            "node replace NODE`, and start the node"
+        )
+    return _judged("replicas", _said(overview, "refused"), "; ".join(advice), "none is damaged")
 
 
 def damaged(overview: Overview) -> CheckResult:

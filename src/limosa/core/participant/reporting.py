@@ -104,8 +104,8 @@ class Reporting:
             held.epoch_durable,
             held.last,
             held.watermark,
-            # Of a damaged owner the coordinator must know whether it ever opened in this epoch.
-            owner.epoch if owner.open and (owner.holds(now) or held.damaged) else 0,
+            # Whether or not its lease holds now: it once opened in this epoch.
+            owner.epoch if owner.open else 0,
             owner.seal_report(),
             held.copied,
             held.digest,
