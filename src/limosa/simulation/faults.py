@@ -258,9 +258,6 @@ def power_failure(world: World, record: Partition) -> None:
 
 
 def _leave_for_good(world: World, node: str) -> None:
-    """Partitions survive this if another replica has every acknowledged row, unless that replica is
-    one that a transition drops: once it is taken out, it is not eligible any more, and the report
-    that takes it out may be under way."""
     topology = world.agreed.topology
     world.gone.add(node)
     world.survivors |= {
@@ -270,7 +267,6 @@ def _leave_for_good(world: World, node: str) -> None:
         and any(
             replica.node != node and world.nodes[replica.node].still_has(name, replica.incarnation)
             for replica in routing.electable(record)
-            if replica not in routing.old_only(record)
         )
     }
 
