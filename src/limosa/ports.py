@@ -93,6 +93,13 @@ class Metastore(Protocol):
     change something `OutcomeUnknown` (the caller reads to find out).
     """
 
+    @property
+    def operations_max(self) -> int:
+        """How many guards, and how many changes, one commit should have at most, so that it takes
+        no longer than others can wait. Callers divide their work; larger commits are possible only
+        if the store says so."""
+        ...
+
     def read(self, prefix: str) -> tuple[int, dict[str, KeyEntry]]:
         """The store's revision and, in key order, the entries with the prefix at that revision."""
         ...

@@ -4,11 +4,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from limosa.client.access import ClusterAccess
 from limosa.core.model.changes import Topology
 from limosa.core.model.topology import Partition
+from limosa.core.participant.vitals import NodeVitals
 from limosa.errors import LimosaError, UnknownTable
 
 NODES_AT_ONCE = 16
@@ -62,6 +63,17 @@ class Overview(Struct, frozen=True):
             for each in self.held(node)
             if each.get("damaged")
         ]
+
+    @property
+    def vitals(self) -> dict[str, NodeVitals]:
+        """By node; without nodes of earlier versions, which do not report it."""
+        told = {node: each.get("vitals") for node, each in sorted(self.statuses.items())}
+        return {node: convert(seen, NodeVitals) for node, seen in told.items() if seen is not None}
+
+    def overloaded(self, seconds_max: float) -> dict[str, float]:
+        """Nodes that were lately further behind with their own work, and how far."""
+        lags = {node: seen.lag_seconds for node, seen in self.vitals.items()}
+        return {node: lag for node, lag in lags.items() if lag > seconds_max}
 
     def _is_only(self, node: str, replica: dict[str, Any]) -> bool:
         """Whether no other replica is in sync."""

@@ -34,6 +34,8 @@ class ReadTopology(Effect, frozen=True, gc=False):
 
 
 class MakeCommit(Effect, frozen=True, gc=False):
+    """Commit this, soon. A coordinator's driver puts it into the coordinator's `CommitQueue`."""
+
     commit: Commit
 
 

@@ -268,6 +268,8 @@ class Look(Message, frozen=True, gc=False):
     """Read the topology, and send a status."""
 
     generation: Revision
+    heard: int = 0
+    """The node's last status that the coordinator has taken up; 0: the coordinator does not say."""
 
 
 class Seal(Message, frozen=True, gc=False):

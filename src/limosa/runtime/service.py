@@ -352,6 +352,7 @@ class NodeService:
                 "keys": self._key_troubles(),
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
+                "vitals": msgspec.to_builtins(brain.vitals.seen(driver.now())),
             }
         ).encode()
 

@@ -30,6 +30,7 @@ class Reporting:
             )  # and report afterwards: a report of now would be out of date
         else:
             self._tell(now)
+        self._node.vitals.looked(now, self._sequence, message.heard)
 
     def measured(self, event: Measured) -> None:
         """Sizes are part of the next report."""

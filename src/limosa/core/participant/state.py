@@ -13,6 +13,7 @@ from limosa.core.participant.owner import Owner
 from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
+from limosa.core.participant.vitals import Vitals
 
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
@@ -34,6 +35,7 @@ class NodeState:
         self.failed_volumes: dict[str, str] = {}
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
+        self.vitals = Vitals()
         self.pairs = Pairs(settings)
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
