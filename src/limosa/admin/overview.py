@@ -147,6 +147,8 @@ class ClusterStatus(Struct, frozen=True):
     generation: int
     damaged: list[DamagedReplica] = []
     """Replicas with a damaged file; they are rebuilt, except those that are the only ones."""
+    spark: str = ""
+    """Whether Spark runs, and at which priority; empty: it was not needed yet."""
 
 
 class NodeFacts(Struct, frozen=True):
@@ -205,6 +207,7 @@ def status_of(overview: Overview) -> ClusterStatus:
         ),
         topology.generation,
         overview.damaged,
+        overview.agreed.get("pipeline", ""),
     )
 
 

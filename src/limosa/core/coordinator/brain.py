@@ -11,6 +11,7 @@ from limosa.core.coordinator import (
     damaged_owners,
     lost_owners,
     ownership,
+    readiness,
     rebuilds,
     reports,
     requests,
@@ -26,13 +27,14 @@ from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.turns import deferred
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.effects import Effect, Explain, MakeCommit, Send
+from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartPipeline
 from limosa.core.events import (
     AgreedRead,
     Compared,
     CoordinatorEvent,
     Deposed,
     Elected,
+    LoadTold,
     Received,
 )
 from limosa.core.messages import Look, Status
@@ -97,6 +99,8 @@ class Coordinator:
             case Compared(partition=partition, session=session):
                 self._memory.compared(partition, session, event.differences, event.more)
                 self._attention.draw_to(partition)
+            case LoadTold(told=told):
+                self._memory.load_told = told
             case _:
                 pass  # time went by: look again
         if not self._in_office():
@@ -175,9 +179,11 @@ class Coordinator:
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
         for commit in runs.advance(view, self._flights):
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
+        if readiness.pipeline_is_wanted(view):
+            out.append(StartPipeline())
         begun = balancer.begin(view)
         if begun is not None:
-            out.append(MakeCommit(begun))
+            out.append(MakeCommit(begun) if isinstance(begun, Commit) else begun)
 
     def _forget(self, partition: PartitionId) -> None:
         """It was dropped."""

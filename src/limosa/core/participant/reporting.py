@@ -121,4 +121,5 @@ class Reporting:
             held.trouble,
             self._node.measured.rates.get(held.partition, (0.0, 0.0)),
             held.damaged,
+            int(self._node.pace.rate) if self._node.in_transition(held.partition) else 0,
         )

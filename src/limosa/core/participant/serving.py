@@ -51,7 +51,9 @@ class Serving:
         if owner is None or owner.epoch != record.epoch or owner.held is not held:
             if owner is not None:
                 owner.follow(now, ())
-            owner = Owner(held, record, node.lease, node.tickets, node.pairs, node.settings)
+            owner = Owner(
+                held, record, node.lease, node.tickets, node.pairs, node.settings, node.pace
+            )
             node.owners[held.partition] = owner
         needed = routing.needed(record, node.topology.zones[record.zone])
         owner.adopt(now, record, revision, needed)

@@ -10,6 +10,7 @@ from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pace import CopyPace
 from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
@@ -35,6 +36,7 @@ class NodeState:
         self.failed_volumes: dict[str, str] = {}
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
+        self.pace = CopyPace(settings)
         self.vitals = Vitals()
         self.pairs = Pairs(settings)
         self.measured = Measured({}, {})
