@@ -1,5 +1,6 @@
 """What can happen? Events are in the past tense; drivers report them to the core."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -76,13 +77,6 @@ class LeaseGranted(Struct, frozen=True, gc=False):
     sent_at: float
 
 
-class LeaseRenewed(Struct, frozen=True, gc=False):
-    """The renewal that was sent at `sent_at` succeeded."""
-
-    lease: LeaseId
-    sent_at: float
-
-
 class LeaseEnded(Struct, frozen=True, gc=False):
     """The metastore no longer has this lease."""
 
@@ -153,7 +147,7 @@ class Measured(Struct, frozen=True):
     """The free space of the volumes, and the approximate sizes of replicas: (rows, bytes)."""
 
     free_bytes: dict[str, int]
-    sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
+    sizes: Mapping[tuple[PartitionId, Incarnation], tuple[int, int]]
     rates: dict[PartitionId, tuple[float, float]] = {}
     """Of partitions that are used here: (rows written, keys read) per second."""
     full: tuple[str, ...] = ()
@@ -220,7 +214,6 @@ NodeEvent: TypeAlias = (
     | Ticked
     | TopologyRead
     | LeaseGranted
-    | LeaseRenewed
     | LeaseEnded
     | Stored
     | VolumeLost

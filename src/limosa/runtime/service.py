@@ -204,7 +204,7 @@ class NodeService:
             try:
                 checked.append(self._checked(inbound.identity, request))
             except LimosaError as error:
-                inbound.settle(request.id)
+                inbound.settle((request.id,))
                 inbound.link.reply(refusal(request.id, error))
             else:
                 self.driver.traffic.wrote(request.partition, len(request.rows))

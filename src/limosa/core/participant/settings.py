@@ -15,7 +15,7 @@ class ParticipantSettings(Struct, frozen=True):
     silence_seconds_max: float = 1.5
     """A replica that has not answered for so long is reported as silent."""
     idle_seconds_max: float = 2.0
-    """A replica that sent nothing for so long is asked whether it is still the same run."""
+    """A node that has answered nothing for so long is asked whether it is still the same run."""
     seal_seconds_max: float = 2.0
     """A sealed owner that hears nothing for so long lifts its seal by a commit."""
     sync_seconds_max: float = 10.0
