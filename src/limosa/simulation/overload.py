@@ -16,6 +16,8 @@ from limosa.simulation.world import World
 
 CALM_SECONDS = 5.0
 """So long after the load has ended, and after what was killed runs again, all is well."""
+ANSWERED_SECONDS = 10.0
+"""So long after processes were killed, all writes of the load are answered."""
 WRITTEN_SECONDS = 1.0
 """How long a write takes at most when all is well, until the client is told."""
 PACE_SECONDS = 0.02
@@ -103,20 +105,27 @@ class Overload:
     # --- after the load
 
     def recover(self) -> None:
-        """Within some seconds all is in sync, what was asked is answered, and a write to each
-        partition succeeds at once."""
+        """Within some seconds all is in sync and open, then what was asked is answered, and then a
+        write to each partition succeeds at once."""
         world = self.world
-        end = self._healed_at + CALM_SECONDS
-        world.run_until(end, lambda: not self._unwell())
-        for problem, partition in self._unwell():
-            late = f"not well {CALM_SECONDS:g} s after an overload"
-            world.violate(f"{late}: {problem}", partition)
+        self._wait_until_well(CALM_SECONDS, lambda: not_well(world))
+        # Writes that waited for a process that was killed come after its work.
+        seconds = ANSWERED_SECONDS if self.kills else CALM_SECONDS
+        self._wait_until_well(seconds, self._unanswered)
         if not world.violations:
             self._write_everywhere()
 
-    def _unwell(self) -> list[tuple[str, str]]:
+    def _wait_until_well(
+        self, seconds: float, problems: Callable[[], list[tuple[str, str]]]
+    ) -> None:
+        world = self.world
+        world.run_until(self._healed_at + seconds, lambda: not problems())
+        for problem, partition in problems():
+            world.violate(f"{seconds:g} s after an overload: {problem}", partition)
+
+    def _unanswered(self) -> list[tuple[str, str]]:
         waiting = self.history.outstanding
-        return not_well(self.world) + [(f"{waiting} writes wait", "")] * bool(waiting)
+        return [(f"{waiting} writes wait", "")] if waiting else []
 
     def _write_everywhere(self) -> None:
         """F195: all is writable."""

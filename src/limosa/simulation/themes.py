@@ -345,6 +345,7 @@ OVERLOAD = Theme(
     nodes=(4,),
     client_counts=(8, 16, 30),
     entries_kept=(10_000,),
+    loaded=True,
     services=(Service(), Service(transaction=0.05, operation=0.001)),
 )
 """Clients write more than the nodes can take."""
