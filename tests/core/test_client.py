@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from limosa.core.client import LARGE_BYTES, Asked, Client, ClientSettings, Finished
+from limosa.core.client import Asked, Client, ClientSettings, Finished
+from limosa.core.client.brain import LARGE_BYTES
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import (
@@ -441,7 +442,7 @@ def test_what_is_given_up_does_not_go_with_what_it_waited_for() -> None:
     answer(client, Wait(first.id, "not open yet"), 0.1)
     client.handle(0.1, Asked("o2", "z", rows("k")))
     client.handle(0.1, Asked("o3", "z", rows("k")))
-    client._end(0.1, client.operations["o2"], "failed", "no")
+    client._give_up(0.1, client._groups["o2"], "no")
     again = sent(client.handle(0.2, Ticked()), Write)
     assert [(w.sequence, w.after) for w in again] == [(1, 0), (3, 1)]
 
@@ -529,11 +530,11 @@ def test_each_write_names_the_last_one_before_it_that_is_not_acknowledged(
 
 def _under_way(client: Client, number: int) -> list[Write]:
     """What a client has sent of an operation, as it would send it again."""
-    operation = client.operations[f"o{number}"]
+    group = client._groups[f"o{number}"]
     return [
         Write(p.id, p.partition or "", p.version, 3, "x", number, 0, 0, p.range, p.rows)
-        for p in operation.under_way.values()
-        if p.rows is not None
+        for p in group.parts
+        if p.id and p.rows is not None
     ]
 
 
