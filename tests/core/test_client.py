@@ -524,8 +524,8 @@ def test_each_write_names_the_last_one_before_it_that_is_not_acknowledged(
     while waiting:
         answer(client, Written(waiting.pop().id, 7))
     assert client.operations == {}
-    assert client._first is client._last is None
-    assert client._lanes._lanes == {}
+    assert client._order._first is client._order._last is None
+    assert client._order._lanes._lanes == {}
 
 
 def _under_way(client: Client, number: int) -> list[Write]:

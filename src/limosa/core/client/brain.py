@@ -5,16 +5,14 @@ any attempt counts, however late it arrives. The outcome of a write is definite 
 attempts can take effect any more.
 """
 
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from limosa.core import routing
 from limosa.core.client.asked import Asked, ClientEvent, ClientSettings, Finished, OperationOutcome
 from limosa.core.client.gathering import Gathering
-from limosa.core.client.lanes import Lanes
 from limosa.core.client.operations import Attempt, ClientOperation, OperationGroup, Part
+from limosa.core.client.order import WriteOrder
+from limosa.core.client.routes import Routes
 from limosa.core.client.windows import PART_BYTES, Window
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
@@ -31,8 +29,7 @@ from limosa.core.messages import (
 )
 from limosa.core.model.changes import Topology
 from limosa.core.model.keys import NodeId, ZoneId
-from limosa.core.model.rows import Rows, Starts
-from limosa.core.model.topology import Layout, Partition
+from limosa.core.model.topology import Partition
 
 LARGE_BYTES = 4 << 20
 QUEUED_PARTS_MAX = 4_096
@@ -44,32 +41,30 @@ class Client:
     def __init__(self, producer: str, settings: ClientSettings) -> None:
         self.producer = producer
         self.settings = settings
-        self.topology = Topology()
         self.operations: dict[str, ClientOperation] = {}
         self.out: list[Effect] = []
+        self._routes = Routes()
+        self._gathering = Gathering(settings.gather_parts)
         self._groups: dict[str, OperationGroup] = {}
         """Unfinished groups, by the id of their first operation."""
-        self._gathering = Gathering(settings.gather_parts)
-        self._sequence = 0
-        self._asked = 0
-        self._writes: dict[int, OperationGroup] = {}
-        """Unfinished writes, by sequence."""
-        self._lanes = Lanes()
-        self._first: OperationGroup | None = None
-        self._last: OperationGroup | None = None
-        self._due: list[tuple[float, int, str, Part | None]] = []
-        """A heap of times: when a part is retried, or (without a part) when a group times out.
-        Entries of ended groups stay in it until they are due."""
-        self._entries = 0
-        self._starts: dict[ZoneId, tuple[Layout, Starts]] = {}
-        self._refreshed_at = -1e9
+        self._begun = 0
+        self._order = WriteOrder()
         self._windows: dict[NodeId, Window] = {}
         self._queued = 0
         """How many parts wait for room in a window."""
         self._freed: dict[Window, None] = {}
         """Windows that may have room for parts that wait."""
-        self._sent: deque[tuple[OperationGroup, Part]] = deque()
+        self._passed: deque[tuple[OperationGroup, Part]] = deque()
         """Writes that were just sent, or are done, and that others wait for."""
+        self._due: list[tuple[float, int, str, Part | None]] = []
+        """A heap of times: when a part is retried, or (without a part) when a group times out.
+        Entries of ended groups stay in it until they are due."""
+        self._entries = 0
+        self._refreshed_at = -1e9
+
+    @property
+    def topology(self) -> Topology:
+        return self._routes.topology
 
     @property
     def is_full(self) -> bool:
@@ -85,7 +80,7 @@ class Client:
                 self._answered(now, answer)
             case TopologyRead(topology=topology):
                 if topology.generation > self.topology.generation:
-                    self.topology = topology
+                    self._routes.topology = topology
                     self._route_again(now)
             case Disconnected(node=node):
                 self._disconnected(now, node)
@@ -98,18 +93,18 @@ class Client:
 
     def _ask(self, now: float, asked: Asked) -> None:
         operation = self.operations[asked.id] = ClientOperation(asked)
-        rows, zone = asked.rows, asked.zone
-        if rows is None:
+        layout = self._routes.layout(asked.zone)
+        if asked.rows is None or layout is None:
             self._begin(now, [operation])
             return
-        layout = self.topology.layouts.get(zone)
-        may_wait = asked.expected is None and len(rows) and self._gathering.is_busy(zone)
-        if layout is None or not may_wait or not self._gathering.fits(zone, rows):
-            self._begin_held(now, zone)
-        if layout is None or not may_wait:
+        is_small = asked.expected is None and len(asked.rows)
+        may_wait = is_small and self._gathering.is_busy(asked.zone)
+        if not may_wait or not self._gathering.fits(asked.zone, asked.rows):
+            self._begin_held(now, asked.zone)
+        if not may_wait:
             self._begin(now, [operation])
-        elif self._gathering.hold(now, operation, rows, len(layout.partitions)).is_full:
-            self._begin_held(now, zone)
+        elif self._gathering.hold(now, operation, asked.rows, len(layout.partitions)).is_full:
+            self._begin_held(now, asked.zone)
 
     def _begin_held(self, now: float, zone: ZoneId) -> None:
         held = self._gathering.take(zone)
@@ -118,20 +113,14 @@ class Client:
 
     def _begin(self, now: float, operations: list[ClientOperation]) -> None:
         """Send the operations, together."""
-        self._asked += 1
-        asked = operations[0].asked
+        self._begun += 1
         deadline = now + self.settings.operation_seconds
-        group = OperationGroup(operations, self._asked, 0, deadline, len(operations))
-        self._groups[asked.id] = group
-        if asked.rows is not None:
-            self._link(group)
+        group = OperationGroup(operations, self._begun, 0, deadline, len(operations))
+        self._groups[group.asked.id] = group
         self._schedule(deadline, group, None)
-        if len(operations) == 1:
-            group.take(self._split(asked, asked.rows, operations))
-            operations[0].left = len(group.parts)
-        else:
-            self._split_together(group)
-        if group.sequence:
+        self._routes.split_group(group)
+        if group.asked.rows is not None:
+            self._order.add(group)
             self._enter(group, group.parts)
         for part in group.parts:
             self._send(now, group, part)
@@ -139,80 +128,17 @@ class Client:
             self._finish(operations[0], "done", 0)
             self._end(now, group)
 
-    def _link(self, group: OperationGroup) -> None:
-        self._sequence += 1
-        group.sequence = self._sequence
-        self._writes[group.sequence] = group
-        group.earlier = self._last
-        if self._last is None:
-            self._first = group
-        else:
-            self._last.later = group
-        self._last = group
+    def _enter(self, group: OperationGroup, parts: list[Part]) -> None:
+        self._order.enter(group, parts)
+        self._gathering.began(group.asked.zone, len(parts))
 
-    def _unlink(self, group: OperationGroup) -> None:
-        del self._writes[group.sequence]
-        earlier, later = group.earlier, group.later
-        group.earlier = group.later = None
-        if earlier is None:
-            self._first = later
-        else:
-            earlier.later = later
-        if later is None:
-            self._last = earlier
-        else:
-            later.earlier = earlier
+    # --- time
 
     def _schedule(self, at: float, group: OperationGroup, part: Part | None) -> None:
         self._entries += 1
         if part is not None:
             part.entry = self._entries
         heappush(self._due, (at, self._entries, group.asked.id, part))
-
-    def _split(self, asked: Asked, rows: Rows | None, waiters: list[ClientOperation]) -> list[Part]:
-        """The parts of a group, or of a part that an older layout split, by today's layout."""
-        layout = self.topology.layouts.get(asked.zone)
-        if layout is None:
-            return [Part(rows, waiters)]
-        shares: Sequence[tuple[int, Rows | None]]
-        if rows is None:
-            shares = [(bisect_right(layout.starts, asked.token) - 1, None)]
-        else:
-            shares = rows.split(self._starts_of(layout))
-        parts = []
-        for index, share in shares:
-            name = layout.partitions[index]
-            size = 0 if share is None else share.bytes + PART_BYTES
-            parts.append(Part(share, waiters, layout.range_of(index), name, layout.version, size))
-        return parts
-
-    def _split_together(self, group: OperationGroup) -> None:
-        """Each operation waits for the parts that have rows of it."""
-        layout = self.topology.layouts.get(group.asked.zone)
-        rows = [each.asked.rows for each in group.operations if each.asked.rows is not None]
-        places: list[Sequence[int]] = []
-        if layout is not None:
-            starts = self._starts_of(layout)
-            places = [each.places(starts) for each in rows]
-        group.take(self._split(group.asked, rows[0].joined(rows[1:]), group.operations))
-        if layout is None:
-            for operation in group.operations:
-                operation.left = 1
-            return
-        for part in group.parts:
-            part.waiters = []
-        for operation, indexes in zip(group.operations, places, strict=True):
-            operation.left = len(indexes)
-            for index in indexes:
-                group.routed[layout.partitions[index]].waiters.append(operation)
-
-    def _starts_of(self, layout: Layout) -> Starts:
-        known = self._starts.get(layout.zone)
-        if known is None or known[0] is not layout:
-            known = self._starts[layout.zone] = (layout, Starts(layout.starts))
-        return known[1]
-
-    # --- sending
 
     def _send_due(self, now: float) -> None:
         parts: dict[int, tuple[OperationGroup, list[Part]]] = {}
@@ -238,6 +164,16 @@ class Client:
             if part.window is not None:
                 part.window.timed_out(now)
 
+    def _attempt_seconds(self, part: Part) -> float:
+        """How long an attempt may take: longer if the node takes long anyway, for large rows, and
+        after each attempt without an answer. What is sent again too early only makes a node
+        slower."""
+        seconds = self.settings.attempt_seconds
+        if part.window is not None:
+            usual = min(2 * part.window.latency, self.settings.operation_seconds / 2)
+            seconds = max(seconds, usual) * (1 + (part.size - PART_BYTES) // LARGE_BYTES)
+        return seconds * float(2 ** min(part.timeouts, 20))
+
     def _time_out(self, now: float, group: OperationGroup) -> None:
         """Give up, unless parts were sent late because they waited for their turn, or still wait
         while their node accepts others."""
@@ -248,13 +184,15 @@ class Client:
         else:
             self._give_up(now, group, "no answer in time")
 
+    # --- sending
+
     def _route_again(self, now: float) -> None:
         """The topology is newer: send parts that wait, and parts that went to a former owner."""
         for zone in list(self._gathering.held):
             self._begin_held(now, zone)
         for group in list(self._groups.values()):
             zone = group.asked.zone
-            if group.version and zone not in self.topology.layouts:
+            if group.version and self._routes.layout(zone) is None:
                 self._give_up(now, group, f"its table was dropped, with zone {zone}")
                 continue
             due = [p for p in group.parts if not p.done and self._is_elsewhere(group, p)]
@@ -263,8 +201,7 @@ class Client:
 
     def _is_elsewhere(self, group: OperationGroup, part: Part) -> bool:
         """The part is not under way, or was sent to a node that is not asked any more."""
-        record = None if part.partition is None else self.topology.partitions.get(part.partition)
-        return not part.id or record is None or self._node(group.asked, record) != part.node
+        return not part.id or self._routes.node(group.asked, part) != part.node
 
     def _disconnected(self, now: float, node: NodeId) -> None:
         """Retry what was sent to the node, by a fresh topology; it may have arrived, too."""
@@ -283,8 +220,7 @@ class Client:
             if part.id:
                 self._refresh(now)
                 self._leave_window(part)
-        layout = self.topology.layouts.get(group.asked.zone)
-        if any(layout is not None and part.version != layout.version for part in due):
+        if any(self._routes.is_stale(group.asked.zone, part) for part in due):
             due = self._split_again(group, due)
         for part in due:
             self._send(now, group, part)
@@ -293,24 +229,21 @@ class Client:
         again: list[Part] = []
         for part in due:
             self._retire(group, part)
-            part.pieces = self._split(group.asked, part.rows, part.waiters)
+            part.pieces = self._routes.split(group.asked, part.rows, part.waiters)
             for piece in part.pieces:
                 piece.take_over(part)
             for operation in part.waiters:
                 operation.left += len(part.pieces) - 1
             again += part.pieces
+            part.rows = None
         replaced = {id(part) for part in due}
         kept = [part for part in group.parts if id(part) not in replaced]
         if group.sequence:
-            self._lanes.leave(group, due)
+            self._order.leave(group, due)
         group.take(kept + again)
         if group.sequence:
             self._enter(group, again)
         return again
-
-    def _enter(self, group: OperationGroup, parts: list[Part]) -> None:
-        self._lanes.enter(group, parts)
-        self._gathering.began(group.asked.zone, len(parts))
 
     def _send(self, now: float, group: OperationGroup, part: Part) -> None:
         """Send the part, or let it wait: for a route, for an earlier write, for room."""
@@ -335,27 +268,26 @@ class Client:
 
     def _route(self, now: float, group: OperationGroup, part: Part) -> Partition | None:
         """The record of the part's partition, if the part may be sent to its node now."""
-        record = None if part.partition is None else self.topology.partitions.get(part.partition)
-        node = None if record is None else self._node(group.asked, record)
-        if record is None or node is None:
+        node = self._routes.node(group.asked, part)
+        if node is None:
             self._later(now, group, part)
             self._refresh(now)
             return None
-        first = self._must_follow(group, part)
+        first = None if part.rows is None else self._order.must_follow(group, part)
         if first is not None:
             self._leave_window(part)
             self._schedule(now + self._attempt_seconds(part), group, part)
             self._block(first, group, part)
             return None
         part.node = node
-        return record
+        return self._routes.record(part)
 
     def _transmit(self, now: float, group: OperationGroup, part: Part, record: Partition) -> None:
         group.attempts += 1
+        part.attempts += 1
         part.after = 0
         part.id = f"{group.asked.id}.{group.attempts}"
         part.open += 1
-        part.attempts += 1
         group.under_way[part.id] = Attempt(part, part.node, now)
         if part.rows is not None:
             part.window = self._window(part.node)
@@ -363,87 +295,7 @@ class Client:
         self._schedule(now + self._attempt_seconds(part), group, part)
         self.out.append(Send(part.node, self._message(group, part, record)))
         if group.blocked:
-            self._sent.append((group, part))
-
-    def _window(self, node: NodeId) -> Window:
-        window = self._windows.get(node)
-        if window is None:
-            window = self._windows[node] = Window(self.settings.window_bytes)
-        return window
-
-    def _leave_window(self, part: Part) -> None:
-        """The newest attempt is not waited for any more, or the part does not wait for room."""
-        part.id = ""
-        if part.window is not None:
-            part.window.used -= part.size
-            self._freed[part.window] = None
-            part.window = None
-        if part.queue is not None:
-            self._queued -= 1
-            part.queue = None
-
-    def _attempt_seconds(self, part: Part) -> float:
-        """How long an attempt may take: longer if the node takes long anyway, for large rows, and
-        after each attempt without an answer. What is sent again too early only makes a node
-        slower."""
-        size = 0 if part.rows is None else part.size - PART_BYTES
-        seconds = self.settings.attempt_seconds
-        if part.window is not None:
-            usual = min(2 * part.window.latency, self.settings.operation_seconds / 2)
-            seconds = max(seconds, usual)
-        return seconds * (1 + size // LARGE_BYTES) * float(2 ** min(part.timeouts, 20))
-
-    def _must_follow(self, group: OperationGroup, part: Part) -> OperationGroup | None:
-        """The write that must be sent first, and is neither under way nor in the queue; the owner
-        would refuse the part until then."""
-        if part.rows is None:
-            return None
-        before = self._writes.get(self._after(group, part))
-        first = None if before is None else before.routed.get(part.partition or "")
-        is_behind = first is None or first.done or first.id or first.queue is not None
-        return None if is_behind else before
-
-    def _block(self, first: OperationGroup, group: OperationGroup, part: Part) -> None:
-        """Send the part right behind the write that comes first."""
-        part.after = first.sequence
-        first.blocked.setdefault(part.partition, []).append((group, part))
-
-    def _send_waiting(self, now: float) -> None:
-        """Send the parts that waited for a write that was just sent, and so on; then what there is
-        room for; then small writes that have waited for others."""
-        while True:
-            if self._sent:
-                group, sent = self._sent.popleft()
-                self._send_blocked(now, group.blocked.pop(sent.partition, []), group)
-            elif self._freed:
-                window, _ = self._freed.popitem()
-                self._fill(now, window)
-            else:
-                factor = 10 if self._queued else 1
-                zones = self._gathering.due(now - factor * self.settings.gather_seconds)
-                if not zones:
-                    return
-                for zone in zones:
-                    self._begin_held(now, zone)
-
-    def _fill(self, now: float, window: Window) -> None:
-        waiting = window.first()
-        while waiting is not None and window.has_room(waiting[1].size):
-            group, part = waiting
-            self._leave_window(part)
-            record = self._route(now, group, part)
-            if record is not None:
-                part.released_at = now if not part.attempts else part.released_at
-                self._transmit(now, group, part, record)
-            waiting = window.first()
-
-    def _send_blocked(
-        self, now: float, blocked: list[tuple[OperationGroup, Part]], first: OperationGroup
-    ) -> None:
-        for group, part in blocked:
-            waits = part.after == first.sequence and not (part.id or part.done)
-            if waits and group.waiting:
-                self._send_parts(now, group, [part])
+            self._passed.append((group, part))
 
     def _message(self, group: OperationGroup, part: Part, record: Partition) -> Read | Write:
         asked = group.asked
@@ -465,35 +317,72 @@ class Client:
             record.epoch,
             self.producer,
             group.sequence,
-            self._after(group, part),
-            self._floor(group),
+            self._order.after(group, part),
+            self._order.floor(group),
             part.range,
             part.rows,
             asked.expected,
         )
 
-    def _node(self, asked: Asked, record: Partition) -> str | None:
-        if asked.eventual:
-            readers = routing.readers(record)
-            return readers[asked.choice % len(readers)].node
-        return None if record.owner is None else record.owner.replica.node
+    def _window(self, node: NodeId) -> Window:
+        window = self._windows.get(node)
+        if window is None:
+            window = self._windows[node] = Window(self.settings.window_bytes)
+        return window
 
-    def _floor(self, group: OperationGroup) -> int:
-        """The client waits for no sequence below this one."""
-        return (self._first or group).sequence
+    def _leave_window(self, part: Part) -> None:
+        """The newest attempt is not waited for any more, or the part does not wait for room."""
+        part.id = ""
+        if part.window is not None:
+            part.window.used -= part.size
+            self._freed[part.window] = None
+            part.window = None
+        if part.queue is not None:
+            self._queued -= 1
+            part.queue = None
 
-    def _after(self, group: OperationGroup, part: Part) -> int:
-        """The sequence of the last earlier write that touches the same range and is not
-        acknowledged; 0: there is none."""
-        before = self._lanes.before(group, part)
-        if before is not None:
-            return before
-        other = group.earlier
-        while other is not None:
-            if other.asked.zone == group.asked.zone and other.touches(part):
-                return other.sequence
-            other = other.earlier
-        return 0
+    def _block(self, first: OperationGroup, group: OperationGroup, part: Part) -> None:
+        """Send the part right behind the write that comes first."""
+        part.after = first.sequence
+        first.blocked.setdefault(part.partition, []).append((group, part))
+
+    def _send_waiting(self, now: float) -> None:
+        """Send the parts that waited for a write that was just sent, and so on; then what there is
+        room for; then small writes that have waited for others."""
+        while True:
+            if self._passed:
+                group, passed = self._passed.popleft()
+                self._send_blocked(now, group, group.blocked.pop(passed.partition, []))
+            elif self._freed:
+                window, _ = self._freed.popitem()
+                self._fill(now, window)
+            else:
+                factor = 10 if self._queued else 1
+                zones = self._gathering.due(now - factor * self.settings.gather_seconds)
+                if not zones:
+                    return
+                for zone in zones:
+                    self._begin_held(now, zone)
+
+    def _fill(self, now: float, window: Window) -> None:
+        waiting = window.first()
+        while waiting is not None and window.has_room(waiting[1].size):
+            group, part = waiting
+            self._leave_window(part)
+            record = self._route(now, group, part)
+            if record is not None:
+                part.released_at = part.released_at if part.attempts else now
+                self._transmit(now, group, part, record)
+            waiting = window.first()
+
+    def _send_blocked(
+        self, now: float, first: OperationGroup, blocked: list[tuple[OperationGroup, Part]]
+    ) -> None:
+        """Send the parts that still wait for that write."""
+        for group, part in blocked:
+            waits = part.after == first.sequence and not (part.id or part.done)
+            if waits and group.waiting:
+                self._send_parts(now, group, [part])
 
     def _refresh(self, now: float) -> None:
         if now - self._refreshed_at >= self.settings.again_seconds / 2:
@@ -522,27 +411,8 @@ class Client:
             case Redirect() | Wait() | Refuse():
                 self._resolve(group, answer.id)
                 part.maybe |= isinstance(answer, Redirect) and not answer.definite
-                if part.id == answer.id:  # otherwise a newer attempt is under way
+                if part.id == answer.id:  # otherwise a newer attempt is under way, or will be
                     self._turned_away(now, group, part, answer)
-
-    def _turned_away(
-        self, now: float, group: OperationGroup, part: Part, answer: Redirect | Wait | Refuse
-    ) -> None:
-        """The newest attempt of the part was not accepted."""
-        match answer:
-            case Redirect():
-                self._later(now, group, part)
-                self._refresh(now)
-            case Wait(after=after):
-                self._later(now, group, part)
-                awaited = self._writes.get(after)
-                if awaited is not None:
-                    self._block(awaited, group, part)
-                self._refresh(now)
-            case Refuse(code="NotEnoughReplicas") if self._has_patience(now, part):
-                self._later(now, group, part)
-            case Refuse():
-                self._refused(now, group, part, answer)
 
     def _resolve(self, group: OperationGroup, id: str) -> Part:
         """The attempt is answered, or will not be."""
@@ -566,6 +436,40 @@ class Client:
         if not group.waiting:
             self._end(now, group)
 
+    def _turned_away(
+        self, now: float, group: OperationGroup, part: Part, answer: Redirect | Wait | Refuse
+    ) -> None:
+        """The newest attempt of the part was not accepted."""
+        match answer:
+            case Redirect():
+                self._later(now, group, part)
+                self._refresh(now)
+            case Wait(after=after):
+                self._later(now, group, part)
+                awaited = self._order.get(after)
+                if awaited is not None:
+                    self._block(awaited, group, part)
+                self._refresh(now)
+            case Refuse(code="NotEnoughReplicas") if self._has_patience(now, part):
+                self._later(now, group, part)
+            case Refuse():
+                self._refused(now, group, part, answer)
+
+    def _has_patience(self, now: float, part: Part) -> bool:
+        """May the write wait for missing replicas? Often they are back soon."""
+        if part.impatient_at is None:
+            part.impatient_at = now + self.settings.patience_seconds
+        return now < part.impatient_at
+
+    def _later(self, now: float, group: OperationGroup, part: Part) -> None:
+        """Retry the part, after a pause that doubles each time."""
+        self._leave_window(part)
+        seconds = self.settings.again_seconds_min * 2 ** min(part.tries, 20)
+        part.tries += 1
+        self._schedule(now + min(seconds, self.settings.again_seconds), group, part)
+
+    # --- the end
+
     def _refused(self, now: float, group: OperationGroup, part: Part, answer: Refuse) -> None:
         """The operations with rows in this part end; others of the group go on."""
         self._retire(group, part)
@@ -582,21 +486,6 @@ class Client:
             self._finish(operation, "unknown" if maybe else "failed", answer)
         if not group.waiting:
             self._end(now, group)
-
-    def _has_patience(self, now: float, part: Part) -> bool:
-        """May the write wait for missing replicas? Often they are back soon."""
-        if part.impatient_at is None:
-            part.impatient_at = now + self.settings.patience_seconds
-        return now < part.impatient_at
-
-    def _later(self, now: float, group: OperationGroup, part: Part) -> None:
-        """Retry the part, after a pause that doubles each time."""
-        self._leave_window(part)
-        seconds = self.settings.again_seconds_min * 2 ** min(part.tries, 20)
-        part.tries += 1
-        self._schedule(now + min(seconds, self.settings.again_seconds), group, part)
-
-    # --- the end
 
     def _give_up(self, now: float, group: OperationGroup, why: str) -> None:
         for operation in group.operations:
@@ -619,7 +508,7 @@ class Client:
         if group.sequence:
             self._gathering.ended(group.asked.zone)
         if group.blocked:
-            self._sent.append((group, part))
+            self._passed.append((group, part))
 
     def _end(self, now: float, group: OperationGroup) -> None:
         """All operations of the group have ended."""
@@ -630,7 +519,6 @@ class Client:
                 self._retire(group, part)
             part.rows = None
         if group.sequence:
-            self._unlink(group)
-            self._lanes.leave(group, group.parts)
+            self._order.remove(group)
         for partition in list(group.blocked):
-            self._send_blocked(now, group.blocked.pop(partition), group)
+            self._send_blocked(now, group, group.blocked.pop(partition))

@@ -93,7 +93,7 @@ class Part(Struct, eq=False):
         return [leaf for piece in self.pieces for leaf in piece.leaves()]
 
 
-class Attempt(Struct, eq=False, gc=False):
+class Attempt(Struct, eq=False):
     """A message without an answer yet."""
 
     part: Part
