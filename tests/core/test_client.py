@@ -341,15 +341,6 @@ def test_a_refresh_is_not_asked_for_again_at_once() -> None:
     assert not done(answer(client, Redirect("o2.1", "b", 1, 1), 0.14), ReadTopology)
 
 
-def test_a_late_answer_to_an_earlier_attempt_does_not_count() -> None:
-    client = knowing()
-    client.handle(0.0, ASKED)
-    client.handle(1.0, Ticked())
-    assert answer(client, Written("o.1", 7), 1.1) == []
-    assert outcome(answer(client, Written("o.2", 7), 1.2)) == ("done", 7)
-    assert answer(client, Written("o.2", 7), 1.3) == []
-
-
 def test_a_partition_without_an_owner_is_waited_for() -> None:
     client = knowing(cluster(stable(owner=None)).topology)
     effects = client.handle(0.2, ASKED)

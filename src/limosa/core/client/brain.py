@@ -114,10 +114,9 @@ class Client:
     def _begin(self, now: float, operations: list[ClientOperation]) -> None:
         """Send the operations, together."""
         self._begun += 1
-        deadline = now + self.settings.operation_seconds
-        group = OperationGroup(operations, self._begun, 0, deadline, len(operations))
+        group = OperationGroup(operations, self._begun, len(operations))
         self._groups[group.asked.id] = group
-        self._schedule(deadline, group, None)
+        self._schedule(now + self.settings.operation_seconds, group, None)
         self._routes.split_group(group)
         if group.asked.rows is not None:
             self._order.add(group)
@@ -143,13 +142,12 @@ class Client:
     def _send_due(self, now: float) -> None:
         parts: dict[int, tuple[OperationGroup, list[Part]]] = {}
         while self._due and self._due[0][0] <= now:
-            at, entry, id, part = heappop(self._due)
+            _, entry, id, part = heappop(self._due)
             group = self._groups.get(id)
             if group is None:
                 continue
             if part is None:
-                if group.deadline == at:
-                    self._time_out(now, group)
+                self._time_out(now, group)
             elif not part.done and part.entry == entry:
                 parts.setdefault(group.number, (group, []))[1].append(part)
         for _, (group, due) in sorted(parts.items(), key=lambda item: item[0]):
@@ -178,9 +176,9 @@ class Client:
         """Give up, unless parts were sent late because they waited for their turn, or still wait
         while their node accepts others."""
         moved_at = max(part.moved_at for part in group.parts if not part.done)
-        group.deadline = moved_at + self.settings.operation_seconds
-        if group.deadline > now:
-            self._schedule(group.deadline, group, None)
+        deadline = moved_at + self.settings.operation_seconds
+        if deadline > now:
+            self._schedule(deadline, group, None)
         else:
             self._give_up(now, group, "no answer in time")
 
@@ -440,20 +438,17 @@ class Client:
         self, now: float, group: OperationGroup, part: Part, answer: Redirect | Wait | Refuse
     ) -> None:
         """The newest attempt of the part was not accepted."""
-        match answer:
-            case Redirect():
+        if isinstance(answer, Refuse):
+            if answer.code == "NotEnoughReplicas" and self._has_patience(now, part):
                 self._later(now, group, part)
-                self._refresh(now)
-            case Wait(after=after):
-                self._later(now, group, part)
-                awaited = self._order.get(after)
-                if awaited is not None:
-                    self._block(awaited, group, part)
-                self._refresh(now)
-            case Refuse(code="NotEnoughReplicas") if self._has_patience(now, part):
-                self._later(now, group, part)
-            case Refuse():
+            else:
                 self._refused(now, group, part, answer)
+            return
+        self._later(now, group, part)
+        first = self._order.get(answer.after) if isinstance(answer, Wait) else None
+        if first is not None:
+            self._block(first, group, part)
+        self._refresh(now)
 
     def _has_patience(self, now: float, part: Part) -> bool:
         """May the write wait for missing replicas? Often they are back soon."""

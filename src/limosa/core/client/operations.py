@@ -107,11 +107,10 @@ class OperationGroup(Struct, eq=False):
 
     operations: list[ClientOperation]
     number: int
-    sequence: int
-    """0: a read."""
-    deadline: float
     waiting: int
     """How many of the operations have not ended."""
+    sequence: int = 0
+    """0: a read."""
     parts: list[Part] = []
     version: int = 0
     """The version of the layout by which all parts were split; 0: there is no such version."""

@@ -21,7 +21,7 @@ WINDOW_BYTES_MIN = 4 * PART_BYTES
 WINDOW_BYTES_MAX = 32 << 20
 """Several attempts of all parts in a full window fit into a link's outbox."""
 GROWTH_BYTES = 512 << 10
-"""By how much a window grows while as many bytes as the window has are answered."""
+"""By how much a window grows while as many bytes as it has are answered; a small one doubles."""
 LATENCY_SECONDS_AIM = 0.25
 LATENCY_RATIO_AIM = 3.0
 """Where even the quickest answers take long, an answer may take so many times as long as those."""
@@ -68,7 +68,8 @@ class Window:
         if self.latency > max(LATENCY_SECONDS_AIM, LATENCY_RATIO_AIM * self.best):
             self._lower(now, 0.7)
         elif self._queue:
-            self.limit = min(WINDOW_BYTES_MAX, self.limit + GROWTH_BYTES * size / self.limit)
+            growth = min(self.limit, GROWTH_BYTES) * size / self.limit
+            self.limit = min(WINDOW_BYTES_MAX, self.limit + growth)
 
     def timed_out(self, now: float) -> None:
         """An attempt was not answered in time."""
@@ -78,4 +79,4 @@ class Window:
         """At most once in the time that an answer takes: only then the effect is seen."""
         if now - self._lowered_at >= max(self.latency, LATENCY_SECONDS_AIM):
             self._lowered_at = now
-            self.limit = max(WINDOW_BYTES_MIN, self.limit * factor)
+            self.limit = min(self.limit, max(WINDOW_BYTES_MIN, self.limit * factor))
