@@ -17,16 +17,16 @@ def count_syncs(path: str) -> None:
     with open(path, "w+b") as file:
         file.truncate(8)
         counter = mmap.mmap(file.fileno(), 8)
-    sync, counted = Store.sync, 0
+    sync, counted = Store.sync_volume, 0
 
-    def counting(store: Store) -> int:
+    def counting(store: Store, name: str) -> int:
         nonlocal counted
-        ticket = sync(store)
+        ticket = sync(store, name)
         counted += 1
         struct.pack_into("<q", counter, 0, counted)
         return ticket
 
-    Store.sync = counting  # type: ignore[method-assign, assignment]
+    Store.sync_volume = counting  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -27,15 +27,13 @@ from msgspec import Struct
 from limosa.client.connection import Connection
 from limosa.client.table import TableHandle
 from limosa.core.client import Finished
-from limosa.core.lookup import Lookup
-from limosa.core.model.topology import Partition
 from limosa.core.participant.settings import ParticipantSettings
-from limosa.core.tokens import tokens
 from limosa.errors import LimosaError
 from limosa.tabular.rows import Batch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster, cpu_seconds, resident_megabytes
+from bench._partitions import keys_by_partition, partitions_of, wait_until_healthy
 from bench._report import Report, end_cleanly_when_told
 
 # fmt: off
@@ -52,7 +50,6 @@ SAMPLE_MAX = 64
 LEASE_SECONDS = ParticipantSettings().lease_seconds
 PAUSE_SECONDS = 0.01
 BACK_SECONDS_MAX = 30.0
-HEALTHY_SECONDS_MAX = 60.0
 REST_SECONDS = 3.0
 COLUMNS: dict[str, pa.DataType] = {"key": pa.int64(), "text": pa.string()}
 SCHEMA = pa.schema(COLUMNS)
@@ -133,39 +130,6 @@ class Writer:
     ) -> None:
         self._stopping.set()
         self._thread.join(5.0)
-
-
-# ---------------------------------------------------------------- what is where
-
-
-def partitions_of(connection: Connection, table: TableHandle) -> list[Partition]:
-    topology = connection.refresh()
-    layout = topology.layouts[topology.tables[table.name].zone]
-    return [topology.partitions[each] for each in layout.partitions]
-
-
-def keys_by_partition(partitions: Sequence[Partition]) -> list[int]:
-    """One key for each, in their order."""
-    lookup = Lookup([each.range.start for each in partitions])
-    keys = np.arange(len(partitions) * 40)
-    places = lookup.partition_indexes(tokens([pa.array(keys)]))
-    found = dict(zip(places.tolist(), keys.tolist(), strict=True))
-    return [found[place] for place in range(len(partitions))]
-
-
-def is_healthy(partitions: Sequence[Partition]) -> bool:
-    return all(
-        each.owner is not None and len(each.in_sync) == 3 and each.transition is None
-        for each in partitions
-    )
-
-
-def wait_until_healthy(connection: Connection, table: TableHandle) -> None:
-    deadline = time.monotonic() + HEALTHY_SECONDS_MAX
-    while not is_healthy(partitions_of(connection, table)):
-        if time.monotonic() > deadline:
-            raise TimeoutError("not every replica came back in sync")
-        time.sleep(0.05)
 
 
 # ---------------------------------------------------------------- one kill

@@ -1,5 +1,5 @@
-"""What holds for every test: the same examples each time, children that hear Ctrl-C, and, with
-`--quick`, neither processes nor long calculations."""
+"""What holds for every test: the same examples each time, children that hear Ctrl-C, no processes
+unless the test is marked, and, with `--quick`, no long calculations."""
 
 import multiprocessing.util
 import signal
@@ -15,6 +15,7 @@ settings.register_profile("limosa", deadline=None, derandomize=True, print_blob=
 settings.register_profile("quick", parent=settings.get_profile("limosa"), max_examples=20)
 settings.load_profile("limosa")
 
+MARKS = ("slow", "thorough", "processes")
 QUICK_CPU_SECONDS = 5.0
 """Of one test. Processor time hardly depends on what else the machine does."""
 
@@ -43,9 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--quick"):
-        config.option.markexpr = "not slow and not thorough and not processes"
-        config.pluginmanager.register(Quick())
+    is_quick = config.getoption("--quick")
+    config.pluginmanager.register(Unmarked(is_quick))
+    if is_quick:
+        config.option.markexpr = " and ".join(f"not {mark}" for mark in MARKS)
         settings.load_profile("quick")
 
 
@@ -61,10 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("processes")
 
 
-class Quick:
-    """Fails a test that is not marked and yet starts a process or calculates for long."""
+class Unmarked:
+    """Fails a test that is not marked and yet starts a process or, in a quick run, calculates for
+    long."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_quick: bool) -> None:
+        self._is_quick = is_quick
         self._test: str | None = None
         self._started: list[str] = []
         sys.addaudithook(self._heard)
@@ -76,11 +80,12 @@ class Quick:
     def _refuse(self, what: str, *_: object) -> None:
         if self._test is not None:
             self._started.append(what)
-            raise RuntimeError(f"`make quick` starts no processes: {what}")
+            raise RuntimeError(f"a test that is not marked `processes` starts one: {what}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._test = item.nodeid
+        is_marked = any(item.get_closest_marker(mark) for mark in MARKS)
+        self._test = None if is_marked else item.nodeid
         self._started.clear()
         try:
             with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +101,7 @@ class Quick:
         seconds = time.process_time() - began
         if self._started:
             pytest.fail(f"mark this test `processes`: it started {self._started[0]}")
-        if seconds > QUICK_CPU_SECONDS:
+        if self._is_quick and seconds > QUICK_CPU_SECONDS:
             pytest.fail(
                 f"mark this test `thorough`, or make it faster: it took {seconds:.1f} s of CPU"
             )

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -112,14 +112,14 @@ class Cluster(LocalCluster):
             if out is not None and select.select([out], [], [], 0.0)[0]:
                 self.wait_until_ready([name])
 
-    def start(self) -> "Cluster":
+    def start(self) -> Self:
         super().start()
         proxies = {node: f"grpc://{self.network.address(node)}" for node in self.nodes}
         local = Local(self.cluster, proxies, self.secret, os.getpid(), self.metastore)
         (self.directory / FILE).write_bytes(msgspec.json.encode(local))
         return self
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Self:
         return self.start()
 
     def stop(self) -> None:

@@ -1,5 +1,6 @@
 """What if a disk of a node hangs or is damaged? Failover ends soon, and other disks go on."""
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -7,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from limosa.admin.overview import look
+from limosa.cli.doctor.checks import examine
 from limosa.client import Operator, TableHandle
 from limosa.core.model.topology import Partition
+from limosa.errors import Refused
 from tests.chaos.cluster import Cluster
 from tests.chaos.hanging_node import HANGS
 from tests.waiting import eventually
@@ -21,10 +25,15 @@ SYNC_SECONDS = 1.0
 PARTITIONS = 4
 VOLUMES = ("one", "two")
 HEALTH_SECONDS = 30.0
+ADVICE = "check the disk, then restart the node"
 
 
 class HangingCluster(Cluster):
     """Nodes whose disks can hang; n1 has two volumes."""
+
+    def __init__(self, directory: Path) -> None:
+        carrying = ["--pipeline", "threads"]
+        super().__init__(directory, 3, 1, LEASE_SECONDS, of_coordinators=carrying)
 
     def _command(self, name: str, port: int | None) -> list[str]:
         command = super()._command(name, port)
@@ -42,18 +51,8 @@ class HangingCluster(Cluster):
 
 @pytest.fixture(scope="module")
 def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HangingCluster]:
-    cluster = HangingCluster(
-        tmp_path_factory.mktemp("cluster"),
-        3,
-        coordinators=1,
-        lease_seconds=LEASE_SECONDS,
-        of_coordinators=["--pipeline", "threads"],
-    )
-    try:
-        cluster.start()
+    with HangingCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
@@ -134,6 +133,9 @@ def test_a_disk_that_hangs_costs_its_own_replicas_only(
         cluster.terminate("n1")
         cluster.start_one("n1")
         eventually(lambda: is_whole(cluster, table), "it starts without the volume", 60.0)
+        (found,) = [each for each in examine(look(connection)) if each.check == "replicas"]
+        assert ADVICE in found.advice
+        assert "erase" not in found.advice
         assert volumes_of(cluster, table, "n1") == {other}
     finally:
         (cluster.volume("n1", hangs) / HANGS).unlink()
@@ -182,6 +184,14 @@ def test_a_node_whose_only_disk_hangs_ends_and_another_one_takes_over(
         assert write_all(table, 2) < SYNC_SECONDS + LEASE_SECONDS + 8.0
         eventually(lambda: not cluster.is_running(victim), "the node ends", 30.0)
         assert cluster.processes[victim].returncode == 1
+        log = (cluster.directory / "logs" / f"{victim}.log").read_text()
+        assert re.search(rf"a sync has not ended for 1 s.*{ADVICE}", log)
+        with pytest.raises(Refused) as did_not_start:
+            cluster.start_one(victim)
+        said = str(did_not_start.value)
+        assert "the disk has not answered for 1 s" in said
+        assert ADVICE in said
+        assert "backup" not in said
     finally:
         mark.unlink()
     cluster.start_one(victim)

@@ -21,12 +21,8 @@ FULL_SECONDS = 2.5
 
 @pytest.fixture(scope="module")
 def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    cluster = SmallCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        cluster.start()
+    with SmallCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

@@ -25,12 +25,8 @@ HEALTH_SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    cluster = SmallCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        cluster.start()
+    with SmallCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

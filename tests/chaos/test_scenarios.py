@@ -30,11 +30,8 @@ COLUMNS = {"k": "string", "v": "int64"}
 @pytest.fixture(scope="module")
 def running(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
-    cluster = Cluster(directory, 3, coordinators=1, lease_seconds=LEASE_SECONDS)
-    try:
-        yield cluster.start()
-    finally:
-        cluster.stop()
+    with Cluster(directory, 3, coordinators=1, lease_seconds=LEASE_SECONDS) as cluster:
+        yield cluster
 
 
 @pytest.fixture

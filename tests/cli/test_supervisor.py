@@ -160,6 +160,7 @@ def test_who_hangs_is_left_alone_if_nobody_is_restarted(monkeypatch: pytest.Monk
     assert not watched.cluster.processes["n1"].killed
 
 
+@pytest.mark.processes
 def test_a_stopped_coordinator_is_replaced_while_another_one_takes_office(tmp_path: Path) -> None:
     """S121: on real processes. The stopped one (SIGSTOP) still exists; a standby takes office as
     soon as its lease has ended, and the supervisor kills the stopped one and starts it again."""

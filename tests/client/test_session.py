@@ -49,6 +49,8 @@ SLACK_SECONDS = 3.0
 """For a busy machine. What hangs, hangs for ever."""
 PATIENCE_SECONDS = 10.0
 MEBIBYTE = 1 << 20
+WINDOW_BYTES_MAX = 6 * MEBIBYTE
+"""More than a paused node's kernel and gRPC's window take."""
 
 
 class Attempt:
@@ -67,8 +69,15 @@ class Attempt:
         except BaseException as error:
             self.error = error
 
-    def ends_within(self, seconds: float) -> "Attempt":
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
         self._thread.join(seconds)
+
+    def ends_within(self, seconds: float) -> "Attempt":
+        self.wait(seconds)
         assert not self._thread.is_alive(), f"it still hangs after {seconds} s"
         return self
 
@@ -128,6 +137,60 @@ def test_a_write_to_a_paused_owner_ends_in_time_and_so_does_all_else(
     eventually(lambda: _is_there(table, 1), "it serves again")
     table.write(row)
     assert table.get(2) == row
+
+
+def test_a_lone_read_does_not_send_the_large_write_of_another_thread(
+    cluster: LocalCluster, table: TableHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write is queued after the read was found to be lone and before its caller sends it. The
+    owner is paused: the thread that sends the write blocks."""
+    pump, queued = Outbound.pump_as_caller, threading.Event()
+    about_to_send = threading.Event()
+
+    def late(link: Outbound) -> None:
+        about_to_send.set()
+        assert queued.wait(PATIENCE_SECONDS)
+        pump(link)
+
+    with paused(cluster, "n1"):
+        monkeypatch.setattr(Outbound, "pump_as_caller", late)
+        read = Attempt(lambda: table.get(1))
+        assert about_to_send.wait(PATIENCE_SECONDS)
+        monkeypatch.setattr(Outbound, "wake", lambda link: queued.set())
+        write = Attempt(lambda: table.write({"id": 2, "what": os.urandom(4 * MEBIBYTE)}))
+        assert queued.wait(PATIENCE_SECONDS)
+        monkeypatch.undo()
+        for attempt in (read, write):
+            attempt.ends_within(TIMEOUT_SECONDS + SLACK_SECONDS)
+        assert isinstance(read.error, Refused)
+        assert isinstance(write.error, OutcomeUnknown)
+    eventually(lambda: _is_there(table, 1), "it serves again")
+
+
+def test_small_writes_that_fill_the_window_of_a_paused_owner_end_in_time(
+    cluster: LocalCluster, table: TableHandle
+) -> None:
+    """The caller of each one sends it. When the window is full, a caller would send for ever."""
+    hasty = limosa.connect(cluster.addresses["n1"], timeout_seconds=0.002)
+    rows, ended = hasty.table("birds"), 0
+    eventually(lambda: _is_there(rows, 1), "it is connected")
+
+    def fill() -> None:
+        nonlocal ended
+        for number in range(2, 2 + WINDOW_BYTES_MAX // 16_000):
+            with pytest.raises((OutcomeUnknown, Refused)):
+                rows.write({"id": number, "what": os.urandom(16_000)})
+            ended += 1
+
+    with paused(cluster, "n1"):
+        filling = Attempt(fill)
+        while filling.is_alive:
+            before = ended
+            filling.wait(PATIENCE_SECONDS)
+            assert ended > before, "a write hangs"
+        assert filling.error is None
+        Attempt(hasty.close).ends_within(SLACK_SECONDS)
+    eventually(lambda: _is_there(table, 1), "it serves again")
 
 
 def _is_there(table: TableHandle, id: int) -> bool:
@@ -412,15 +475,18 @@ class Slow:
         self.overtaken = threading.Event()
         self.ended = threading.Event()
 
-    def send(self, message: int, quiet: bool = False) -> None:
+    def put(self, messages: Sequence[int]) -> None:
         if not self.first.is_set():
             self.first.set()
             self.overtaken.wait(0.3)
         else:
             self.overtaken.set()
-        self.sent.append(message)
+        self.sent += messages
 
-    def pump(self) -> None:
+    def flush(self) -> None:
+        """Nothing is sent."""
+
+    def pump_as_caller(self) -> None:
         """Nothing is sent from here."""
 
     def wake(self) -> None:

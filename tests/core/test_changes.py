@@ -214,15 +214,26 @@ def commit(guards: dict[str, int], *names: str) -> Commit:
 def test_commits_that_do_not_contradict_each_other_become_one() -> None:
     first = commit({node_key("a"): 3, COORDINATOR_KEY: 40}, "a")
     second = commit({node_key("b"): 4, COORDINATOR_KEY: 40}, "b")
-    together, left = merged([first, second])
-    assert (together, left) == ([first, second], [])
+    together = merged([first, second], 10, 10)
+    assert together == [first, second]
     assert united(together) == Commit(
         {node_key("a"): 3, node_key("b"): 4, COORDINATOR_KEY: 40},
         (Put(Node("a")), Put(Node("b"))),
         "about ('a',) (and 1 more)",
     )
     assert united([first]) == first
-    assert merged([]) == ([], [])
+    assert merged([], 10, 10) == []
+
+
+def test_as_many_become_one_as_the_metastore_takes_at_once() -> None:
+    """Each has a guard of its own, and one that all share; their changes need a mark, too."""
+    commits = [commit({node_key(name): 3, COORDINATOR_KEY: 40}, name) for name in "abcd"]
+    assert merged(commits, 3, 10) == commits[:2]
+    assert merged(commits, 4, 10) == commits[:3]
+    assert merged(commits, 4, 2) == commits[:2]
+    large = commit({}, *"abc")
+    assert merged([large, commits[3]], 3, 10) == [large], "it can't be divided"
+    assert merged([commits[3], large], 4, 10) == [commits[3]]
 
 
 FIRST = commit({node_key("a"): 3, "lease/x": 7}, "a")
@@ -242,7 +253,7 @@ def test_a_commit_that_contradicts_an_earlier_one_is_left_for_the_next_round(
     second: Commit,
 ) -> None:
     third = commit({"lease/x": 7}, "c")
-    assert merged([FIRST, second, third]) == ([FIRST, third], [second])
+    assert merged([FIRST, second, third], 10, 10) == [FIRST, third]
 
 
 @given(
@@ -258,9 +269,8 @@ def test_a_commit_that_contradicts_an_earlier_one_is_left_for_the_next_round(
 def test_made_as_one_is_as_made_one_after_the_other(commits: list[Commit]) -> None:
     """Of those that are made together none would have been stale after the others, in any order."""
     agreed = apply(Agreed(), tuple(Put(Node(name)) for name in "abcde"), 5)
-    together, left = merged(commits)
+    together = merged(commits, 100, 100)
     assert bool(together) == bool(commits)
-    assert len(together) + len(left) == len(commits)
     after = agreed
     for order in (together, together[::-1]):
         after = agreed

@@ -2,8 +2,9 @@
 
 A model of one partition with three replicas, small enough to visit every state: nodes stop, start
 and die, the owner's lease ends, messages and the owner's knowledge of the record are late by any
-time, and the coordinator may be replaced at any point, since it remembers nothing here. Each rule
-can be left out, and then the model finds the loss.
+time, and the coordinator may be replaced at any point, since it remembers nothing here. A move that
+drops a replica begins, ends and is given up. Each rule can be left out, and then the model finds
+the loss, or a replica that has every row and can't be elected.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +17,13 @@ WRITES_MAX = 1
 """With two writes there are 500,000 states, and no other result."""
 MORTAL = 0
 """The node that may die for good: it is the first owner, and any role is its own later."""
+DROPPED = 2
+"""The node whose replica a move drops."""
 UP, DOWN, DEAD = "up", "down", "dead"
 Log = tuple[int, ...]
 Some = frozenset[int]
 NOBODY: Some = frozenset()
+BOTH: Some = frozenset({0, 1})
 
 
 class Owning(NamedTuple):
@@ -49,6 +53,17 @@ class State(NamedTuple):
     owning: Owning | None = None
     committed: Log = ()
     writes: int = 0
+    move: str = ""
+    """`under way`: the replica of one node will be dropped; `ended`: it was."""
+    whole: Some = frozenset(ALL)
+    """Replicas without which nothing was committed or may be: those in sync, and those that left
+    since too few were, until the owner has enough others, or opens alone. All must be electable."""
+    late_status: bool = False
+    """The coordinator has a status of the owner's node from before the election."""
+
+    def readers(self) -> Some:
+        there = frozenset(range(self.replicas))
+        return there - {DROPPED} if self.move == "ended" else there
 
     def with_at(self, field: str, at: int, value: object) -> "State":
         changed = list(getattr(self, field))
@@ -61,6 +76,13 @@ class State(NamedTuple):
         owning = None if self.owning is None else self.owning._replace(is_current=False)
         return self._replace(owning=owning, **record)
 
+    def is_owned(self) -> bool:
+        return self.owning is not None
+
+    def has_every_row(self) -> bool:
+        """A replica that has every row, and without which nothing is committed, may return."""
+        return any(self.nodes[node] != DEAD for node in self.whole)
+
     def is_served(self) -> bool:
         return self.owning is not None and self.owning.is_open
 
@@ -70,6 +92,10 @@ class State(NamedTuple):
 
 class LostError(Exception):
     """A row that a client may have seen is not there any more."""
+
+
+class ForgottenError(Exception):
+    """A replica has every row that was or will be committed, and can't be elected."""
 
 
 class Rules(NamedTuple):
@@ -90,10 +116,24 @@ class Rules(NamedTuple):
     """An operator changes the number that is needed."""
     opens_alone: bool = True
     """Nobody is eligible beside an owner that is not open, if all replicas are needed."""
+    closed_is_sure: bool = True
+    """An owner counts as not open only by a status that has applied the eligible replicas, and
+    that says that its log is not committed: while they are eligible, this owner can't open."""
+    elected_alone: bool = True
+    """While others are eligible, an elected replica is in sync alone, and all others that have
+    every row are eligible: a dead owner is not counted among those in sync."""
+    moves: bool = False
+    """A move that drops a replica begins, ends, and is given up."""
+    dropped_are_eligible: bool = True
+    """A replica that a move will drop may be eligible, and returns if too few are in sync."""
+    end_waits: bool = True
+    """A move does not end while a replica that it drops is eligible, unless enough of those that
+    stay are in sync."""
+    mortals: Some = frozenset({MORTAL})
 
 
 def steps(rules: Rules, state: State) -> Iterator[State]:
-    yield from failures(state)
+    yield from failures(rules, state)
     yield from coordinator(rules, state)
     if state.owning is not None:
         yield from owner(rules, state, state.owning)
@@ -101,7 +141,7 @@ def steps(rules: Rules, state: State) -> Iterator[State]:
         yield state._replace(owning=Owning(state.owner, state.in_sync, state.eligible))
 
 
-def failures(state: State) -> Iterator[State]:
+def failures(rules: Rules, state: State) -> Iterator[State]:
     owning = state.owning
     for node in ALL:
         if state.nodes[node] == DOWN:
@@ -109,7 +149,7 @@ def failures(state: State) -> Iterator[State]:
         alone = owning if owning is None or owning.node != node else None
         if state.nodes[node] == UP:
             yield state.with_at("nodes", node, DOWN)._replace(owning=alone)
-        if node == MORTAL and state.nodes[node] != DEAD:
+        if node in rules.mortals and state.nodes[node] != DEAD:
             yield state.with_at("nodes", node, DEAD)._replace(owning=alone)
     if owning is not None:
         yield state._replace(owning=None)  # its lease ends
@@ -120,16 +160,20 @@ def coordinator(rules: Rules, state: State) -> Iterator[State]:
     if rules.needed_changes:
         yield state._replace(needed=3 - state.needed)
         if state.eligible and len(state.in_sync) >= state.needed:
-            yield state.commit(eligible=NOBODY)
+            yield state.commit(eligible=NOBODY, whole=state.in_sync)
+    if rules.moves:
+        yield from move(rules, state)
     if state.owner is None:
-        for node in state.in_sync | state.eligible:
+        for node in (state.in_sync | state.eligible) & state.readers():
             if state.nodes[node] == UP:
-                yield with_eligible(rules, state, state.in_sync | {node})._replace(owner=node)
+                yield elect(rules, state, node)
         return
     if owning is None:
         yield state._replace(owner=None)
     if owning is None and rules.owner_reports:
         return
+    if state.eligible:
+        yield with_eligible(rules, state, state.in_sync)
     gone = [n for n in state.in_sync if n != state.owner and state.nodes[n] != UP]
     for out in {frozenset(gone), *(frozenset({node}) for node in gone)}:
         yield with_eligible(rules, state, state.in_sync - out)
@@ -139,16 +183,67 @@ def coordinator(rules: Rules, state: State) -> Iterator[State]:
                 yield with_eligible(rules, state, state.in_sync | {node})
 
 
+def elect(rules: Rules, state: State, node: int) -> State:
+    in_sync = state.in_sync | {node}
+    if rules.elected_alone and state.eligible:
+        in_sync = frozenset({node})
+    after = with_eligible(rules, state, in_sync)
+    whole = after.whole if len(state.in_sync) >= state.needed else state.whole
+    return after._replace(owner=node, whole=whole, late_status=not rules.closed_is_sure)
+
+
+def move(rules: Rules, state: State) -> Iterator[State]:
+    """The move begins, is given up, or ends while its owner is open. An owner that is dropped hands
+    over first, which is a failover here."""
+    owning = state.owning
+    if state.move == "":
+        yield state.commit(move="under way")
+    if state.move != "under way":
+        return
+    yield state.commit(move="")
+    if owning is None or not owning.is_open or owning.node == DROPPED:
+        return
+    stay = state.in_sync - {DROPPED}
+    if rules.end_waits and DROPPED in state.eligible and len(stay) < state.needed:
+        return
+    was = state._replace(in_sync=stay, move="ended")
+    whole = state.whole if DROPPED in state.eligible else state.whole - {DROPPED}
+    if len(stay) >= state.needed:
+        whole = stay
+    yield with_eligible(rules, was, stay)._replace(whole=whole)
+
+
 def with_eligible(rules: Rules, state: State, in_sync: Some) -> State:
-    eligible = (state.eligible | state.in_sync) - in_sync
+    """The record with other replicas in sync, and those that are eligible then."""
+    readers = state.readers()
+    here = in_sync & readers
+    eligible = ((state.eligible | state.in_sync) - in_sync) & readers
     if not rules.only_since_then:
-        eligible = frozenset(ALL) - in_sync
-    if not rules.are_eligible or (rules.cleared and len(in_sync) >= state.needed):
-        eligible = NOBODY
-    is_closed = state.owning is not None and not state.owning.is_open
-    if rules.opens_alone and is_closed and state.needed == state.replicas:
-        eligible = NOBODY
-    return state.commit(in_sync=in_sync, eligible=eligible)
+        eligible = readers - in_sync
+    leaves = frozenset({DROPPED}) if state.move == "under way" else NOBODY
+    if not rules.dropped_are_eligible:
+        eligible -= leaves
+    if not rules.are_eligible or (rules.cleared and len(here) >= state.needed):
+        return state.commit(in_sync=in_sync, eligible=NOBODY, whole=in_sync)
+    out = readers - in_sync
+    dead = {n for n in leaves & out if state.nodes[n] != UP}
+    whole = state.whole | in_sync
+    missing = state.needed - len(here)
+    none_is_left = len(out) <= missing or len(out - dead) < missing
+    if rules.opens_alone and none_is_left:
+        if is_closed(state):
+            return state.commit(in_sync=in_sync, eligible=NOBODY, whole=in_sync)
+        if state.late_status and not rules.closed_is_sure:
+            eligible = NOBODY
+    return state.commit(in_sync=in_sync, eligible=eligible, whole=whole)
+
+
+def is_closed(state: State) -> bool:
+    """Can the present owner not open, unless nobody is eligible any more?"""
+    owning = state.owning
+    if owning is None or owning.is_open or not owning.is_current or not state.eligible:
+        return False
+    return state.watermarks[owning.node] < len(state.logs[owning.node])
 
 
 def owner(rules: Rules, state: State, owning: Owning) -> Iterator[State]:
@@ -158,14 +253,16 @@ def owner(rules: Rules, state: State, owning: Owning) -> Iterator[State]:
         applied = owning._replace(
             in_sync=state.in_sync, eligible=state.eligible, is_current=True, proposed=NOBODY
         )
-        yield state._replace(owning=applied)
+        yield state._replace(owning=applied, late_status=False)
     enough = len(owning.in_sync) >= state.needed and not owning.eligible
     if owning.is_open and enough and state.writes < WRITES_MAX:
         number = state.writes + 1
         yield state.with_at("logs", me, (*log, number))._replace(writes=number)
-    for peer in ALL:
+    for peer in state.readers():
         if peer != me and state.nodes[peer] == UP:
             yield from replicate(state, owning, peer)
+        if state.move == "under way" and peer == DROPPED and not owning.eligible:
+            continue  # it returns only if it is needed
         limit = watermark if owning.is_open or not rules.closed_proposes_equals else len(log)
         may = owning.is_open or owning.eligible
         if may and peer != me and peer not in owning.in_sync and owning.acked[peer] >= limit:
@@ -214,6 +311,8 @@ def visit(rules: Rules, first: State) -> dict[State, list[State]]:
     while ahead:
         state = ahead.pop()
         if state not in known:
+            if not state.whole <= state.in_sync | state.eligible:
+                raise ForgottenError(str(state))
             known[state] = [after for after in steps(rules, state) if after != state]
             ahead.extend(known[state])
     return known
@@ -251,10 +350,17 @@ def test_no_row_is_lost_while_an_operator_changes_the_number_that_is_needed() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["watermark_stops", "only_since_then", "closed_proposes_equals"])
-def test_without_a_rule_a_row_is_lost(rule: str) -> None:
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(watermark_stops=False),
+        Rules(only_since_then=False),
+        Rules(closed_proposes_equals=False),
+    ],
+)
+def test_without_a_rule_a_row_is_lost(rules: Rules) -> None:
     with pytest.raises(LostError):
-        visit(Rules(**{rule: False}), State())
+        visit(rules, State())
 
 
 @pytest.mark.slow
@@ -263,10 +369,50 @@ def test_without_eligible_replicas_a_partition_may_never_return(rules: Rules) ->
     assert stuck(visit(rules, State()))
 
 
+@pytest.mark.slow
+def test_while_a_move_drops_a_replica_no_row_is_lost_and_no_replica_forgotten() -> None:
+    """S114: as long as a replica with every row may return, the partition is served again. Until
+    the move ends there are always two such replicas, so one node may die for good."""
+    graph = visit(Rules(moves=True), State())
+    left = stuck(graph, State.is_served)
+    assert [state for state in left if state.has_every_row()] == []
+    assert all(len(state.whole) >= 2 for state in graph if state.move != "ended")
+    assert all(state.move == "ended" for state in left)
+
+
+@pytest.mark.slow
+def test_of_two_nodes_that_die_the_second_one_leaves_a_replica_that_can_be_elected() -> None:
+    """S114: also if a move is about to drop the replica that is left."""
+    mortal = Rules(moves=True, mortals=BOTH)
+    left = stuck(visit(mortal, State(move="under way")), State.is_owned)
+    assert [state for state in left if state.has_every_row()] == []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(elected_alone=False),
+        Rules(moves=True, dropped_are_eligible=False),
+        Rules(moves=True, end_waits=False),
+    ],
+)
+def test_without_a_rule_a_replica_that_has_every_row_is_forgotten(rules: Rules) -> None:
+    with pytest.raises(ForgottenError):
+        visit(rules, State())
+
+
+def test_an_owner_that_opens_alone_is_judged_by_what_it_says_of_this_record() -> None:
+    """A status from before its election says only that it did not own the partition then."""
+    first = State(in_sync=BOTH, replicas=2, nodes=(UP, UP, DEAD), whole=BOTH)
+    assert visit(Rules(), first)
+    with pytest.raises(ForgottenError):
+        visit(Rules(closed_is_sure=False), first)
+
+
 def test_of_two_replicas_the_one_that_is_left_is_read() -> None:
     """Both are needed for a write, so the other one is not waited for: it may be dead. What this
     costs: the one that was read alone must not die, too, before the other one has caught up."""
-    first = State(in_sync=frozenset({0, 1}), replicas=2, nodes=(UP, UP, DEAD))
+    first = State(in_sync=BOTH, replicas=2, nodes=(UP, UP, DEAD), whole=BOTH)
 
     def lacks(state: State) -> bool:
         """The only replica with all rows is dead."""

@@ -82,6 +82,14 @@ def test_an_owner_opens_when_every_in_sync_replica_is_equal_to_it() -> None:
     assert stage.status().replicas[P][0].open_epoch == 3
 
 
+def test_an_owner_that_opened_in_this_epoch_says_so_while_its_lease_has_lapsed() -> None:
+    """Otherwise the coordinator would take it for an owner that can't open."""
+    stage = owner_on_stage()
+    stage.now += 1_000.0
+    assert not stage.owner.holds(stage.now)
+    assert stage.status().replicas[P][0].open_epoch == 3
+
+
 def test_an_owner_that_is_alone_in_sync_opens_at_once() -> None:
     stage = Stage("a")
     stage.register(stable(in_sync=(A,)), stored(A))

@@ -299,15 +299,42 @@ def test_a_closed_owner_opens_alone_if_all_that_are_left_are_needed() -> None:
     """Whoever is elected would have to wait for the others, perhaps for ever. While a third replica
     may return, the owner waits: then it or the others can be lost for good."""
     record = stable(in_sync=(A, C))
-    closed = says("a", of(A, silent=(C,)))
-    view, commit = changed(record, closed, live=("a", "b", "d"))
-    assert next_record(view.agreed, commit) == eligible((C,), in_sync=(A,))
-    without_b = (closed, says("b"))
-    view, commit = changed(record, *without_b, live=("a", "b", "d"))
-    assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+    closed = says("a", replace(of(A, last=5, silent=(C,)), watermark=4))
+    for others in ((), (says("b"),)):
+        view, commit = changed(record, closed, *others, live=("a", "b", "d"))
+        assert next_record(view.agreed, commit) == eligible((C,), in_sync=(A,))
     waiting = eligible((C,), in_sync=(A,))
-    view, commit = changed(waiting, *without_b, live=("a", "b", "d"))
+    assert changed(waiting, closed, live=("a", "b", "d"))[1] is None
+    view, commit = changed(waiting, closed, says("b"), live=("a", "b", "d"))
     assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+
+
+BEHIND = replace(of(A, last=5), watermark=4)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        says("a", BEHIND, generation=49),
+        says("a", of(A, last=5)),
+        says("a", replace(BEHIND, open_epoch=3)),
+        says("a", BEHIND, lease=99),
+    ],
+    ids=["before the election", "all is committed", "open", "an earlier run"],
+)
+def test_an_owner_is_closed_only_if_it_says_so_of_this_record(status: Status) -> None:
+    """S114: otherwise another replica that has every row could not be elected any more."""
+    waiting = eligible((C,), in_sync=(A,))
+    assert changed(waiting, status, says("b"), live=("a", "b", "d"))[1] is None
+
+
+def test_a_failover_of_an_owner_that_was_started_again_keeps_who_is_eligible() -> None:
+    """S114: what it says under its new lease is not about its time as the owner."""
+    record = replace(eligible((C,), in_sync=(A,)), owner=Grant(A, 99))
+    agreed = cluster(record, live=("a", "b", "d"))
+    view = seen(agreed, says("a", BEHIND), says("b"))
+    after = next_record(agreed, ownership.fail_over(view, record))
+    assert after == eligible((C,), in_sync=(A,), owner=None, epoch=4)
 
 
 def test_once_enough_are_in_sync_again_nobody_is_eligible() -> None:
@@ -337,8 +364,43 @@ def test_an_eligible_replica_is_elected_and_is_in_sync_then() -> None:
     """S114: the owner never returns."""
     record = eligible((B, C), in_sync=(A,), owner=None, epoch=4)
     after = elected(record, *promised((B, 5), (C, 7)), live=("b", "c", "d"))
-    assert isinstance(after, Partition)
+    assert after == eligible((B, A), in_sync=(C,), owner=C, epoch=4)
+
+
+def test_after_an_election_all_others_that_have_every_row_are_eligible() -> None:
+    """S114: a dead owner does not count among those in sync, so that the next death leaves a
+    replica that can be elected. Who was in sync is eligible, too."""
+    five = (*OLD, D, E)
+    record = replace(stable(five, in_sync=(A, B), owner=None, epoch=4), eligible=(C, D))
+    agreed = apply(cluster(record, live=("b", "c", "d")), (Put(Zone(ZONE, 5)),), 51)
+    commit = ownership.elect(seen(agreed, *promised((B, 7), (C, 5), (D, 5))), record)
+    after = next_record(agreed, commit)
+    assert (after.in_sync, after.eligible) == ((B,), (C, D, A))
+
+
+def test_if_the_elected_replica_is_damaged_those_in_sync_stay() -> None:
+    """They may have the rows that it can't read."""
+    record = eligible((C,), in_sync=(A,), owner=None, epoch=4)
+    damaged = says("c", replace(of(C, 4, 7), damaged="its file"))
+    after = elected(record, damaged, live=("c", "d"))
     assert after == stable(in_sync=(A, C), owner=C, epoch=4)
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_a_replica_that_a_move_made_and_that_misses_an_election_gives_the_move_up(
+    promises: bool,
+) -> None:
+    """F104: as if it were taken out. The rest of the old side stays in sync, for the way back."""
+    moved = moving(READ_NEW, targets=(B, C, D), in_sync=(A, D), epoch=4)
+    record = replace(without_owner(moved), eligible=(B, C))
+    more = promised((D, 4)) if promises else []
+    live = ("a", "b", "d") if promises else ("a", "b")
+    after = elected(record, *promised((B, 5)), *more, live=live)
+    assert isinstance(after, Partition)
+    assert after.transition is not None
+    assert (after.in_sync, after.eligible) == ((A, B), (C, D))
+    gone = "" if promises else "d did not take part in the election"
+    assert (after.transition.stage, after.transition.giving_up) == (READ_NEW, gone)
 
 
 def test_a_replica_that_is_neither_in_sync_nor_eligible_is_not_elected() -> None:
@@ -356,15 +418,49 @@ def test_a_failover_keeps_who_is_eligible() -> None:
     assert after == eligible((B, C), in_sync=(A,), owner=None, epoch=4)
 
 
-def test_who_is_dropped_by_a_transition_is_not_eligible() -> None:
-    """Otherwise a partition could never be moved away from nodes that died for good."""
-    record = replace(moving(STREAMING, targets=(A, D, E)), in_sync=(A, D, E))
-    agreed = cluster(record, intends())
-    view = seen(agreed)
-    before = replace(record, eligible=(B, C))
-    assert view.eligible(before, record) == ()
-    kept = replace(moving(STREAMING, targets=(A, B, D)), in_sync=(A, D))
-    assert view.eligible(replace(kept, eligible=(B, C)), kept) == (B,)
+def test_who_will_be_dropped_by_a_transition_is_eligible_while_it_is_read() -> None:
+    """S114: if the owner and those that stay die, it is elected."""
+    record = replace(moving(STREAMING, targets=(A, B, D)), in_sync=(A, C, D))
+    view, commit = changed(record, *all_hold(record, silent=(C,)))
+    after = next_record(view.agreed, commit)
+    assert (after.in_sync, after.eligible) == ((A, D), (C,))
+    gone = without_owner(replace(after, epoch=4))
+    chosen = elected(gone, *promised((C, 5)), live=("c", "d"))
+    assert isinstance(chosen, Partition)
+    assert chosen.owner == Grant(C, LEASES["c"])
+    assert (chosen.in_sync, chosen.eligible) == ((D, C), (A,))
+
+
+@pytest.mark.parametrize("others", [(B,), (C,), (B, C)])
+def test_who_will_be_dropped_by_a_transition_may_return_if_too_few_are_in_sync(
+    others: tuple[Replica, ...],
+) -> None:
+    """S114: the owner commits nothing before."""
+    record = replace(moving(STREAMING, targets=(A, B, D), in_sync=(A, D)), eligible=others)
+    view, commit = changed(record, *all_hold(record, caught_up=((C, 50),)))
+    after = next_record(view.agreed, commit)
+    assert (after.in_sync, after.eligible) == ((A, D, C), ())
+
+
+@pytest.mark.parametrize("live", [("a", "d"), ("a", "c", "d")])
+def test_a_closed_owner_opens_alone_if_a_transition_drops_dead_replicas(
+    live: tuple[str, ...],
+) -> None:
+    """Otherwise a partition could never be moved away from nodes that died for good. A live replica
+    is waited for, though it will be dropped."""
+    record = replace(moving(STREAMING, targets=(A, D, E), in_sync=(A, D, E)), eligible=(B, C))
+    view, commit = changed(record, says("a", BEHIND), live=live)
+    if "c" in live:
+        assert commit is None
+    else:
+        assert next_record(view.agreed, commit).eligible == ()
+
+
+@pytest.mark.parametrize("eligible", [(B, C), (C,), (B,)])
+def test_a_closed_owner_waits_during_a_move_as_at_any_time(eligible: tuple[Replica, ...]) -> None:
+    """S114: if the owner is lost for good, those that were down are elected when they return."""
+    record = replace(moving(STREAMING, targets=(A, B, D), in_sync=(A, D)), eligible=eligible)
+    assert changed(record, says("a", BEHIND), live=("a", "d"))[1] is None
 
 
 @pytest.mark.parametrize("damaged", [False, True])

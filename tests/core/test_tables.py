@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from limosa.core.coordinator import limits
 from limosa.core.coordinator.situating import situation
 from limosa.core.model.changes import (
     CONTROLS_KEY,
@@ -150,7 +151,7 @@ def test_another_table_of_a_zone_is_noticed_by_whoever_counted_its_tables() -> N
         (wanting(CREATE, table=replace(ORDERS, name="orders\n")), "is not a valid table name"),
         (wanting(CREATE, table=replace(ORDERS, zone="")), "'' is not a valid zone name"),
         (wanting(CREATE, partitions=0), "0 partitions"),
-        (wanting(CREATE, partitions=4097), "4097 partitions"),
+        (wanting(CREATE, partitions=10_001), "10001 partitions"),
         (wanting(CREATE, count=0), "0 replicas"),
         (wanting(CREATE, count=8), "8 replicas"),
         (wanting(CREATE, count=4), "4 replicas, but 3 data nodes are alive"),
@@ -183,6 +184,20 @@ def test_a_table_that_can_not_be_is_refused_with_advice(request_: Request, words
 )
 def test_a_table_that_does_not_fit_what_is_there_is_refused(request_: Request, words: str) -> None:
     assert words in refused(made(world(), CREATE), replace(request_, id="r2"))
+
+
+def test_more_replicas_than_the_nodes_should_hold_are_refused_with_the_number_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "NODE_REPLICAS_MAX", 10)
+    more = wanting(CREATE, table=replace(ORDERS, name="x", zone="x", id="i2"))
+    full = made(world(), wanting(CREATE, partitions=10, count=3))
+    assert refused(full, replace(more, id="r2")) == (
+        "4 partitions of 2 replicas: each of 3 nodes would hold 13, and may hold 10 (add nodes)"
+    )
+    nearly_full = made(world(), wanting(CREATE, partitions=9, count=3))
+    why = refused(nearly_full, replace(more, id="r2"))
+    assert "(ask for at most 1 partitions, or add nodes)" in why
 
 
 # --- spread

@@ -273,6 +273,20 @@ def test_a_hand_over_waits_until_the_next_owner_can_open() -> None:
     assert outcome.why == "hand-over: a finishes the writes in flight"
 
 
+def test_a_move_does_not_drop_a_replica_that_may_have_to_be_elected() -> None:
+    """S114: it waits until enough of the replicas that stay are in sync."""
+    shrinking = moving(STREAMING, targets=(A, B), in_sync=(A,))
+    statuses = everyone(copied=SESSION, digests=SAME)
+    outcome, _ = advance(replace(shrinking, eligible=(B, C)), *statuses)
+    words = (
+        "too few of the replicas that stay are in sync, and c, which would be dropped, may have to "
+        "be elected"
+    )
+    assert outcome == Waiting(words, (), SEALING)
+    for record in (replace(shrinking, eligible=(B,)), replace(shrinking, in_sync=(A, B))):
+        assert stage_of(advance(record, *statuses)[0]) == READ_NEW
+
+
 @pytest.mark.parametrize("case", ["down", "lost", "unreachable"])
 def test_a_hand_over_to_nobody_is_given_up_without_a_seal(case: str) -> None:
     """S116: no replica that is to stay can catch up, so the transition rolls back."""

@@ -284,6 +284,18 @@ def test_an_eligible_replica_takes_over_and_is_in_sync() -> None:
     assert (after.owner, after.in_sync) == (Grant(B, LEASES["b"]), (B,))
 
 
+def test_who_takes_over_while_others_are_eligible_is_in_sync_alone() -> None:
+    """S114: a dead replica does not count, so the next death leaves one that can be elected."""
+    record = replace(stable((A, B, C, D), in_sync=(A, B)), eligible=(C, D))
+    statuses = (says("a", failed=("",)), says("c", of(C)), says("d", of(D)))
+    view = seen(cluster(record, live=("a", "c", "d"), replica_count=4), *statuses)
+    commit = lost_owners.hand_over(view, record)
+    assert isinstance(commit, Commit)
+    (after,) = put(commit.changes, Partition)
+    assert isinstance(after, Partition)
+    assert (after.in_sync, after.eligible) == ((C,), (D, B))
+
+
 def test_an_owner_that_lost_the_only_replica_in_sync_is_waited_for() -> None:
     """Its node may get the volume back; nobody else has every row."""
     record = stable(in_sync=(A,))

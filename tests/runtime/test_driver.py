@@ -38,7 +38,7 @@ from limosa.core.participant.brain import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
 from limosa.metastore.memory import MemoryMetastore
 from limosa.metastore.sqlite import SqliteMetastore
-from limosa.protocol.peers import Dialer, Peers
+from limosa.protocol.peers import Dialer, Flushed, Peers
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import Keys
 from limosa.runtime import service as service_module
@@ -76,10 +76,10 @@ class Recorded(Peers):
         self.sent: list[tuple[str, Message]] = []
         self.fails = False
 
-    def send(self, to: str, message: Message) -> None:
+    def put(self, to: str, messages: Sequence[Message]) -> None:
         if self.fails:
             raise RuntimeError("can't start new thread")
-        self.sent.append((to, message))
+        self.sent += [(to, message) for message in messages]
 
 
 class Scripted(Participant):
@@ -206,7 +206,7 @@ def test_an_effect_that_a_worker_carries_out_fails_by_itself_only(bench: Bench) 
     assert not bench.driver.is_over
 
 
-@pytest.mark.parametrize("error", [VolumeFailed("EIO"), RuntimeError("ours")])
+@pytest.mark.parametrize("error", [VolumeFailed("EIO"), RuntimeError("ours"), BadInput("ours")])
 def test_a_thread_that_syncs_in_vain_ends_the_run(bench: Bench, error: Exception) -> None:
     """Without it the node would keep its lease, and make nothing durable."""
     create = CreateReplica("birds-0000", "c1", 1, "")
@@ -446,13 +446,13 @@ def test_when_a_disk_fails_nothing_is_acked_and_nothing_is_read(
     table = house.table(node, timeout_seconds=0.6)
     assert isinstance(read(node, table), Found)
     said: list[Message] = []
-    send = node.driver.peers.send
+    put = node.driver.peers.put
 
-    def noting(to: str, message: Message) -> None:
-        said.append(message)
-        send(to, message)
+    def noting(to: str, messages: Sequence[Message]) -> Flushed | None:
+        said.extend(messages)
+        return put(to, messages)
 
-    node.driver.peers.send = noting  # type: ignore[method-assign]
+    node.driver.peers.put = noting  # type: ignore[method-assign]
     breaks(node.store, error)
     with pytest.raises(OutcomeUnknown):
         table.write({"id": 1, "eggs": 42})

@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from limosa.runtime.threads import vital_thread
 
 SERVE = """
@@ -64,6 +66,7 @@ def test_a_failure_of_a_vital_thread_is_told() -> None:
     assert told == [error]
 
 
+@pytest.mark.processes
 def test_an_error_that_no_thread_handles_ends_the_process_and_is_in_the_log() -> None:
     """S121: a supervisor starts the process again; half alive it would keep its lease."""
     ended = served("any")
@@ -72,6 +75,7 @@ def test_an_error_that_no_thread_handles_ends_the_process_and_is_in_the_log() ->
     assert "ZeroDivisionError: a bug" in ended.stderr
 
 
+@pytest.mark.processes
 def test_a_process_that_failed_ends_even_if_it_can_not_stop() -> None:
     """S121, S119: a disk that hangs also hangs the last sync."""
     began = time.monotonic()

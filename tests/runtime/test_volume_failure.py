@@ -95,6 +95,29 @@ def test_a_volume_that_fails_takes_its_own_replicas_along_only(
     assert status.failed_volumes == ("b",)
 
 
+def test_a_volume_that_another_thread_gives_up_just_before_its_sync_does_not_end_the_node(
+    house: House,
+) -> None:
+    """S118: the node goes on with its other volume."""
+    two = TwoVolumes(house)
+    store, driver, sync = two.node.store, two.node.driver, two.node.store.sync_volume
+
+    def too_late(name: str) -> int:
+        with driver._lock:
+            if name == "b" and "b" in store.volumes:
+                volume_of(two.node, "b").fail(OSError(5, "Input/output error"))
+                driver._lose_failed(VolumeFailed("EIO"))
+        return sync(name)
+
+    store.sync_volume = too_late  # type: ignore[method-assign]
+    with pytest.raises(LimosaError):
+        two.write("b", 1)
+    assert store.volumes == ("a",)
+    two.write("a", 1)
+    assert two.eggs("a") == {1}
+    assert not driver.is_over
+
+
 def test_the_last_volume_that_fails_ends_the_node(house: House) -> None:
     two = TwoVolumes(house)
     for name in "ba":

@@ -29,7 +29,7 @@ from limosa.core.model.topology import Layout, Partition
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.disk import SimulatedReplica
-from limosa.simulation.hosts import SimulatedCoordinator, SimulatedNode
+from limosa.simulation.hosts import CommitAnswer, SimulatedCoordinator, SimulatedNode
 from limosa.simulation.network import Network, Weather
 from limosa.simulation.reads import ReadUnderWay
 from limosa.simulation.rows import token_of
@@ -263,12 +263,12 @@ class Scenario(World):
         ]
         return [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name][1:]
 
-    def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
+    def commit_all(self, together: list[Commit], by: str) -> CommitAnswer:
         if any(self.loses(by, commit) for commit in together):
-            return False, self.agreed
-        made, agreed = super().commit_all(together, by)
-        self.commits += [(by, commit, made) for commit in together]
-        return made, agreed
+            return CommitAnswer(False, self.agreed)
+        answer = super().commit_all(together, by)
+        self.commits += [(by, commit, answer.made) for commit in together]
+        return answer
 
     def request(self, wish: AnyWish) -> str:
         """An operator asks for something; the name of the request."""

@@ -107,6 +107,7 @@ def wish(world: Scenario, asked: Wish, partitions: int) -> None:
         world.request(OTHERS[asked.kind](name))
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     seed=st.integers(0, 10_000),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from limosa.core import routing
 from limosa.core.machines.catalogue import (
     ALLOW,
     CLEANUP,
@@ -569,6 +570,36 @@ def test_a_partition_moves_away_from_two_nodes_that_died_for_good() -> None:
     assert world.answer(world.move(owner, *fresh)) == ("done", "accepted")
     world.until_ended()
     assert world.replicas() == {owner, *fresh}
+    assert world.put("after", 1).outcome == "done"
+    assert {key: world.get(key) for key in rows} == rows
+    world.conclude()
+
+
+def test_a_replica_that_a_move_would_drop_is_elected_if_the_others_die() -> None:
+    """S114: the replicas that stay and the owner are lost, in this order. The replica that is left
+    has every acknowledged row; it takes office, and serves once another one returns."""
+    world = Scenario(nodes=4)
+    rows = world.put_many(8)
+    owner = world.owner().name
+    stays, dropped = sorted(world.replicas() - {owner})
+    (fresh,) = set(world.nodes) - world.replicas()
+    world.slow_reads.add("p0")  # nothing is copied, so that the move does not end
+    world.move(owner, stays, fresh)
+    world.until_stage(STREAMING)
+    for name in (stays, dropped):
+        world.nodes[name].crash()
+    world.send_put("unknown", 1)
+    world.until(lambda: len(routing.electable(world.record())) == 1)
+    assert {replica.node for replica in world.record().eligible} == {stays, dropped}
+    world.nodes[owner].crash()
+    world.run_for(4.0)
+    world.nodes[dropped].start()
+    world.until(lambda: world.record().owner is not None, seconds=15.0)
+    assert world.owner().name == dropped
+    assert {replica.node for replica in world.record().eligible} == {owner, stays}
+    world.hasten()
+    world.nodes[stays].start()
+    world.until(lambda: world.is_open("p0") and not world.record().eligible, seconds=15.0)
     assert world.put("after", 1).outcome == "done"
     assert {key: world.get(key) for key in rows} == rows
     world.conclude()

@@ -5,14 +5,21 @@ target crashes, pauses, is cut off or comes back empty, coordinators are replace
 killed. That every fault meets every stage takes more seeds: `make swarm` asks for it.
 """
 
+from random import Random
+
 import pytest
 
 from limosa.simulation.faults import ACTIVE, RUN_EDGES
-from limosa.simulation.run import is_about_runs, run_seed
+from limosa.simulation.mutants import MUTANTS
+from limosa.simulation.mutants import SEEDS as RECORDED
+from limosa.simulation.run import is_about_runs, run_seed, theme_of
 from limosa.simulation.story import story_of, told
+from limosa.simulation.themes import MEMBERS, OUTAGES, REPAIRS, RUNS, SEALS, STORIES, THEMES
 
 SEEDS = 300
 CHUNK = 25
+FIRST_HALF = 2500
+"""Of a swarm of 5,000 seeds."""
 
 
 @pytest.mark.thorough
@@ -22,6 +29,18 @@ def test_seeds_are_clean(first: int) -> None:
     for seed in range(first, first + CHUNK):
         if run_seed(seed).violations:
             pytest.fail(told(story_of(seed)))
+
+
+def test_every_theme_is_drawn() -> None:
+    drawn = {theme_of(seed, Random(f"shape {seed}")).name for seed in range(FIRST_HALF)}
+    themes = (*THEMES, *OUTAGES, *RUNS, *STORIES, MEMBERS, REPAIRS, SEALS)
+    assert drawn == {theme.name for theme in themes}
+
+
+def test_every_mutant_has_a_seed_in_the_first_half_of_a_swarm() -> None:
+    """That these seeds find the mutants is shown by `make mutants`."""
+    assert RECORDED.keys() == MUTANTS.keys()
+    assert max(RECORDED.values()) < FIRST_HALF
 
 
 def test_runs_take_every_edge() -> None:

@@ -23,7 +23,7 @@ from limosa.admin.routing import Accepted, Calling, Routes
 from limosa.admin.service import Caller
 from limosa.client.requests import PARTITIONS, creation
 from limosa.client.schema import schema_of
-from limosa.core.coordinator.tables import PARTITIONS_MAX, REPLICAS_MAX
+from limosa.core.coordinator.limits import PARTITIONS_MAX, REPLICAS_MAX
 from limosa.core.model.changes import Agreed
 from limosa.core.model.intent import Placement
 from limosa.core.model.requests import (

@@ -141,7 +141,7 @@ class Session:
         """Without the lock: flush the links, and complete the futures of ended operations."""
         for link in links:
             if send_here:
-                link.pump()
+                link.pump_as_caller()
             else:
                 link.wake()
         while self._ended:
@@ -232,9 +232,10 @@ class Session:
             if self._busy.wait(0.5):
                 self._deliver(Ticked())
                 with self._lock:
-                    if not self._futures:
+                    if not self._futures and self._links.are_idle:
                         self._busy.clear()
                 self._links.cut_silent(SILENT_SECONDS)
+                self._links.cut_stuck(self._brain.settings.operation_seconds)
                 self._closed.wait(TICK_SECONDS)
 
     # --- calls

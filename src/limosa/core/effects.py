@@ -13,6 +13,7 @@ from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, SessionId
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
+from limosa.core.planning.load import Load
 from limosa.core.producers import ProducersValue
 
 
@@ -38,6 +39,8 @@ class ReadTopology(Effect, frozen=True, gc=False):
 
 
 class MakeCommit(Effect, frozen=True, gc=False):
+    """Commit this, soon. A coordinator's driver puts it into the coordinator's `CommitQueue`."""
+
     commit: Commit
 
 
@@ -171,6 +174,10 @@ class ShelveSlice(ReplicaEffect, frozen=True, gc=False):
     """The digest of the stored rows, read again; if it differs, none of them is stored."""
 
 
+class StartPipeline(Effect, frozen=True, gc=False):
+    """Start what copies rows, so that no copy waits for it; repeating it changes nothing."""
+
+
 class StartCopy(Effect, frozen=True, gc=False):
     """Copy a partition's rows from its owner to other replicas; repeating it changes nothing."""
 
@@ -188,6 +195,13 @@ class Compare(Effect, frozen=True, gc=False):
     session: SessionId
     source: Replica
     targets: tuple[Replica, ...]
+
+
+class AskForLoad(Effect, frozen=True, gc=False):
+    """Ask the load source for the load of each partition; answered by `LoadTold`, if at all."""
+
+    measured: dict[PartitionId, Load]
+    """The measured loads, from which the source may compute its own."""
 
 
 class TakeOffice(Effect, frozen=True, gc=False):

@@ -118,7 +118,13 @@ def takes_writes(partition: Partition, needed: int) -> bool:
     return len(electable(partition)) >= needed and not partition.eligible
 
 
+def out_of_sync(partition: Partition) -> tuple[Replica, ...]:
+    """Replicas on the side that is read that are not in sync."""
+    return tuple(r for r in readers(partition) if r not in partition.in_sync)
+
+
 def may_return(partition: Partition) -> tuple[Replica, ...]:
-    """Replicas that may catch up and be in sync again, except those that a transition drops."""
-    out = (r for r in readers(partition) if r not in partition.in_sync)
-    return tuple(r for r in out if r not in old_only(partition))
+    """Replicas that may catch up and be in sync again. Those that a transition drops are needed
+    only if too few others are in sync, so that some are eligible."""
+    dropped = () if partition.eligible else old_only(partition)
+    return tuple(r for r in out_of_sync(partition) if r not in dropped)

@@ -41,6 +41,8 @@ class _Lease(msgspec.Struct):
 class MemoryMetastore:
     """The `Metastore` port in memory. Processes that share the agreed state share the object."""
 
+    operations_max = 4_000
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = threading.Condition()

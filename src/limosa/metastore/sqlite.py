@@ -102,6 +102,10 @@ ADVICE_ON_FILE = "give a path that this user may write, with its directory, or r
 class SqliteMetastore:
     """The `Metastore` port over one file. Each process opens its own; threads may share one."""
 
+    operations_max = 4_000
+    """Such a commit holds the write lock for less than 0.1 s, so renewals of leases do not have to
+    wait long. A commit may be larger: creating a table of 10,000 partitions takes about 0.3 s."""
+
     def __init__(
         self,
         path: str | Path,

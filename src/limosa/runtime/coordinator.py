@@ -1,8 +1,8 @@
 """How does a coordinator run? Its driver renews its lease, receives statuses, and commits.
 
-Commits that are requested together are combined if they do not contradict each other: a failover
-of a thousand partitions then takes a few commits. Each commit is guarded by all records that it was
-computed from.
+Commits wait in the coordinator's queue, which unites those that do not contradict each other: a
+failover of a thousand partitions then takes a few commits. Each commit is guarded by all records
+that it was computed from.
 """
 
 import threading
@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Literal, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from limosa.core.coordinator.brain import Coordinator
-from limosa.core.coordinator.commits import CommitQueue
+from limosa.core.coordinator.commits import summary
 from limosa.core.coordinator.office import Office
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import (
+    AskForLoad,
     Compare,
     Effect,
     Explain,
@@ -23,6 +26,7 @@ from limosa.core.effects import (
     RenewOffice,
     Send,
     StartCopy,
+    StartPipeline,
     TakeOffice,
 )
 from limosa.core.events import (
@@ -31,17 +35,19 @@ from limosa.core.events import (
     CoordinatorEvent,
     Deposed,
     Elected,
+    LoadTold,
     Received,
     Ticked,
 )
 from limosa.core.messages import Look, Message
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, united
-from limosa.core.model.keys import NodeId, Revision
+from limosa.core.model.keys import NodeId, PartitionId, Revision
 from limosa.core.model.reports import Pipeline
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
-from limosa.ports import Clock, Metastore
+from limosa.ports import Clock, LoadSource, Metastore
 from limosa.protocol.peers import Peers
+from limosa.runtime.load_sources import LoadAsking
 from limosa.runtime.metastore import Failed, Heartbeat, Log, Watcher
 from limosa.runtime.threads import vital_thread
 
@@ -50,6 +56,10 @@ PipelineState: TypeAlias = Literal["off", "starting", "ready", "failed"]
 TICK_SECONDS = 0.02
 LEASE_SECONDS = 3.0
 TRIM_SECONDS = 30.0
+KEYS_SHOWN = 5
+PAUSE_SECONDS_MAX = 0.1
+"""After each commit as long a pause as the commit took, but not longer than this: other processes
+wait for the metastore, too, to renew their leases."""
 REVISIONS_KEPT = 5_000
 
 
@@ -59,6 +69,8 @@ class Mover(Protocol):
     def follow(self, addresses: Mapping[NodeId, str]) -> None: ...
 
     def limit(self, bytes_per_second: float) -> None: ...
+
+    def start(self) -> None: ...
 
     def begin(self, job: StartCopy, size: int) -> None: ...
 
@@ -86,13 +98,15 @@ class CoordinatorDriver:
         mover: MakeMover,
         log: Log,
         failed: Failed,
+        load_source: LoadSource | None = None,
     ) -> None:
         self.name = name
-        self.brain = Coordinator(name, settings)
+        self.brain = Coordinator(name, replace(settings, load_source=load_source is not None))
         self.peers = peers
         self.log = log
         self.now = clock.now
         self._mover = mover(self._tell_of_pipeline)
+        self._load = None if load_source is None else LoadAsking(load_source, self._tell_load, log)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -100,7 +114,6 @@ class CoordinatorDriver:
         self._trimmed_at = -1e9
         self._heartbeat = Heartbeat(COORDINATOR_KEY, open_metastore, clock, log, self._fail)
         self._watcher = Watcher(open_metastore, self._followed, log, self._fail)
-        self._commits = CommitQueue()
         self._committing = False
         self.ticks = 0
         """Rises as long as the coordinator does not hang."""
@@ -141,21 +154,29 @@ class CoordinatorDriver:
             self._failed(error)
 
     def _carry_out(self, effects: list[Effect]) -> None:
+        waits: dict[str, list[str]] = {}
         for effect in effects:
             match effect:
                 case Send(to=to, message=message):
                     self.peers.send(to, message)
                 case MakeCommit(commit=commit):
-                    self._commits.put(commit)
+                    self.brain.commits.put(commit)
+                case StartPipeline():
+                    self._mover.start()
                 case StartCopy():
                     self._mover.begin(effect, self._size_of(effect))
                 case Compare():
                     self._compare(effect)
+                case AskForLoad():
+                    assert self._load is not None
+                    self._load.ask(effect)
                 case Explain(partition=partition, stage=stage, why=why):
-                    self.log("waits", partition=partition, stage=stage, why=why)
+                    waits.setdefault(stage, []).append(f"{partition}: {why}")
                 case _:
                     raise AssertionError(effect)
-        if self._commits and not self._committing:
+        for stage, reasons in waits.items():
+            self.log("waits", stage=stage, why=summary(reasons))
+        if self.brain.commits and not self._committing:
             self._committing = True
             self._watcher.do(self._commit_all)
 
@@ -164,6 +185,9 @@ class CoordinatorDriver:
             self.deliver(Compared(job.partition, job.session, differences, more))
 
         self._mover.compare(job, then)
+
+    def _tell_load(self, told: dict[PartitionId, float]) -> None:
+        self.deliver(LoadTold(told))
 
     def _size_of(self, job: StartCopy) -> int:
         """Approximate bytes to copy; 0: unknown yet."""
@@ -174,20 +198,24 @@ class CoordinatorDriver:
     # --- commits
 
     def _commit_all(self, store: AgreedStore) -> None:
-        """Make all requested commits, combined into as few as possible."""
+        """Make all commits that wait, in as few transactions as possible."""
+        while together := self._take(store.store.operations_max):
+            begun = self.now()
+            try:
+                self._commit(store, together)
+            except LimosaError:
+                with self._lock:
+                    self.brain.commits.lost()
+                    self._committing = False  # the next tick continues with those that wait
+                raise
+            self._watcher.look()
+            self._stopping.wait(min(self.now() - begun, PAUSE_SECONDS_MAX))
+
+    def _take(self, operations_max: int) -> list[Commit]:
         with self._lock:
-            self._committing = False  # first: an error must not keep later commits waiting
-            asked, self._commits = self._commits, CommitQueue()
-        generation = 0
-        while together := asked.take():
-            made = self._commit(store, together)
-            if made is None:
-                asked.stale(together)
-            else:
-                generation = max(generation, made)
-        if generation:
-            self._tell_nodes(generation)
-        self._watcher.look()
+            together = self.brain.commits.take(operations_max)
+            self._committing = bool(together)
+            return together
 
     def _tell_nodes(self, generation: Revision) -> None:
         """Tell nodes to read the topology now: a hand-over waits until they have read it."""
@@ -195,19 +223,23 @@ class CoordinatorDriver:
         for node in self.brain.agreed.leases:
             self.peers.send(node, look)
 
-    def _commit(self, store: AgreedStore, together: list[Commit]) -> Revision | None:
-        """Commit all together; the resulting generation, or 0 if the topology did not change.
-        None: a guard was stale."""
+    def _commit(self, store: AgreedStore, together: list[Commit]) -> None:
         union = united(together)
         try:
             revision = store.commit(union)
         except StaleGuard as error:
-            if len(together) == 1:
-                self.log("stale", why=union.why, keys=error.keys)
-            return None
-        for commit in together:
-            self.log("committed", why=commit.why)
-        return revision if union.touches_topology() else 0
+            with self._lock:
+                stale = self.brain.commits.stale(error.keys)
+            why = summary(commit.why for commit in stale)
+            keys = error.keys[:KEYS_SHOWN]
+            self.log("stale", commits=len(stale), of=len(together), why=why, keys=keys)
+            return
+        with self._lock:
+            self.brain.commits.made(revision)
+        why = summary(commit.why for commit in together)
+        self.log("committed", why=why, commits=len(together), revision=revision)
+        if union.touches_topology():
+            self._tell_nodes(revision)
 
     # --- leadership
 

@@ -26,10 +26,12 @@ from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
 from limosa.runtime.directories import make_private
 from limosa.runtime.journal import Journal
+from limosa.runtime.load_sources import load_source
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
 from limosa.runtime.threads import ProcessEnd
 from limosa.storage.probe import silent_volumes
+from limosa.storage.recovery import CHECK_DISK
 from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings as VolumeSettings
 from limosa.transport.keys import KeyFile
@@ -83,6 +85,8 @@ class CoordinatorConfig(Struct, frozen=True, kw_only=True):
     metastore: str
     security: Security = Security()
     settings: CoordinatorSettings = CoordinatorSettings()
+    load_source: str = ""
+    """MODULE:FUNCTION that tells automatic runs the load; empty: the measured rates."""
 
 
 def machine_id() -> str:
@@ -143,11 +147,14 @@ class NodeProcess:
         self.store = Store(volumes, settings=config.storage, refused=silent)
         try:
             if not self.store.volumes:
-                why = "; ".join(refusal.why for refusal in self.store.refused)
+                refused = self.store.refused
+                why = "; ".join(refusal.why for refusal in refused)
                 raise UnusableFile(
                     f"no volume can be used: {why}",
-                    "restore the directory from a backup; if that is not possible, erase it and run"
-                    f" `limosa node replace {config.name}`",
+                    CHECK_DISK
+                    if any(refusal.is_disk for refusal in refused)
+                    else "restore the directory from a backup; if that is not possible, erase it "
+                    f"and run `limosa node replace {config.name}`",
                 )
             peers = Peers(_dialer(config, "node"), self._received)
             node = Node(
@@ -236,6 +243,7 @@ class CoordinatorProcess:
     def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
         self.end = ProcessEnd()
         clock = BootClock()
+        source = load_source(config.load_source) if config.load_source else None
         open_store = opener(config.metastore, clock)
         with closing(open_store()) as metastore:
             membership.found(AgreedStore(metastore), config.cluster, machine_id(), uuid.uuid4().hex)
@@ -249,6 +257,7 @@ class CoordinatorProcess:
             mover,
             journal,
             self.end.fail,
+            source,
         )
         self.driver.start()
 

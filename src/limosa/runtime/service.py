@@ -204,7 +204,7 @@ class NodeService:
             try:
                 checked.append(self._checked(inbound.identity, request))
             except LimosaError as error:
-                inbound.settle(request.id)
+                inbound.settle((request.id,))
                 inbound.link.reply(refusal(request.id, error))
             else:
                 self.driver.traffic.wrote(request.partition, len(request.rows))
@@ -332,6 +332,7 @@ class NodeService:
             }
             for (partition, incarnation), held in sorted(brain.held.copy().items())
         ]
+        refused = driver.store.refused
         return json.dumps(
             {
                 "node": self.node,
@@ -345,11 +346,13 @@ class NodeService:
                 else max(0.0, lease.valid_until - driver.now()),
                 "replicas": replicas,
                 "free_bytes": driver.store.free_bytes(),
-                "refused": [f"{r.what}: {r.why}" for r in driver.store.refused],
+                "refused": [f"{r.what}: {r.why}" for r in refused],
+                "refused_disks": [f"{r.what}: {r.why}" for r in refused if r.is_disk],
                 "troubles": driver.store.troubles,
                 "keys": self._key_troubles(),
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
+                "vitals": msgspec.to_builtins(brain.vitals.seen(driver.now())),
             }
         ).encode()
 
@@ -369,6 +372,7 @@ class NodeService:
                 "live": sorted(agreed.leases),
                 "coordinator": None if holder is None else holder.holder,
                 "locked": agreed.controls.locked,
+                "pipeline": "" if agreed.pipeline is None else agreed.pipeline.words,
                 "requests": [
                     {
                         "id": request.id,

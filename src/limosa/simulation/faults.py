@@ -324,6 +324,29 @@ def slow_link(world: World, record: Partition) -> None:
     world.schedule(world.dice.choice((1.0, 4.0)), world.network.slow_down, one, other, 0.0)
 
 
+def slow_replication(world: World, record: Partition) -> None:
+    """The owner and its followers are far apart for a moment, but stay in sync."""
+    one = _owner(world, record).name
+    for other in [r.node for r in routing.everywhere(record) if r.node != one]:
+        world.network.slow_down(one, other, world.dice.choice((0.1, 0.15)))
+        world.schedule(0.6, world.network.slow_down, one, other, 0.0)
+
+
+def answer_late_then_lose_renewals(world: World, record: Partition) -> None:
+    """The metastore's answers reach the owner seconds late; then the owner's calls are lost, while
+    clients and other nodes still reach it."""
+    node = _owner(world, record).name
+    world.network.slow_down(METASTORE, node, 2.4, both_ways=False)
+    world.schedule(world.dice.uniform(2.5, 4.0), _lose_calls, world, node)
+
+
+def _lose_calls(world: World, node: str) -> None:
+    if not world.healed:
+        world.network.cut(node, METASTORE, both_ways=False)
+        world.schedule(7.0, world.network.mend, node, METASTORE)
+        world.schedule(7.0, world.network.slow_down, METASTORE, node, 0.0)
+
+
 def lose_metastore(world: World, record: Partition) -> None:
     """Nobody reaches the metastore for a while: perhaps for longer than leases last."""
     seconds = world.dice.choice((0.5, 2.0, 4.0))
@@ -368,8 +391,11 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
     )
 }
 
-AIMED_FAULTS = {cut_old_owner_from_peers.__name__: cut_old_owner_from_peers}
-"""Faults that make sense in few stages; only themes that aim at these stages inject them."""
+AIMED_FAULTS: dict[str, Callable[[World, Partition], None]] = {
+    fault.__name__: fault
+    for fault in (cut_old_owner_from_peers, slow_replication, answer_late_then_lose_renewals)
+}
+"""Faults that make sense in few stages, or with little else: only themes about them inject them."""
 
 STAGES: tuple[str, ...] = (
     "stable",

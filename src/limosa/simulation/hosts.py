@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Finished
-from limosa.core.coordinator.commits import CommitQueue
 from limosa.core.coordinator.office import Office
 from limosa.core.effects import (
     AbandonVolume,
@@ -73,7 +72,7 @@ from limosa.core.messages import (
     Write,
     Written,
 )
-from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, lease_key
+from limosa.core.model.changes import COORDINATOR_KEY, Agreed, lease_key
 from limosa.core.model.keys import Incarnation, PartitionId, Position
 from limosa.core.model.topology import Replica
 from limosa.core.participant.admission import admissible
@@ -89,10 +88,20 @@ if TYPE_CHECKING:
 METASTORE = "metastore"
 LOST_SECONDS = 1.0
 """A call of the metastore without an answer after so many seconds counts as lost."""
+OPERATIONS_MAX = 24
+"""Of one commit: few, so that united commits are divided here, too."""
 RESTART_SECONDS = 1.0
 """After so long a supervisor restarts a node that has ended."""
 VOLUMES = ("", "v2")
 """The volumes of every node."""
+
+
+class CommitAnswer(NamedTuple):
+    """What became of a commit; `stale` names its stale guards, if they are known."""
+
+    made: bool
+    agreed: Agreed
+    stale: tuple[str, ...] = ()
 
 
 class Process(ABC):
@@ -485,7 +494,6 @@ class SimulatedCoordinator(Process):
     def boot(self) -> None:
         self.brain = self.world.make_coordinator(self.name)
         self._office = Office(self.name)
-        self._commits = CommitQueue()
         self._committing = 0
         """The number of the commit call under way; 0: none."""
         self._calls = 0
@@ -501,7 +509,7 @@ class SimulatedCoordinator(Process):
                 case Send(to=to, message=message):
                     self.send(to, message)
                 case MakeCommit(commit=commit):
-                    self._commits.put(commit)
+                    self.brain.commits.put(commit)
                 case StartCopy():
                     self.world.mover.begin(effect)
                 case Compare():
@@ -535,27 +543,30 @@ class SimulatedCoordinator(Process):
 
     def _commit_next(self) -> None:
         """Make one commit at a time, as a real coordinator does; give up one without an answer."""
-        together = self._commits.take()
+        together = self.brain.commits.take(OPERATIONS_MAX)
         if not together:
             return
         self._calls += 1
         self._committing = call = self._calls
         self.call(
             lambda: self.world.commit_all(together, self.name),
-            lambda answer: self._committed(call, together, *answer),
+            lambda answer: self._committed(call, answer),
         )
         self.later(LOST_SECONDS, self._given_up, call)
 
-    def _committed(self, call: int, together: list[Commit], made: bool, agreed: Agreed) -> None:
-        if not made:
-            self._commits.stale(together)
+    def _committed(self, call: int, answer: CommitAnswer) -> None:
         if self._committing == call:
             self._committing = 0
-        self._handle(AgreedRead(agreed))
+            if answer.made:
+                self.brain.commits.made(answer.agreed.revision)
+            else:
+                self.brain.commits.stale(answer.stale)
+        self._handle(AgreedRead(answer.agreed))
 
     def _given_up(self, call: int) -> None:
         if self._committing == call:
             self._committing = 0
+            self.brain.commits.lost()
             self._commit_next()
 
     def _keep_office(self) -> None:

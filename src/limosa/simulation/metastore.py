@@ -39,13 +39,14 @@ class SimulatedMetastore:
     def read(self) -> Agreed:
         return self._agreed.read()
 
-    def commit(self, commit: Commit) -> bool:
+    def commit(self, commit: Commit) -> tuple[str, ...]:
+        """The stale guards; none: it is made."""
         try:
             self._agreed.commit(commit)
-        except StaleGuard:
-            return False
+        except StaleGuard as error:
+            return error.keys
         self.on_change()
-        return True
+        return ()
 
     def revision_of(self, key: str) -> int:
         return leases.revision_of(self._store, key)

@@ -40,9 +40,9 @@ class Network:
         if both_ways:
             self._cut.add((other, one))
 
-    def slow_down(self, one: str, other: str, seconds: float) -> None:
-        """Delay everything between two processes; 0: no longer."""
-        for path in ((one, other), (other, one)):
+    def slow_down(self, one: str, other: str, seconds: float, both_ways: bool = True) -> None:
+        """Delay everything between two processes, or from one to the other; 0: no longer."""
+        for path in ((one, other), (other, one))[: 1 + both_ways]:
             self._slow.pop(path, None)
             if seconds:
                 self._slow[path] = seconds

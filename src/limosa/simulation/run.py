@@ -40,6 +40,7 @@ from limosa.simulation.themes import (
     REPAIRS,
     RUNS,
     SEALS,
+    STORIES,
     THEMES,
     Theme,
     weather_of,
@@ -65,8 +66,8 @@ LIVE_MOVES = 6
 """One in so many seeds is about failures of a copy, and about moves with conditions."""
 RUN_SEEDS = 12
 """Of so many seeds, two are about runs of many moves, and one is about repairs."""
-SEAL_SEEDS = 60
-"""One in so many seeds is about sealed owners."""
+RARE_SEEDS = 60
+"""Of so many seeds, one is about sealed owners, and one follows a story."""
 
 
 class Result(Struct, frozen=True):
@@ -92,8 +93,10 @@ def is_about_repairs(seed: int) -> bool:
 def theme_of(seed: int, dice: Random) -> Theme:
     if is_about_repairs(seed):
         return REPAIRS
-    if seed % SEAL_SEEDS == 14:
+    if seed % RARE_SEEDS == 14:
         return SEALS
+    if seed % RARE_SEEDS == 59:
+        return dice.choice(STORIES)
     if seed % RUN_SEEDS in (1, 8):
         return dice.choice(OUTAGES)
     if seed % RUN_SEEDS == 4:
@@ -107,9 +110,9 @@ def shape_of(theme: Theme, dice: Random) -> WorldShape:
         nodes=dice.choice((replicas + 1, *theme.nodes)),
         partitions=dice.choice(theme.partitions),
         replicas=replicas,
-        clients=dice.choice((3, 4)),
+        clients=dice.choice(theme.client_counts),
         min_in_sync=dice.choice((0, 0, 1)),
-        entries_kept=dice.choice((4, 12, 1000)),
+        entries_kept=dice.choice(theme.entries_kept),
         seal_seconds=dice.choice((0.4, 2.0)),
         silence_seconds=dice.choice((0.4, 1.2)),
         patience_seconds=dice.choice((1.0, 5.5)),

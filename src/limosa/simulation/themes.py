@@ -8,7 +8,7 @@ from random import Random
 
 from msgspec import Struct
 
-from limosa.core.machines.catalogue import FALLBACK, READ_NEW
+from limosa.core.machines.catalogue import FALLBACK, READ_NEW, REPAIR
 from limosa.core.machines.machine import Work
 from limosa.simulation.faults import FAULTS
 from limosa.simulation.network import Weather
@@ -45,12 +45,18 @@ class Theme(Struct, frozen=True):
     """Whether clients insert as many rows as they can."""
     paces: tuple[float, ...] = (0.03, 0.06, 0.12)
     """Half the seconds between two operations of a client, on average."""
+    dropped: tuple[float, ...] = (0.0, 0.0, 0.01, 0.05)
+    slow: tuple[float, ...] = (0.0, 0.02, 0.1)
     stuck: tuple[float, ...] = (0.0, 0.0, 0.004, 0.02)
+    """Shares of messages that the network loses, delays a little, or delays for seconds."""
     hold_seconds: tuple[float, ...] = (0.0, 0.0, 1.0)
     replicas: tuple[int, ...] = (1, 2, 2, 3, 3, 3)
     partitions: tuple[int, ...] = (1, 1, 2)
     nodes: tuple[int, ...] = (4,)
     """How many nodes there are, unless there is just one more than replicas."""
+    client_counts: tuple[int, ...] = (3, 4)
+    entries_kept: tuple[int, ...] = (4, 12, 1000)
+    """How many entries a log keeps: a replica that lacks more must be rebuilt."""
     run_seconds: float = 0.0
     """Seconds between two requests about runs; 0: no requests."""
     member_seconds: float = 0.0
@@ -193,6 +199,68 @@ SEALS = Theme(
 )
 """A sealed owner hears nothing of the hand-over that follows, while clients still reach it."""
 
+STORIES: tuple[Theme, ...] = (
+    # The owner must count its lease from the sending of a renewal: its answer comes seconds late.
+    Theme(
+        "late answers",
+        {"answer_late_then_lose_renewals": 1},
+        {"collect": 1},
+        {"read": 4, "write": 6},
+        aimed=(0.0,),
+        operator_seconds=4.0,
+        fault_seconds=(20.0,),
+        seconds=(14.0,),
+        dropped=(0.0,),
+        slow=(0.0,),
+        stuck=(0.0,),
+        replicas=(3,),
+        partitions=(1,),
+    ),
+    # A replica must return though its owner is never idle: entries are always under way.
+    Theme(
+        "return under load",
+        {"isolate_target": 1, "crash_target": 1},
+        {"collect": 1},
+        {"read": 1},
+        aimed=(0.0,),
+        operator_seconds=4.0,
+        fault_seconds=(0.7,),
+        seconds=(3.0,),
+        latency_seconds=0.04,
+        loaded=True,
+        crowded=True,
+        paces=(0.07,),
+        stuck=(0.0,),
+        replicas=(3,),
+        partitions=(1,),
+        client_counts=(26,),
+        entries_kept=(10_000,),
+    ),
+    # A repair must not show half of a transfer on a replica that was filled a moment ago.
+    Theme(
+        "repair of a new replica",
+        {"slow_replication": 1},
+        {"move": 2, "repair": 3},
+        {"read": 1},
+        aimed=(0.9,),
+        stages=(REPAIR,),
+        delays=(0.0,),
+        waits=0.0,
+        owner_moves=0.0,
+        operator_seconds=0.15,
+        fault_seconds=(1.0,),
+        seconds=(10.0,),
+        paces=(0.004,),
+        dropped=(0.0,),
+        slow=(0.0,),
+        stuck=(0.0,),
+        replicas=(2, 3),
+        partitions=(1,),
+        bank=True,
+    ),
+)
+"""Each makes one sequence of events likely that other seeds almost never reach."""
+
 OUTAGES: tuple[Theme, ...] = (
     Theme(
         "power",
@@ -298,8 +366,8 @@ RUNS: tuple[Theme, ...] = (
 def weather_of(theme: Theme, dice: Random) -> Weather:
     return Weather(
         latency_seconds=theme.latency_seconds,
-        dropped=dice.choice((0.0, 0.0, 0.01, 0.05)),
+        dropped=dice.choice(theme.dropped),
         doubled=dice.choice((0.0, 0.02, 0.1)),
-        slow=dice.choice((0.0, 0.02, 0.1)),
+        slow=dice.choice(theme.slow),
         stuck=dice.choice(theme.stuck),
     )

@@ -31,6 +31,7 @@ from limosa.simulation.hosts import (
     METASTORE,
     VOLUMES,
     ClientProcess,
+    CommitAnswer,
     Process,
     SimulatedCoordinator,
     SimulatedMover,
@@ -267,18 +268,20 @@ class World:
     # --- the agreed state
 
     def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
-        return self.commit_all([commit], by)
+        answer = self.commit_all([commit], by)
+        return answer.made, answer.agreed
 
-    def commit_all(self, together: list[Commit], by: str) -> tuple[bool, Agreed]:
+    def commit_all(self, together: list[Commit], by: str) -> CommitAnswer:
         """Several as one: all of them happen, or none."""
         differs = sum(self._differs(change) for each in together for change in each.changes)
-        made = self.metastore.commit(united(together))
+        stale = self.metastore.commit(united(together))
+        made = not stale
         self.mismatches += made and differs
         if self.telling:
             for each in together:
                 partition = each.why.split(":", 1)[0]
                 self.tell(f"{by} {'commits' if made else 'fails to commit'}: {each.why}", partition)
-        return made, self.agreed
+        return CommitAnswer(made, self.agreed, stale)
 
     def _differs(self, change: Change) -> bool:
         """Did a verification find a difference in a copy that was not spoilt?"""

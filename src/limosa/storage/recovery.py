@@ -44,12 +44,16 @@ from limosa.storage.segment import Segment
 from limosa.storage.view import Ranged, TableView
 from limosa.tabular.schema import Table
 
+CHECK_DISK = "check the disk, then restart the node"
+
 
 class Refusal(Struct, frozen=True):
-    """A replica, or a whole volume, that is not served because a file of it is damaged."""
+    """A replica, or a whole volume, that is not served."""
 
     what: str
     why: str
+    is_disk: bool = False
+    """The disk failed or does not answer. Otherwise, a file is damaged."""
 
 
 class Recovery:

@@ -52,7 +52,7 @@ class Store:
         settings: StorageSettings | None = None,
         refused: Mapping[str, str] = NO_VOLUMES,
     ) -> None:
-        """`refused`: volumes that are not opened, and why."""
+        """`refused`: volumes that are not opened since their disks do not answer, and why."""
         self._disks: dict[str, Maintenance] = {}
         self._homes: dict[ReplicaKey, str] = {}
         self._ticket = 0
@@ -63,7 +63,7 @@ class Store:
         """Replicas of abandoned volumes: changes that were decided before are ignored."""
         self._scrubs: list[Scrub] = []
         self._settings = settings or StorageSettings()
-        self._refused = [Refusal(f"volume {name}", why) for name, why in refused.items()]
+        self._refused = [Refusal(f"volume {name}", why, True) for name, why in refused.items()]
         try:
             for name, directory in directories.items():
                 if name in refused:
@@ -210,7 +210,7 @@ class Store:
         self._disks = {other: each for other, each in self._disks.items() if other != name}
         self._gone.update(key for key, home in self._homes.items() if home == name)
         self._homes = {key: home for key, home in self._homes.items() if home != name}
-        self._refused.append(Refusal(f"volume {name}", why))
+        self._refused.append(Refusal(f"volume {name}", why, is_disk=True))
         worker = self._workers.pop(name, None)
         if worker is not None:
             worker.abandon()
@@ -278,11 +278,12 @@ class Store:
 
     def sizes(self) -> dict[ReplicaKey, Size]:
         """The approximate size of each replica."""
-        return {
-            key: replica.view.size
-            for disk in self._disks.values()
-            for key, replica in sorted(disk.volume.replicas.items())
-        }
+        sizes: dict[ReplicaKey, Size] = {}
+        for disk in self._disks.values():
+            with disk.volume.lock:
+                disk.volume.tally.count()
+                sizes.update(disk.volume.tally.sizes)
+        return sizes
 
     def free_bytes(self) -> dict[str, int]:
         """By volume; 0 for a disk that does not answer."""

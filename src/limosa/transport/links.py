@@ -23,7 +23,7 @@ import pyarrow.flight as flight
 
 from limosa.errors import BadInput
 from limosa.tabular.sizes import FRAME_BYTES_AIM
-from limosa.transport.lone import PendingAnswers, ReadingTurns
+from limosa.transport.lone import SMALL_BYTES, PendingAnswers, ReadingTurns
 
 OUTBOX_MESSAGES_MAX = 20_000
 OUTBOX_BYTES_MAX = 128 << 20
@@ -75,21 +75,32 @@ class StreamSender:
         """The sending thread was woken, and has not looked into the outbox yet."""
         self._reads = threading.get_ident() if reader_pumps else None
         """The thread that reads the stream, if that thread pumps after each frame."""
+        self._caller_sends_since: float | None = None
         self.closed = False
 
     def send(self, message: Any, quiet: bool = False) -> None:
         """Put a message into the outbox; if the outbox is closed or full, the message is lost.
 
-        `quiet`: do not send yet; the caller pumps or wakes after its last message.
+        `quiet`: do not send yet; the caller flushes, pumps or wakes after its last message.
         """
-        size = self._size_of(message)
+        self.put((message,))
+        if not quiet:
+            self.flush()
+
+    def put(self, messages: Iterable[Any]) -> None:
+        """Put messages into the outbox, and do not send them yet."""
+        sized = [(message, self._size_of(message)) for message in messages]
         with self._lock:
-            full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
-            if self.closed or full:
-                return
-            self._outbox.append((message, size))
-            self._bytes += size
-        if not (quiet or threading.get_ident() == self._reads):
+            for each in sized:
+                full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
+                if self.closed or full:
+                    return
+                self._outbox.append(each)
+                self._bytes += each[1]
+
+    def flush(self) -> None:
+        """Have the outbox sent: by the sending thread, or by this one if it pumps anyway."""
+        if threading.get_ident() != self._reads:
             self.wake()
 
     @property
@@ -137,6 +148,32 @@ class StreamSender:
                 self._broke(error)
             finally:
                 self._writing.release()
+
+    def pump_as_caller(self) -> None:
+        """Send a lone request on the calling thread, unless another thread is sending.
+
+        The sending thread sends what other threads have put into the outbox meanwhile, if it is
+        large: the peer may be slow to accept it.
+        """
+        if self._writing.acquire(blocking=False):
+            try:
+                with self._lock:
+                    messages = self._take() if self._bytes <= SMALL_BYTES else []
+                self._caller_sends_since = time.monotonic()
+                if messages:
+                    self._write(messages)
+            except Exception as error:
+                self._broke(error)
+            finally:
+                self._caller_sends_since = None
+                self._writing.release()
+        if self._outbox:
+            self.wake()
+
+    def caller_sends_for(self, now: float) -> float:
+        """How many seconds a caller has been sending; 0.0 if none is."""
+        since = self._caller_sends_since
+        return 0.0 if since is None else now - since
 
     def _run(self) -> None:
         while True:
@@ -258,16 +295,27 @@ class Outbound:
         self._thread.start()
 
     def send(self, message: Any, quiet: bool = False) -> None:
-        """`quiet`: do not send yet; the caller pumps or wakes after its last message."""
+        """`quiet`: do not send yet; the caller flushes, pumps or wakes after its last message."""
+        self.put((message,))
+        if not quiet:
+            self.flush()
+
+    def put(self, messages: Sequence[Any]) -> None:
+        """Put messages into the outbox, and do not send them yet."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         with self._lock:  # keeps the messages in order across a reconnect
             if self._stream is None:
-                if len(self._waiting) < OUTBOX_MESSAGES_MAX:
-                    self._waiting.append(message)
+                self._waiting += messages[: OUTBOX_MESSAGES_MAX - len(self._waiting)]
                 self._wanted.set()
             else:
-                self._stream.link.send(message, quiet)
+                self._stream.link.put(messages)
+
+    def flush(self) -> None:
+        """Have the outbox sent by the sending thread."""
+        stream = self._stream
+        if stream is not None:
+            stream.link.flush()
 
     @property
     def has_room(self) -> bool:
@@ -286,9 +334,9 @@ class Outbound:
                 stream = self._connect()
                 with self._lock:
                     self._stream = stream
-                    for message in self._waiting:
-                        stream.link.send(message)
+                    stream.link.put(self._waiting)
                     self._waiting.clear()
+                stream.link.flush()
                 read = partial(self._read, stream)
                 while True:
                     self.turns.read_as_link(read)
@@ -320,10 +368,10 @@ class Outbound:
             self._disconnected(error)
             self._stopping.wait(self.RETRY_SECONDS)
 
-    def pump(self) -> None:
+    def pump_as_caller(self) -> None:
         stream = self._stream
         if stream is not None:
-            stream.link.pump()
+            stream.link.pump_as_caller()
 
     def wake(self) -> None:
         self.turns.resume()
@@ -341,6 +389,19 @@ class Outbound:
         if since is not None and time.monotonic() - since > seconds:
             self._waiting_since = None
             self.cut()
+
+    def cut_if_stuck(self, seconds: float) -> None:
+        """Cut the stream if a caller has been sending for longer: the peer does not accept it."""
+        stream = self._stream
+        if stream is not None and stream.link.caller_sends_for(time.monotonic()) > seconds:
+            self.cut()
+
+    @property
+    def is_idle(self) -> bool:
+        """No caller is sending, and the peer has reacted to everything."""
+        stream = self._stream
+        sends = stream is not None and stream.link.caller_sends_for(time.monotonic()) > 0.0
+        return self._waiting_since is None and not sends
 
     def cut(self) -> None:
         """Cancel the current stream; the next message opens another."""

@@ -20,7 +20,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 SMALL_BYTES = 16 << 10
-"""A request of this size fits into the connection's window: its caller can't block in sending."""
+"""A request of this size fits into the connection's window, unless the peer has stopped reading:
+then the caller blocks until the link is cut (`Outbound.cut_if_stuck`)."""
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from limosa.core.coordinator import (
     damaged_owners,
     lost_owners,
     ownership,
+    readiness,
     rebuilds,
     reports,
     requests,
@@ -20,18 +21,20 @@ from limosa.core.coordinator import (
     transitions,
 )
 from limosa.core.coordinator.attention import Attention
+from limosa.core.coordinator.commits import CommitQueue
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.turns import deferred
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.effects import Effect, Explain, MakeCommit, Send
+from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartPipeline
 from limosa.core.events import (
     AgreedRead,
     Compared,
     CoordinatorEvent,
     Deposed,
     Elected,
+    LoadTold,
     Received,
 )
 from limosa.core.messages import Look, Status
@@ -58,6 +61,9 @@ class Coordinator:
         self.agreed = Agreed()
         self.office: Revision | None = None
         """The revision of the coordinator's key while it is ours."""
+        self.commits = CommitQueue()
+        """Empty while the coordinator is not in office. The driver puts commits in, takes them out,
+        and reports the outcome."""
         self.statuses: dict[NodeId, Status] = {}
         self.waits: dict[PartitionId, str] = {}
         self._attention = Attention(settings.ask_again_seconds)
@@ -83,6 +89,7 @@ class Coordinator:
                 self._read(agreed)
             case Elected(revision=revision):
                 self.office = revision
+                self.commits.clear()
                 self.statuses.clear()
                 self._attention.draw_to_all()
                 self._answered_at = (self.agreed, -1e9)
@@ -92,9 +99,12 @@ class Coordinator:
             case Compared(partition=partition, session=session):
                 self._memory.compared(partition, session, event.differences, event.more)
                 self._attention.draw_to(partition)
+            case LoadTold(told=told):
+                self._memory.load_told = told
             case _:
                 pass  # time went by: look again
         if not self._in_office():
+            self.commits.clear()
             return []
         return [*self._look(now), *self._decide(now, wall)]
 
@@ -115,14 +125,21 @@ class Coordinator:
         if agreed.requests is not self.agreed.requests:
             self._waiting = [each for each in agreed.requests.values() if each.state == "waiting"]
         self.agreed = agreed
+        self.commits.read(agreed.revision)
 
     def _look(self, now: float) -> list[Effect]:
         if now - self._looked_at < self.settings.look_seconds:
             return []
         self._looked_at = now
         self._attention.draw_to_all()
-        look = Look(self.agreed.topology.generation)
-        return [Send(node, look) for node in sorted(self.agreed.leases)]
+        generation = self.agreed.topology.generation
+        return [
+            Send(node, Look(generation, self._heard(node))) for node in sorted(self.agreed.leases)
+        ]
+
+    def _heard(self, node: NodeId) -> int:
+        status = self.statuses.get(node)
+        return 0 if status is None else status.sequence
 
     def _decide(self, now: float, wall: float) -> list[Effect]:
         assert self.office is not None
@@ -153,7 +170,7 @@ class Coordinator:
         self._answered_at = (self.agreed, view.now)
         forgetting = (requests.forget_answered, reports.forget_old, run_ends.forget_old)
         for forgotten in (forget(view) for forget in forgetting):
-            if forgotten is not None:
+            if forgotten is not None and not self.commits.holds(forgotten):
                 out.append(MakeCommit(forgotten))
         answered: set[PartitionId] = set()
         for request in self._waiting:
@@ -162,9 +179,11 @@ class Coordinator:
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
         for commit in runs.advance(view, self._flights):
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
+        if readiness.pipeline_is_wanted(view):
+            out.append(StartPipeline())
         begun = balancer.begin(view)
         if begun is not None:
-            out.append(MakeCommit(begun))
+            out.append(MakeCommit(begun) if isinstance(begun, Commit) else begun)
 
     def _forget(self, partition: PartitionId) -> None:
         """It was dropped."""
@@ -278,10 +297,11 @@ class Coordinator:
         asked: dict[str, tuple[dict[str, Revision], float]] | None = None,
     ) -> None:
         """Propose a commit once for each state it was computed from, and again after a while in
-        case the answer was lost."""
+        case the answer was lost, but not while it waits for its turn."""
         known = self._asked if asked is None else asked
         guards, asked_at = known.get(about, ({}, 0.0))
-        if guards == commit.guards and now - asked_at < self.settings.ask_again_seconds:
+        is_recent = now - asked_at < self.settings.ask_again_seconds
+        if guards == commit.guards and (is_recent or self.commits.holds(commit)):
             return
         known[about] = (commit.guards, now)
         out.append(MakeCommit(commit))

@@ -5,11 +5,9 @@ counts like a seal. Every log in sync, and that of every eligible replica, holds
 writes, so the next owner is named at once.
 """
 
-from msgspec.structs import replace
-
 from limosa.core import routing
 from limosa.core.coordinator.damaged_owners import last, without
-from limosa.core.coordinator.ownership import enter, in_sync_side, next_epoch
+from limosa.core.coordinator.ownership import enter, in_sync_side, next_epoch, with_in_sync
 from limosa.core.coordinator.transitions import Waiting
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.machines.machine import Side
@@ -29,8 +27,7 @@ def hand_over(view: ClusterView, record: Partition) -> Commit | Waiting | None:
     if takers:
         taker = best(view, record, takers)
         grant = Grant(taker, view.lease_of(taker.node))
-        if taker not in after.in_sync:
-            after = replace(after, in_sync=(*after.in_sync, taker))
+        after = with_in_sync(view, after, taker, takers)
         return view.commit(record, next_epoch(after, grant), f"{taker.node} takes over: {why}")
     stage = routing.stage_of(record)
     old = alive(view, record, in_sync_side(record, Side.OLD))

@@ -70,9 +70,9 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
         return f"election: {late[0].node} has not promised epoch {record.epoch} yet"
     if positions:
         *_, best = max(positions, key=lambda each: each[:2])
-        in_sync = record.in_sync if best in record.in_sync else (*record.in_sync, best)
         grant = Grant(best, view.lease_of(best.node))
-        after = replace(record, owner=grant, in_sync=in_sync)
+        heard = tuple(replica for *_, replica in positions)
+        after = with_in_sync(view, replace(record, owner=grant), best, heard)
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
     stage = routing.stage_of(record)
     if stage is not None and stage.switched and stage.given_up:
@@ -85,6 +85,28 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
             )
     names = ", ".join(replica.node for replica in candidates(view, record))
     return f"election: no replica that has every acknowledged row is alive: start one of {names}"
+
+
+def with_in_sync(
+    view: ClusterView, record: Partition, elected: Replica, heard: tuple[Replica, ...]
+) -> Partition:
+    """The record with the elected replica in sync: alone, if others were eligible.
+
+    Nothing was committed without the eligible ones, so each candidate has every committed row. All
+    of them stay eligible, also those that were in sync, until enough have caught up with the new
+    owner. So a dead owner does not count among the replicas in sync, and if the new owner dies,
+    too, the next candidate is elected. If the elected replica is damaged, those in sync stay: they
+    may have the rows that it can't read.
+    """
+    leaving: tuple[Replica, ...] = ()
+    if record.eligible and not view.is_damaged(record, elected):
+        leaving = tuple(r for r in routing.electable(record) if r != elected)
+    in_sync = tuple(r for r in record.in_sync if r not in leaving)
+    after = replace(record, in_sync=in_sync if elected in in_sync else (*in_sync, elected))
+    gone = [r for r in leaving if r in routing.new_only(record) and r not in heard]
+    if gone and gives_up(record):
+        return given_up(after, f"{gone[0].node} did not take part in the election", "cluster")
+    return after
 
 
 def is_overdue(view: ClusterView, record: Partition) -> bool:

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from limosa.core.coordinator.answers import RequestAnswer, check_name
+from limosa.core.coordinator.limits import check_numbers, check_room
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
     Change,
@@ -23,9 +24,6 @@ from limosa.core.model.topology import Layout, Partition, Replica, Zone
 from limosa.core.planning.placement import data_nodes
 from limosa.core.planning.spread import spread
 from limosa.errors import IllegalRequest
-
-PARTITIONS_MAX = 4096
-REPLICAS_MAX = 7
 
 
 def create(view: ClusterView, wish: CreateTable, trigger: Revision) -> RequestAnswer:
@@ -91,6 +89,7 @@ def new_zone(
             f"{wish.count} replicas, but {len(live)} data nodes are alive",
             "start more nodes, or ask for fewer replicas",
         )
+    check_room(view, wish, live)
     names = tuple(f"{name}-{index:04d}" for index in range(wish.partitions))
     # A version that no earlier zone of this name had: what was routed by one is sent back.
     layout = Layout(name, trigger, even_starts(wish.partitions), names)
@@ -101,20 +100,6 @@ def new_zone(
         record = Partition(partition, name, layout.range_of(index), replicas, replicas)
         changes += [Put(record), Put(Intent(partition, places[partition], change=trigger))]
     return tuple(changes)
-
-
-def check_numbers(wish: CreateTable) -> None:
-    if not 1 <= wish.partitions <= PARTITIONS_MAX:
-        raise IllegalRequest(
-            f"{wish.partitions} partitions", f"ask for 1 to {PARTITIONS_MAX} of them"
-        )
-    if not 1 <= wish.count <= REPLICAS_MAX:
-        raise IllegalRequest(f"{wish.count} replicas", f"ask for 1 to {REPLICAS_MAX} of them")
-    if not 0 <= wish.min_in_sync <= wish.count:
-        raise IllegalRequest(
-            f"{wish.min_in_sync} of {wish.count} replicas in sync at least",
-            "ask for as many as there are at most; 0 means a majority",
-        )
 
 
 def even_starts(partitions: int) -> tuple[int, ...]:

@@ -424,11 +424,19 @@ def compare(view: ClusterView, record: Partition) -> Commit | Waiting:
 def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
     """A commit that changes the owner needs the present owner's seal for this revision.
 
-    The owner is not asked to seal before a replica is there that can take over.
+    The owner is not asked to seal before a replica is there that can take over. And while too few
+    replicas of the other side are in sync, no replica is left behind that may still be elected.
     """
     assert record.owner is not None
     stage = routing.stage_of(record)
     assert stage is not None
+    enough = enough_take_over(view, record, stage)
+    dropped = [r.node for r in routing.old_only(record) if r in record.eligible]
+    if dropped and not enough:
+        return Waiting(
+            f"too few of the replicas that stay are in sync, and {', '.join(dropped)}, which would "
+            "be dropped, may have to be elected"
+        )
     if record.owner.replica in routing.side(record, stage.owner.other):
         return None
     revision = view.agreed.topology.revision_of(record.id)
@@ -440,7 +448,7 @@ def seal(view: ClusterView, record: Partition, held_since: float) -> Progress:
         if any(may_take_over_later(view, record, each) for each in successors):
             return Waiting(NO_TAKER)
         return GivenUp(NO_TAKER)
-    if record.eligible and not enough_take_over(view, record, stage):
+    if record.eligible and not enough:
         return Waiting("hand-over: too few replicas of the new side are in sync")
     in_flight = 0.0 if source is None else source.commit_seconds
     if not view.memory.is_sealing(record.id, revision):

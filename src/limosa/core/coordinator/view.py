@@ -167,25 +167,38 @@ class ClusterView:
         """Replicas that may still be elected after this change, though they are not in sync.
 
         They left the in-sync set when too few replicas stayed in it, or later, and nothing is
-        committed without them until enough are in sync again. A replica that is lost, damaged or
-        about to be dropped is not among them.
+        committed without them until enough are in sync again. A replica that is lost or damaged is
+        not among them. One that a transition will drop may be, as long as it is read.
 
-        An owner can't open while others are eligible: it does not know what of its log they lack.
-        If all replicas that are left are needed, whoever is elected would have to wait for the
-        others, perhaps for ever; so then none is eligible, and the owner opens alone.
+        While others are eligible, an owner opens only if it knows that all of its log is committed.
+        If another owner would need every replica that can return, it might wait for ever; so then
+        none is eligible, and the owner opens alone. So it does if a transition drops dead replicas,
+        and too few others are left.
         """
         zone = self.agreed.topology.zones[after.zone]
-        needed = routing.needed(after, zone)
         here = routing.electable(after)
-        if len(here) >= needed:
-            return ()
-        may_return = [r for r in routing.may_return(after) if self.is_sound(before, r)]
-        owner = self.owner_status(before)
-        is_closed = owner is not None and owner.open_epoch != before.epoch
-        if is_closed and len(here) + len(may_return) <= needed:
+        missing = routing.needed(after, zone) - len(here)
+        if missing <= 0:
             return ()
         left = (r for r in before.in_sync if r not in after.in_sync)
-        return tuple(r for r in (*before.eligible, *left) if r in may_return)
+        out = [r for r in routing.out_of_sync(after) if self.is_sound(before, r)]
+        eligible = tuple(r for r in (*before.eligible, *left) if r in out)
+        if before.eligible and self.owner_is_closed(before):
+            dropped = routing.old_only(after)
+            dead = [r for r in out if r in dropped and not self.is_live(r.node)]
+            if len(out) <= missing or len(out) - len(dead) < missing:
+                return ()
+        return eligible
+
+    def owner_is_closed(self, record: Partition) -> bool:
+        """The owner says that it has not opened under this record, and that not all of its log is
+        committed. While others are eligible, it can't open before the record changes."""
+        grant, known = record.owner, self.owner_status(record)
+        if grant is None or known is None or not self.owner_lives(record):
+            return False
+        generation = self.statuses[grant.replica.node].generation
+        has_applied = generation >= self.agreed.topology.revision_of(record.id)
+        return has_applied and known.open_epoch != record.epoch and known.watermark < known.last
 
     def is_sound(self, record: Partition, replica: Replica) -> bool:
         """The replica is neither lost nor damaged, as far as is known."""

@@ -318,14 +318,15 @@ def with_mark(commit: Commit) -> tuple[Change, ...]:
     return (*commit.changes, Put(Mark(commit.why))) if commit.touches_topology() else commit.changes
 
 
-def merged(commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
-    """The commits that can be made as one, in their order, and those left for the next one.
+def merged(commits: Iterable[Commit], operations_max: int, at_most: int) -> list[Commit]:
+    """The first commits that can be made as one, in their order.
 
     Two commits conflict if they expect different revisions of a key, or if one changes a key that
-    the other guards: made one after the other, the second would be stale.
+    the other guards: made one after the other, the second would be stale. A commit that conflicts
+    is left for later. Together they have no more guards, and no more changes, than the metastore
+    takes at once; a single commit may have more.
     """
     together: list[Commit] = []
-    left: list[Commit] = []
     guards: dict[str, Revision] = {}
     changed: set[str] = set()
     for commit in commits:
@@ -334,13 +335,16 @@ def merged(commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
             guards.get(key, revision) == revision and key not in changed
             for key, revision in commit.guards.items()
         )
-        if agrees and not any(key in guards or key in changed for key in keys):
-            together.append(commit)
-            guards |= commit.guards
-            changed.update(keys)
-        else:
-            left.append(commit)
-    return together, left
+        if not agrees or any(key in guards or key in changed for key in keys):
+            continue
+        more = sum(key not in guards for key in commit.guards)
+        size = max(len(guards) + more, len(changed) + len(keys) + 1)  # and the mark
+        if together and (size > operations_max or len(together) == at_most):
+            break
+        together.append(commit)
+        guards |= commit.guards
+        changed.update(keys)
+    return together
 
 
 def united(commits: list[Commit]) -> Commit:

@@ -112,6 +112,7 @@ class Participant(NodeState):
             case Stored():
                 self.serving.stored(now, event)
             case Ticked():
+                self.vitals.ticked(now)
                 self.leasing.tick(now)
                 self.hosting.tick(now)
                 self.serving.tick(now)

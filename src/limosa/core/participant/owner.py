@@ -28,6 +28,7 @@ from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
+from limosa.core.participant.pace import CopyPace
 from limosa.core.participant.replication import Peer, Replication
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
@@ -58,8 +59,10 @@ class Owner(Replication):
         lease: Lease,
         tickets: Tickets,
         settings: ParticipantSettings,
+        pace: CopyPace | None = None,
     ) -> None:
         super().__init__(held, record, lease, tickets, settings)
+        self.pace = pace or CopyPace(settings)
         self.needed = 1
         """How many in-sync replicas the zone requires."""
         self.collecting: tuple[Position, Revision] | None = None
@@ -237,6 +240,7 @@ class Owner(Replication):
         self.out += self.held.advance(point)
         if self.pending and self.pending[0].at <= self.held.watermark:
             self.slowest = (self.commit_seconds(now), now)
+            self.pace.committed(now, self.waits_seconds(now))
         while self.pending and (self.pending[0].at <= self.held.watermark or self.must_stop()):
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
@@ -250,7 +254,11 @@ class Owner(Replication):
         """The longest recent commit, or the wait of the oldest pending write if that is longer."""
         seconds, at = self.slowest
         lately = seconds * max(0.0, 1 - (now - at) / self.settings.slowest_seconds)
-        return max(lately, now - self.pending[0].since) if self.pending else lately
+        return max(lately, self.waits_seconds(now))
+
+    def waits_seconds(self, now: float) -> float:
+        """How long the oldest pending write has waited."""
+        return now - self.pending[0].since if self.pending else 0.0
 
     def as_promised(self, answer: Answer) -> Answer:
         """Too few replicas are left in sync since the write was admitted: outcome unknown."""

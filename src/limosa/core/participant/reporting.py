@@ -30,6 +30,7 @@ class Reporting:
             )  # and report afterwards: a report of now would be out of date
         else:
             self._tell(now)
+        self._node.vitals.looked(now, self._sequence, message.heard)
 
     def measured(self, event: Measured) -> None:
         """Sizes are part of the next report."""
@@ -104,8 +105,8 @@ class Reporting:
             held.epoch_durable,
             held.last,
             held.watermark,
-            # Of a damaged owner the coordinator must know whether it ever opened in this epoch.
-            owner.epoch if owner.open and (owner.holds(now) or held.damaged) else 0,
+            # Whether or not its lease holds now: it once opened in this epoch.
+            owner.epoch if owner.open else 0,
             owner.seal_report(),
             held.copied,
             held.digest,
@@ -120,4 +121,5 @@ class Reporting:
             held.trouble,
             self._node.measured.rates.get(held.partition, (0.0, 0.0)),
             held.damaged,
+            int(self._node.pace.rate) if self._node.in_transition(held.partition) else 0,
         )

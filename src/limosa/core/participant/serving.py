@@ -41,7 +41,7 @@ class Serving:
         assert node.lease is not None
         owner = node.owners.get(held.partition)
         if owner is None or owner.epoch != record.epoch or owner.held is not held:
-            owner = Owner(held, record, node.lease, node.tickets, node.settings)
+            owner = Owner(held, record, node.lease, node.tickets, node.settings, node.pace)
             node.owners[held.partition] = owner
         needed = routing.needed(record, node.topology.zones[record.zone])
         owner.adopt(now, record, revision, needed)

@@ -10,8 +10,10 @@ from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pace import CopyPace
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
+from limosa.core.participant.vitals import Vitals
 
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
@@ -33,6 +35,8 @@ class NodeState:
         self.failed_volumes: dict[str, str] = {}
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
+        self.pace = CopyPace(settings)
+        self.vitals = Vitals()
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
