@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from limosa.core.client import Asked, Client, ClientSettings, Finished
+from limosa.core.client.gathering import PART_BYTES_AIM
 from limosa.core.client.windows import (
     GROWTH_BYTES,
     LATENCY_SECONDS_AIM,
@@ -88,7 +89,7 @@ def test_the_answer_to_an_earlier_attempt_counts_however_late_it_is() -> None:
     """S127: the network takes five times as long as an attempt may take. Each write is sent three
     times at most, and ends with the first answer that arrives, which is one to its first attempt.
     Later answers change nothing."""
-    client = knowing()
+    client = knowing(gather_parts=100)
     attempts: dict[str, list[tuple[float, str]]] = {}
     ended: dict[str, tuple[float, str]] = {}
     for tick in range(1, 700):
@@ -448,7 +449,7 @@ def test_small_writes_wait_for_a_moment_only() -> None:
         full.handle(0.011, Ticked())
     ask(full, "o3", 0.02)
     assert set(full._groups) == {"a", "b", "o1"}
-    full.handle(0.12, Ticked())
+    full.handle(0.011 + 0.25, Ticked())
     assert set(full._groups) == {"a", "b", "o1", "o2"}
 
 
@@ -523,7 +524,9 @@ def test_together_they_time_out_and_each_says_what_is_known_of_it() -> None:
 
 def test_many_bytes_are_not_gathered_and_a_comparison_goes_alone() -> None:
     client = gathering()
-    large = SimulatedRows((SimulatedRow("k", 0, "v"),) * 700)  # more than a partition should get
+    large = SimulatedRows(
+        (SimulatedRow("k", 0, "v"),) * (PART_BYTES_AIM // 100 + 1)
+    )  # more than a partition should get
     ask(client, "o1")
     effects = ask(client, "o2", rows=large)
     assert [(w.id, w.after) for w in sent(effects, Write)] == [("o1.1", 2), ("o2.1", 3)]

@@ -25,8 +25,9 @@ class ClientSettings(Struct, frozen=True):
     patience_seconds: float = 0.0
     """How long a write waits for replicas that are missing, before it fails."""
     gather_seconds: float = 0.01
-    """How long a small write waits for others, to be sent together."""
-    gather_parts: int = 64
+    """How long a small write waits for others, to be sent together; longer while parts wait for
+    their nodes anyway."""
+    gather_parts: int = 16
     """While so many parts of a zone are under way, small writes wait for others."""
     window_bytes: int = 4 << 20
     """How much is under way to a node at first; then the node's latency decides."""

@@ -33,6 +33,8 @@ from limosa.core.model.topology import Partition
 
 LARGE_BYTES = 4 << 20
 QUEUED_PARTS_MAX = 4_096
+QUEUED_FACTOR = 25
+"""So many times longer do small writes wait for others while parts wait for their nodes."""
 
 
 class Client:
@@ -355,8 +357,8 @@ class Client:
                 window, _ = self._freed.popitem()
                 self._fill(now, window)
             else:
-                factor = 10 if self._queued else 1
-                zones = self._gathering.due(now - factor * self.settings.gather_seconds)
+                patience = self.settings.gather_seconds * (QUEUED_FACTOR if self._queued else 1)
+                zones = self._gathering.due(now - patience)
                 if not zones:
                     return
                 for zone in zones:

@@ -13,7 +13,7 @@ from limosa.core.model.rows import Rows
 
 GATHERED_BYTES_MAX = 16 << 20
 """A single partition may get all rows of a write, and accepts twice as many bytes."""
-PART_BYTES_AIM = 64 << 10
+PART_BYTES_AIM = 256 << 10
 """No more is gathered once each partition gets so many bytes."""
 
 
