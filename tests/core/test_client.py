@@ -29,7 +29,9 @@ from tests.core.samples import OLD, cluster, stable
 from tests.core.stage import done, rows, sent
 
 LEFT, RIGHT = TokenRange(TOKEN_MIN, 0), TokenRange(0, TOKEN_END)
-SETTINGS = ClientSettings(attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0)
+SETTINGS = ClientSettings(
+    attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0, gather_parts=100
+)
 ASKED = Asked("o", "z", rows("k"))
 
 

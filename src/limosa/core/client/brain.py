@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 
 from limosa.core.client.asked import Asked, ClientEvent, ClientSettings, Finished, OperationOutcome
 from limosa.core.client.gathering import Gathering
-from limosa.core.client.operations import Attempt, ClientOperation, OperationGroup, Part
+from limosa.core.client.operations import SentAttempt, ClientOperation, OperationGroup, Part
 from limosa.core.client.order import WriteOrder
-from limosa.core.client.routes import Routes
+from limosa.core.client.routes import ClientRoutes
 from limosa.core.client.windows import PART_BYTES, Window
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
@@ -45,7 +45,7 @@ class Client:
         self.settings = settings
         self.operations: dict[str, ClientOperation] = {}
         self.out: list[Effect] = []
-        self._routes = Routes()
+        self._routes = ClientRoutes()
         self._gathering = Gathering(settings.gather_parts)
         self._groups: dict[str, OperationGroup] = {}
         """Unfinished groups, by the id of their first operation."""
@@ -288,7 +288,7 @@ class Client:
         part.after = 0
         part.id = f"{group.asked.id}.{group.attempts}"
         part.open += 1
-        group.under_way[part.id] = Attempt(part, part.node, now)
+        group.under_way[part.id] = SentAttempt(part, part.node, now)
         if part.rows is not None:
             part.window = self._window(part.node)
             part.window.used += part.size

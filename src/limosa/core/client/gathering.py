@@ -17,7 +17,7 @@ PART_BYTES_AIM = 256 << 10
 """No more is gathered once each partition gets so many bytes."""
 
 
-class Held(Struct, eq=False):
+class HeldWrites(Struct, eq=False):
     """Writes that wait to be sent together."""
 
     since: float
@@ -36,7 +36,7 @@ class Gathering:
     __slots__ = ("_under_way", "_under_way_max", "held")
 
     def __init__(self, under_way_max: int) -> None:
-        self.held: dict[ZoneId, Held] = {}
+        self.held: dict[ZoneId, HeldWrites] = {}
         self._under_way: dict[ZoneId, int] = {}
         """The number of parts that are not done."""
         self._under_way_max = under_way_max
@@ -59,11 +59,13 @@ class Gathering:
         enough = held.bytes + rows.bytes > held.bytes_max
         return not enough and first is not None and first.joins(rows)
 
-    def hold(self, now: float, operation: ClientOperation, rows: Rows, partitions: int) -> Held:
+    def hold(
+        self, now: float, operation: ClientOperation, rows: Rows, partitions: int
+    ) -> HeldWrites:
         held = self.held.get(operation.asked.zone)
         if held is None:
             bytes_max = min(GATHERED_BYTES_MAX, partitions * PART_BYTES_AIM)
-            held = self.held[operation.asked.zone] = Held(now, bytes_max)
+            held = self.held[operation.asked.zone] = HeldWrites(now, bytes_max)
         held.operations.append(operation)
         held.bytes += rows.bytes
         return held

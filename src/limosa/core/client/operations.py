@@ -93,7 +93,7 @@ class Part(Struct, eq=False):
         return [leaf for piece in self.pieces for leaf in piece.leaves()]
 
 
-class Attempt(Struct, eq=False):
+class SentAttempt(Struct, eq=False):
     """A message without an answer yet."""
 
     part: Part
@@ -116,7 +116,7 @@ class OperationGroup(Struct, eq=False):
     """The version of the layout by which all parts were split; 0: there is no such version."""
     routed: dict[PartitionId, Part] = {}
     """The parts, by partition."""
-    under_way: dict[str, Attempt] = {}
+    under_way: dict[str, SentAttempt] = {}
     attempts: int = 0
     earlier: "OperationGroup | None" = None
     later: "OperationGroup | None" = None

@@ -13,7 +13,7 @@ from limosa.core.model.rows import Rows, Starts
 from limosa.core.model.topology import Layout, Partition
 
 
-class Routes:
+class ClientRoutes:
     """Splits operations by the layouts of a topology, and finds the nodes of partitions."""
 
     __slots__ = ("_starts", "topology")
