@@ -543,3 +543,13 @@ def test_a_node_that_stops_does_not_take_another_lease(house: House) -> None:
     assert crowded.ticked
     with closing(SqliteMetastore(house.metastore, BootClock())) as metastore:
         assert metastore.get(lease_key("n1")) is None
+
+
+def test_a_node_whose_lock_is_taken_for_long_keeps_its_lease(house: House) -> None:
+    """Renewals, and the extension of the lease by them, wait for nothing that the brain does."""
+    driver = house.node().driver
+    lease = driver.brain.lease
+    assert lease is not None
+    with driver._lock:
+        until = lease.valid_until
+        eventually(lambda: lease.valid_until > until, "the lease is extended", PATIENCE_SECONDS)

@@ -30,10 +30,6 @@ class AcquireLease(Effect, frozen=True, gc=False):
     """Register this run: a new lease, and the node's key under it."""
 
 
-class RenewLease(Effect, frozen=True, gc=False):
-    lease: LeaseId
-
-
 class ReadTopology(Effect, frozen=True, gc=False):
     """Read the newest topology; a watch may be late or lost."""
 

@@ -77,13 +77,6 @@ class LeaseGranted(Struct, frozen=True, gc=False):
     sent_at: float
 
 
-class LeaseRenewed(Struct, frozen=True, gc=False):
-    """The renewal that was sent at `sent_at` succeeded."""
-
-    lease: LeaseId
-    sent_at: float
-
-
 class LeaseEnded(Struct, frozen=True, gc=False):
     """The metastore no longer has this lease."""
 
@@ -221,7 +214,6 @@ NodeEvent: TypeAlias = (
     | Ticked
     | TopologyRead
     | LeaseGranted
-    | LeaseRenewed
     | LeaseEnded
     | Stored
     | VolumeLost

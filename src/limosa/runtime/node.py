@@ -25,7 +25,6 @@ from limosa.core.effects import (
     ReadSlice,
     ReadTail,
     ReadTopology,
-    RenewLease,
     Send,
     ShelveSlice,
     Surprise,
@@ -36,7 +35,6 @@ from limosa.core.events import (
     DigestTaken,
     LeaseEnded,
     LeaseGranted,
-    LeaseRenewed,
     LogLost,
     Measured,
     NodeEvent,
@@ -131,7 +129,10 @@ class NodeDriver:
         """The last ticket that the present turn wrote to each volume."""
         self._full: tuple[str, ...] = ()
         self._deleted: set[str] = set()
-        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
+        due = self.brain.leasing.renewals.due
+        self._heartbeat = Heartbeat(
+            lease_key(node.id), open_metastore, clock, log, self._fail, due, self._renewed
+        )
         self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
         self._workers = VolumeWorkers(log)
         self._shelvers = VolumeWorkers(log, "shelver")
@@ -338,13 +339,6 @@ class NodeDriver:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case RenewLease(lease=lease):
-                self._heartbeat.renew(
-                    lease,
-                    lambda alive, sent_at: self.deliver(
-                        LeaseRenewed(lease, sent_at) if alive else LeaseEnded(lease)
-                    ),
-                )
             case AcquireLease():
                 self._heartbeat.acquire(
                     self.settings.participant.lease_seconds,
@@ -514,6 +508,13 @@ class NodeDriver:
         if full != self._full:
             self.log("disks are full" if self._full else "disks have space again", volumes=full)
         self.deliver(Measured(self.store.free_bytes(), sizes, rates, self._full))
+
+    def _renewed(self, lease: int, alive: bool, sent_at: float) -> None:
+        """By the thread of the heartbeat, without the lock: a busy brain keeps its lease."""
+        if alive:
+            self.brain.leasing.renewals.renewed(self.now(), lease, sent_at)
+        else:
+            self.deliver(LeaseEnded(lease))
 
     def _is_copied(self, partition: PartitionId) -> bool:
         record = self.agreed.topology.partitions.get(partition)

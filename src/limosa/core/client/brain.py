@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from limosa.core.client.asked import Asked, ClientEvent, ClientSettings, Finished, OperationOutcome
 from limosa.core.client.gathering import Gathering
-from limosa.core.client.operations import SentAttempt, ClientOperation, OperationGroup, Part
+from limosa.core.client.operations import ClientOperation, OperationGroup, Part, SentAttempt
 from limosa.core.client.order import WriteOrder
 from limosa.core.client.routes import ClientRoutes
 from limosa.core.client.windows import PART_BYTES, Window

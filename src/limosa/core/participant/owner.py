@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.effects import AppendEntries, MakeCommit, Send
+from limosa.core.effects import AppendEntries, Send
 from limosa.core.messages import (
     Answer,
     Mismatched,
@@ -22,14 +22,14 @@ from limosa.core.messages import (
     Write,
     Written,
 )
-from limosa.core.model.changes import Commit, Put, lease_key, partition_key
 from limosa.core.model.keys import Position, Revision, SessionId, position
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.pace import CopyPace
-from limosa.core.participant.replication import Peer, Replication
+from limosa.core.participant.pairs import Pairs
+from limosa.core.participant.returning import Returning
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 
@@ -49,7 +49,7 @@ OwnerReport: TypeAlias = tuple[
 """Whether the owner is open, its seal, and the replicas that have caught up."""
 
 
-class Owner(Replication):
+class Owner(Returning):
     """One replica's ownership: one epoch, one run of one process."""
 
     def __init__(
@@ -58,16 +58,16 @@ class Owner(Replication):
         record: Partition,
         lease: Lease,
         tickets: Tickets,
+        pairs: Pairs,
         settings: ParticipantSettings,
         pace: CopyPace | None = None,
     ) -> None:
-        super().__init__(held, record, lease, tickets, settings)
+        super().__init__(held, record, lease, tickets, pairs, settings)
         self.pace = pace or CopyPace(settings)
         self.needed = 1
         """How many in-sync replicas the zone requires."""
         self.collecting: tuple[Position, Revision] | None = None
         """A collection that is not committed yet: barriers wait for it."""
-        self.open = False
         self.opened: Position = 0
         """The watermark at which the owner opened: every read here must see all rows up to it."""
         self.counter = 0
@@ -78,10 +78,11 @@ class Owner(Replication):
         self.verified_for = 0.0
         self.slowest = (0.0, -inf)
         """The longest recent commit of a write, in seconds, and when it happened."""
-        self.proposed: dict[Replica, float] = {}
-        """Replicas that the next commit may make in sync again: acks already wait for them."""
-        self.lately: deque[tuple[float, Position]] = deque()
-        """The watermarks of the last ticks, the oldest first."""
+        self.touches = ""
+        """Why a commit must void seal and proposals, until it is asked for; empty: they stand."""
+        self.touched = 0
+        """How often that was asked for under the present revision of the record."""
+        self.touched_at = -inf
         self.told: OwnerReport = (False, None, ())
         """What was last reported to the coordinator."""
 
@@ -93,19 +94,20 @@ class Owner(Replication):
 
     def adopt(self, now: float, record: Partition, revision: Revision, needed: int) -> None:
         """Another revision of the record: perhaps other peers; every seal and proposal is void."""
+        is_the_same = record == self.record
         self.record = record
         self.revision = revision
         self.needed = needed
         self.sealed = self.unsealed()
-        self.proposed.clear()
-        self.lately.clear()  # the write set may have been smaller
-        wanted = [r for r in routing.written(record) if r != self.held.replica]
-        self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
+        self.touched, self.touched_at = 0, -inf
+        self.note_record(record)
+        self.follow([r for r in routing.written(record) if r != self.held.replica])
         for peer in self.peers.values():
-            peer.since = now
+            if not is_the_same:  # a commit that only voids proposals gives nobody more time
+                peer.since = self.clock.now
             peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
-            if peer.replica in routing.may_return(record):
+            if peer.replica in self.returning:
                 peer.matched = False  # it must answer again before it is proposed
             if not peer.matched:
                 self.probe(peer)
@@ -114,10 +116,6 @@ class Owner(Replication):
     def unsealed(self) -> Revision | None:
         """A seal is for one revision of the record: any commit lifts it."""
         return None
-
-    def required(self) -> list[Replica]:
-        """The current write set, and replicas that a commit may have added to it already."""
-        return [*routing.writers(self.record), *self.proposed]
 
     # --- writing
 
@@ -204,6 +202,8 @@ class Owner(Replication):
         ticket = self.tickets.appending(held, self.revision)
         self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, (entry,)))
         for peer in self.peers.values():
+            if peer.matched and peer.acked >= entry.previous:
+                peer.since = self.clock.now
             if peer.matched and peer.sent == entry.previous:
                 self.replicate(peer, entry.previous)
 
@@ -221,11 +221,6 @@ class Owner(Replication):
                 return self.held.watermark
             point = min(point, peer.acked)
         return point
-
-    def must_stop(self) -> bool:
-        """Too few replicas are in sync: another one that may be elected could lack what is
-        committed now."""
-        return bool(self.record.eligible)
 
     def commit(self, now: float) -> None:
         """Move the watermark, open when everything in this log is committed, answer clients."""
@@ -277,91 +272,67 @@ class Owner(Replication):
 
     def tick(self, now: float) -> None:
         held = self.held
+        self.forget_watermarks(now)
         for peer in self.peers.values():
+            if peer.pair.asked is not None:
+                continue  # its node owes an answer to a probe of another partition, perhaps
             if not peer.matched:
                 self.probe(peer)
             elif peer.acked < held.last:
-                if (
-                    now - peer.since >= self.settings.resend_seconds
-                ):  # otherwise entries are still under way
+                # Otherwise entries are still under way.
+                if self.clock.now - peer.since >= self.settings.resend_seconds:
                     self.resend(now, peer, peer.acked)
-            else:
-                peer.since = now
-                idle = now - peer.heard > self.settings.idle_seconds_max
-                if idle and peer.asked is None:
-                    peer.asked = now
-                if peer.told < held.watermark or held.check is not None or idle:
-                    self.replicate(peer, held.last)
+            elif peer.told < held.watermark or held.check is not None:
+                self.replicate(peer, held.last)
             self.propose(now, peer)
-        self.lately.append((now, held.watermark))
-        while now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
-            self.lately.popleft()
-        stale = [
-            r for r, at in self.proposed.items() if now - at > self.settings.silence_seconds_max
-        ]
-        waited = self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max
-        if stale or waited:
-            self.sealed_at = now
-            self.proposed = dict.fromkeys(self.proposed, now)
-            self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
+        self.note_watermark(now)
+        why = self.why_void(now)
+        if why and now - self.touched_at > self.settings.silence_seconds_max:
+            self.touched_at = now
+            self.touch(why)
 
-    def propose(self, now: float, peer: Peer) -> None:
-        """A replica that is nearly caught up may return: from now on all acks wait for it.
-
-        Nearly: it has what was committed a moment ago. Under load it never has all that is
-        committed now, unless the watermark waits for it.
-
-        An owner that may commit nothing proposes replicas that have all of its log: no more is
-        written meanwhile, and if it is not open, it does not know how much is committed.
-        """
-        nearly = self.lately[0][1] if self.lately else self.held.watermark
+    def rests(self) -> bool:
+        """Is there nothing to do here, however much time passes? An owner also rests if all that is
+        left waits for nodes that owe an answer: their pairs know that it waits."""
+        held = self.held
         if (
-            (self.open or self.must_stop())
-            and peer.matched
-            and peer.acked >= (self.held.last if self.must_stop() else nearly)
-            and peer.replica in routing.may_return(self.record)
-            and peer.replica not in self.proposed
+            held.watermark < held.last
+            or self.proposed
+            or self.sealed is not None
+            or held.check is not None
         ):
-            self.proposed[peer.replica] = now
+            return False
+        rests = True
+        for peer in self.peers.values():
+            is_settled = peer.matched and peer.acked >= held.last and peer.told >= held.watermark
+            if is_settled and peer.replica not in self.returning:
+                continue
+            if peer.pair.asked is None:
+                rests = False
+            else:
+                peer.pair.waiting[held.partition] = None
+        return rests
 
-    def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
-        """Proposed replicas that have everything committed, and the revision of the proposal."""
-        committed = self.held.last if self.must_stop() else self.held.watermark
-        return tuple(
-            (replica, self.revision)
-            for replica in self.proposed
-            if self.peers[replica].matched and self.peers[replica].acked >= committed
-        )
+    def why_void(self, now: float) -> str:
+        """Why the present seal or a proposal must not go on, in words; empty: it may.
+
+        A seal stops writes, so it is bounded by time. A proposal is not, because the commit that it
+        waits for may take long.
+        """
+        if self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max:
+            return "nothing came of a seal"
+        if self.is_held_up():
+            return "a proposed replica does not answer"
+        return ""
 
     def report(self) -> OwnerReport:
         """What the coordinator should know at once."""
         return self.open, self.seal_report(), self.caught_up()
 
-    def silent(self, now: float) -> tuple[Replica, ...]:
-        """Replicas that have not answered for too long, whether or not there is anything to send.
-        An owner that was paused knows nothing of the others: its lease has run out."""
-        if not self.lease.holds(now):
-            return ()
-        required = self.required()
-        return tuple(
-            peer.replica
-            for peer in self.peers.values()
-            if peer.replica in required and self.is_silent(now, peer)
-        )
-
-    def is_silent(self, now: float, peer: Peer) -> bool:
-        behind = not peer.matched or peer.acked < self.held.last
-        longest = self.settings.silence_seconds_max
-        asked_in_vain = peer.asked is not None and now - peer.asked > longest
-        return asked_in_vain or (behind and now - peer.since > longest)
-
     def touch(self, why: str) -> None:
-        """Commit the record unchanged: this voids every seal and proposal of its revision."""
-        guards = {
-            partition_key(self.record.id): self.revision,
-            lease_key(self.held.replica.node): self.lease.revision,
-        }
-        self.out.append(MakeCommit(Commit(guards, (Put(self.record),), why)))
+        """Have the record committed unchanged: this voids every seal and proposal of its
+        revision."""
+        self.touches = why
 
     # --- hand-over
 

@@ -11,6 +11,7 @@ from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.pace import CopyPace
+from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 from limosa.core.participant.vitals import Vitals
@@ -37,6 +38,7 @@ class NodeState:
         self.tickets = Tickets()
         self.pace = CopyPace(settings)
         self.vitals = Vitals()
+        self.pairs = Pairs(settings)
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
