@@ -1,5 +1,7 @@
 """Can several writes be sent as one? Their rows are joined, in their order."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -7,7 +9,7 @@ from limosa.core.model.rows import Starts
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 
-COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 BIRDS, NESTS = Table("birds", COLUMNS, ("id",)), Table("nests", COLUMNS, ("id",))
 EVEN = Starts([-(2**63), -(2**62), 0, 2**62])
 
@@ -22,7 +24,7 @@ def gone(*ids: int) -> Bundle:
     return Bundle([Batch.tombstones(BIRDS, keys)])
 
 
-def ids_of(rows: Bundle) -> list[int]:
+def ids_of(rows: Bundle) -> list[Any]:
     return [id for batch in rows.batches for id in batch.columns.column("id").to_pylist()]
 
 
