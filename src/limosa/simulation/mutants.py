@@ -506,10 +506,10 @@ def shelved_before_the_beginning(shelved: Any, self: Copying, now: float, event:
 
 @mutant("tombstones are collected when no transition runs")
 def tombstone_collected_early(change: Any) -> None:
-    def collect(self: Owner, now: float) -> None:
+    def collect(self: Owner) -> None:
         upto = self.held.watermark
         if upto:
-            self.append(now, Entry(self.next_position(), self.held.last, None, collects=upto))
+            self.append(Entry(self.next_position(), self.held.last, None, collects=upto))
 
     change(Owner, "collect", collect)
 
