@@ -9,7 +9,8 @@ from limosa.core.model.rows import Starts
 from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 
-COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+FIELDS: list[Any] = [("id", pa.int64()), ("name", pa.string())]
+COLUMNS = pa.schema(FIELDS)
 BIRDS, NESTS = Table("birds", COLUMNS, ("id",)), Table("nests", COLUMNS, ("id",))
 EVEN = Starts([-(2**63), -(2**62), 0, 2**62])
 
