@@ -112,7 +112,8 @@ class Process(ABC):
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
-        self.server = Server(world.schedule) if self.serves and world.shape.service else None
+        self.service = world.shape.service if self.serves else None
+        self.server = Server(world.schedule)
         self.run = 0
         """The number of this start of the process; 0: it does not run."""
         self.starts = 0
@@ -130,7 +131,7 @@ class Process(ABC):
         self.run = self.starts
         self.paused = False
         self._inbox.clear()
-        self._forget_queue()
+        self.server.clear()
         self.boot()
         self.tick(self.run)
 
@@ -142,11 +143,7 @@ class Process(ABC):
         self.run = 0
         self.paused = False
         self._inbox.clear()
-        self._forget_queue()
-
-    def _forget_queue(self) -> None:
-        if self.server is not None:
-            self.server.clear()
+        self.server.clear()
 
     def pause(self) -> None:
         self.paused = bool(self.run)
@@ -160,13 +157,13 @@ class Process(ABC):
 
     def tick(self, run: int) -> None:
         if run == self.run:
-            if not self.paused and not (self.server and self.server.has(TICKS)):
+            if not self.paused and not self.server.has(TICKS):
                 self.on_tick()
                 self.deliver(run, Ticked())
             jitter = 0.8 + 0.4 * self.world.dice.random()
             self.world.schedule(self.tick_seconds * jitter, self.tick, run)
 
-    def on_tick(self) -> None:
+    def on_tick(self) -> None:  # noqa: B027
         """What the thread that ticks does before it waits for the brain."""
 
     def receive(self, sender: str, message: Message) -> None:
@@ -177,10 +174,10 @@ class Process(ABC):
         """Handle an event, when its turn has come."""
         if run != self.run or not run:
             return
-        if self.server is None or self.is_beside(event):
+        if self.service is None or self.is_beside(event):
             self.take(run, event)
         else:
-            seconds = self.world.shape.service.of_event(event)
+            seconds = self.service.of_event(event)
             self.server.put(sender_of(event), seconds, self.take, run, event)
 
     def is_beside(self, event: Any) -> bool:

@@ -2,54 +2,9 @@
 
 from typing import Any
 
-from limosa.core.client import Client
-from limosa.core.client.windows import Window
-from limosa.core.coordinator.commits import CommitQueue
-from limosa.core.messages import Answer, Written
-from limosa.core.model.changes import Commit
 from limosa.core.participant.pairs import AwakeClock
 from limosa.core.participant.returning import Returning
-from limosa.simulation.planting import always, mutant, wrapping
-
-
-@mutant("a client backs off: attempts take longer and longer, and less is under way to a slow node")
-def client_without_back_off(change: Any) -> None:
-    def constant(self: Client, part: Any) -> float:
-        return self.settings.attempt_seconds
-
-    change(Client, "_attempt_seconds", constant)
-    change(Window, "_lower", always(None))
-
-
-@wrapping(Client, "_answered", "the answer to an earlier attempt counts")
-def late_answers_dropped(answered: Any, self: Client, now: float, answer: Answer) -> None:
-    group = self._groups.get(answer.id.rsplit(".", 1)[0])
-    attempt = None if group is None else group.under_way.get(answer.id)
-    if attempt is None or not isinstance(answer, Written) or attempt.part.id == answer.id:
-        answered(self, now, answer)
-
-
-@mutant("of a united commit with a stale guard, only the stale parts leave")
-def stale_union_exploded(change: Any) -> None:
-    """Each part is tried again by itself."""
-    stale, take = CommitQueue.stale, CommitQueue.take
-    left: dict[int, int] = {}
-
-    def explode(self: CommitQueue, keys: Any) -> list[Commit]:
-        if len(self._under_way) == 1:
-            return stale(self, ())
-        left[id(self)] = len(self._under_way)
-        self._put_back(self._end())
-        return []
-
-    def take_alone(self: CommitQueue, operations_max: int) -> list[Commit]:
-        alone = left.get(id(self), 0)
-        left[id(self)] = max(0, alone - 1)
-        self._again = 1 if alone else self._again
-        return take(self, operations_max)
-
-    change(CommitQueue, "stale", explode)
-    change(CommitQueue, "take", take_alone)
+from limosa.simulation.planting import mutant, wrapping
 
 
 @wrapping(Returning, "is_held_up", "a proposal stands unless a write waits in vain for its replica")

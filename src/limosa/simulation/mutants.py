@@ -32,6 +32,7 @@ from limosa.core.participant.owner import Owner
 from limosa.core.participant.reading import Admitted, Reading
 from limosa.core.participant.renewals import Renewals
 from limosa.core.producers import Applied, Producers
+from limosa.simulation import load_mutants as load_mutants
 from limosa.simulation import recovery_mutants as recovery_mutants
 from limosa.simulation import run_mutants as run_mutants
 from limosa.simulation.disk import SimulatedDisk, SimulatedReplica, SimulatedView

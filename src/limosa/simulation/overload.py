@@ -90,7 +90,9 @@ class Overload:
                     self._kill_one(disturbance, at, node)
             case "coordinator":
                 office = world.agreed.coordinator
-                named = [each for each in world.coordinators if office and each.name == office.holder]
+                named = [
+                    each for each in world.coordinators if office and each.name == office.holder
+                ]
                 for each in named:
                     self._kill_one(disturbance, at, each)
 
@@ -131,7 +133,6 @@ class Overload:
         """F195: all is writable."""
         world = self.world
         left = set(world.agreed.topology.partitions)
-        number = 0
         wanted = {world.partition_of(token_of(f"last.{n}")): f"last.{n}" for n in range(1500)}
 
         def then(partition: str) -> Callable[[Finished], None]:
