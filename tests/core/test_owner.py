@@ -735,7 +735,26 @@ def test_many_proposals_are_voided_by_few_commits_and_by_smaller_ones_if_that_fa
         assert all(len(c.guards) == len(c.changes) + 1 for c in commits)
         assert [change for commit in commits for change in commit.changes] == put
         sizes.append([len(commit.changes) for commit in commits])
-    assert sizes == [[128, 128, 44], [64] * 4 + [44], [32] * 9 + [12]]
+    assert sizes == [[100] * 3, [50] * 6, [25] * 12]
+    for name in list(stage.brain.owners)[:5]:
+        stage.brain.owners[name].touched = 7
+    first, *others = touches(later(stage, 1.2))
+    assert len(first.changes) == 1, "those that failed often are no part of large commits"
+    assert [len(commit.changes) for commit in others] == [1] * 4 + [12] * 24 + [7]
+
+
+def test_a_commit_that_voids_proposals_gives_no_replica_more_time() -> None:
+    """Otherwise a replica in sync that does not answer would never be reported as long as another
+    one is proposed again and again."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    stage.say(write(), "client")
+    stage.store()
+    for _ in range(11):
+        later(stage, 0.1)
+    assert stage.status().replicas[P][0].silent == (B, C)
+    stage.agree(stable(in_sync=(A, B)))
+    assert stage.status().replicas[P][0].silent == (B,)
 
 
 def test_a_seal_that_nothing_comes_of_is_lifted_by_a_commit_and_not_by_time() -> None:

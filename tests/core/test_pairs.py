@@ -237,6 +237,49 @@ def test_a_node_keeps_its_pair_while_one_of_two_replicas_there_is_left() -> None
     assert asked == {"b", "c"}
 
 
+def test_another_run_is_noticed_although_the_answer_is_a_refusal() -> None:
+    """Otherwise one lost replica, which is probed all the time, hides that the node was restarted,
+    and the others there never hear the last watermark."""
+    stage = owners()
+    answer(stage, ("b", "p4"))
+    refusal = Unheld("p0", B, 3, 50, "lost", LEASES["b"])
+    assert probes(stage.say(refusal, "b")) == []
+    effects = stage.say(replace(refusal, run=4711), "b")
+    assert sorted(probes(effects)) == sorted(("b", f"p{number}") for number in range(1, COUNT))
+    assert probes(stage.say(replace(refusal, run=0), "b")) == [], "a node of an earlier version"
+
+
+def test_a_node_is_first_asked_about_partitions_whose_records_have_not_changed() -> None:
+    """It may not have read the others yet, and would answer nothing about them."""
+    stage = owners()
+    for name, record in list(stage.agreed.topology.partitions.items())[:10]:
+        stage.agree(replace(record, fence=1))
+        for node in ("b", "c"):
+            answer(stage, (node, name))
+    asked: list[str] = []
+    for _ in range(10):
+        asked += [partition for node, partition in probes(later(stage)) if node == "c"]
+    assert asked
+    assert all(int(name[1:]) >= 10 for name in asked)
+
+
+def test_a_replica_that_joins_a_silent_node_has_time_to_answer() -> None:
+    """The node may have come back just now."""
+    stage = owners()
+    for _ in range(30):
+        for each in probes(later(stage)):
+            if each[0] == "b":
+                answer(stage, each)
+    assert silent(stage)[0] == (C,)
+    new = Replica("c", "second")
+    first, *_ = stage.agreed.topology.partitions.values()
+    stage.agree(replace(first, replicas=(A, B, new), in_sync=(A, B, new)))
+    assert silent(stage)[:2] == [(), (C,)]
+    for _ in range(10):
+        later(stage)
+    assert silent(stage)[0] == (new,)
+
+
 def test_what_one_event_leads_to_for_many_partitions_is_sent_in_one_turn() -> None:
     """The driver sends what one turn has for a node as one frame: here the watermarks of many
     partitions after one sync, once all of their writes are acknowledged."""

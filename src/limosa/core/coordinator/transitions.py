@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
 
 CANCELLED = "cancelled"
-SPARK_STARTS = "Spark is starting; the move begins when Spark is ready"
+SPARK_STARTS = "Spark is starting; the move begins afterwards"
 NO_TAKER = "hand-over: no in-sync replica of the new side is alive"
 
 

@@ -94,6 +94,7 @@ class Owner(Returning):
 
     def adopt(self, now: float, record: Partition, revision: Revision, needed: int) -> None:
         """Another revision of the record: perhaps other peers; every seal and proposal is void."""
+        is_the_same = record == self.record
         self.record = record
         self.revision = revision
         self.needed = needed
@@ -102,7 +103,8 @@ class Owner(Returning):
         self.note_record(record)
         self.follow([r for r in routing.written(record) if r != self.held.replica])
         for peer in self.peers.values():
-            peer.since = self.clock.now
+            if not is_the_same:  # a commit that only voids proposals gives nobody more time
+                peer.since = self.clock.now
             peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
             if peer.replica in self.returning:

@@ -55,7 +55,7 @@ class Pair:
         self.asked: float | None = None
         """When it was asked because it had sent nothing for long; None: it has answered since."""
         self.run: LeaseId = 0
-        """The run of the other node that answered a probe last."""
+        """The run of the other node that answered last."""
         self.partitions: dict[PartitionId, None] = {}
         """The partitions that are owned here and have a replica there."""
         self.waiting: dict[PartitionId, None] = {}
@@ -71,9 +71,16 @@ class Pair:
         return woken
 
     def began(self, run: LeaseId) -> bool:
-        """This run of the other node answered a probe; True: another run did so before."""
-        before, self.run = self.run, run
-        return before not in (0, run)
+        """This run of the other node answered; True: another run did so before. 0: it did not say
+        which run it is."""
+        before, self.run = self.run, run or self.run
+        return before not in (0, self.run)
+
+    def changed(self, partition: PartitionId) -> None:
+        """The partition has another record, which the other node may not have read yet: a probe of
+        it would wait there. So it is asked about last."""
+        self.partitions.pop(partition, None)
+        self.partitions[partition] = None
 
     def progressed(self, volume: str) -> None:
         self._progress[volume] = self.clock.now
@@ -95,8 +102,7 @@ class Pair:
         if self.asked is None:
             self.asked = now
         partition = next(iter(self.partitions))
-        del self.partitions[partition]
-        self.partitions[partition] = None
+        self.changed(partition)
         return partition
 
     def is_silent(self) -> bool:

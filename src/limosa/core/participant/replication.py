@@ -31,6 +31,8 @@ class Peer:
     pair: Pair
     since: float
     """When the replica began to owe an acknowledgement, or last made progress: awake seconds."""
+    joined: float
+    """Since when the replica gets the log: awake seconds."""
     matched: bool = False
     reachable: bool = True
     """False: the replica needs entries that this log no longer has."""
@@ -89,11 +91,14 @@ class Replication(ABC):
         for replica in self.peers:
             if replica.node not in nodes:
                 self.pairs.leave(replica.node, partition)
+        now = self.clock.now
         self.peers = {
             replica: self.peers.get(replica)
-            or Peer(replica, self.pairs.join(replica.node, partition), self.clock.now)
+            or Peer(replica, self.pairs.join(replica.node, partition), now, now)
             for replica in replicas
         }
+        for peer in self.peers.values():
+            peer.pair.changed(partition)
 
     def unmatch(self, peer: Peer) -> None:
         if peer.matched and peer.acked >= self.held.last:
@@ -279,7 +284,9 @@ class Replication(ABC):
     # --- silence
 
     def is_silent(self, peer: Peer) -> bool:
-        return peer.pair.is_silent() or self.is_late(peer)
+        """A replica that has just joined may be on a node that has just come back."""
+        is_new = self.clock.now - peer.joined <= self.settings.silence_seconds_max
+        return (peer.pair.is_silent() and not is_new) or self.is_late(peer)
 
     def is_late(self, peer: Peer) -> bool:
         """Has the replica owed an acknowledgement for too long?"""

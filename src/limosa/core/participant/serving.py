@@ -30,7 +30,7 @@ from limosa.core.participant.pairs import Pair
 from limosa.core.participant.space import lacks_space
 from limosa.core.participant.state import NodeState
 
-VOIDED_TOGETHER_MAX = 128
+VOIDED_TOGETHER_MAX = 100
 
 
 class Serving:
@@ -175,7 +175,7 @@ class Serving:
             return
         for waiting in peer.pair.hear():
             self._restless[waiting] = self._node.owners[waiting]
-        if isinstance(message, Probed) and peer.pair.began(message.run):
+        if not isinstance(message, Acked) and peer.pair.began(message.run):
             for other in peer.pair.partitions:
                 self._node.owners[other].run_changed(message.replica.node)
                 self.collect_from(self._node.owners[other])
@@ -244,7 +244,7 @@ class Serving:
         One record that changed meanwhile makes the whole commit fail. So the commits of a second
         attempt are half as large, and so on.
         """
-        owners.sort(key=lambda owner: owner.touched)
+        owners.sort(key=lambda owner: owner.touched, reverse=True)
         while owners:
             count = max(1, VOIDED_TOGETHER_MAX >> owners[0].touched)
             self._node.out.append(MakeCommit(voiding(owners[:count])))
