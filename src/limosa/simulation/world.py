@@ -43,6 +43,8 @@ from limosa.simulation.network import Network, Weather
 from limosa.simulation.rows import SimulatedRows
 
 ZONE = "zone"
+SMALL_WINDOW_BYTES = 40_000
+"""Room for two small parts."""
 
 
 class WorldShape(Struct, frozen=True):
@@ -233,9 +235,12 @@ class World:
         return StoredDisk(self.on_row_commit, node, dice, self.violate)
 
     def make_client(self, name: str) -> Client:
-        patient = name.startswith("c1")
-        seconds = self.shape.patience_seconds if patient else 1.0
-        return Client(name, ClientSettings(attempt_seconds=seconds))
+        """One client waits long for answers; one has small windows, and gathers writes early."""
+        if name.startswith("c1"):
+            return Client(name, ClientSettings(attempt_seconds=self.shape.patience_seconds))
+        if name.startswith("c2"):
+            return Client(name, ClientSettings(gather_parts=2, window_bytes=SMALL_WINDOW_BYTES))
+        return Client(name, ClientSettings())
 
     # --- time
 
