@@ -106,6 +106,8 @@ def warm_up(moving: Moving) -> None:
 
 def copy(report: Report, moving: Moving, rows: int, quick: bool) -> None:
     _, partition = filled(moving, "large", rows)
+    moving.move([partition])  # what was copied once is settled, and is copied quicker
+    moving.cluster.settle(30.0)
     rates = {}
     for pipeline in ("threads", "spark"):
         moving.carry_by("--pipeline", pipeline, *UNLIMITED)

@@ -8,7 +8,16 @@ from msgspec.structs import replace
 
 from limosa.core.effects import Effect, Send
 from limosa.core.events import Ticked
-from limosa.core.messages import Acked, Look, Probe, Probed, Replicate, Status, Unheld
+from limosa.core.messages import (
+    Acked,
+    Look,
+    Probe,
+    Probed,
+    Replicate,
+    Status,
+    Unheld,
+    Written,
+)
 from limosa.core.model.keys import position
 from limosa.core.model.topology import Replica
 from limosa.core.participant.owner import Owner
@@ -269,3 +278,17 @@ def test_a_replica_that_joins_a_silent_node_has_time_to_answer() -> None:
     for _ in range(10):
         later(stage)
     assert silent(stage)[0] == (new,)
+
+
+def test_what_one_event_leads_to_for_many_partitions_is_sent_in_one_turn() -> None:
+    """The driver sends what one turn has for a node as one frame: here the watermarks of many
+    partitions after one sync, once all of their writes are acknowledged."""
+    stage = owners()
+    for name in stage.brain.owners:
+        stage.say(replace(write(), partition=name), "client")
+        for replica in (B, C):
+            stage.say(Acked(name, replica, 3, position(3, 1), 0), replica.node)
+    assert len(sent(stage.store(), Written)) == COUNT
+    told = [effect for effect in later(stage) if isinstance(effect, Send)]
+    assert sorted(effect.to for effect in told) == ["b"] * COUNT + ["c"] * COUNT
+    assert {message.watermark for message in sent([*told], Replicate)} == {position(3, 1)}
