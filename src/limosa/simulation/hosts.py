@@ -80,7 +80,7 @@ from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.checkers.durability import unsafe_ack, unsafe_commit
 from limosa.simulation.reads import NodeReads
 from limosa.simulation.rows import SimulatedRows
-from limosa.simulation.service import TICKS, Server, sender_of, size_of
+from limosa.simulation.service import TICKS, TurnQueue, sender_of, size_of
 
 if TYPE_CHECKING:
     from limosa.simulation.world import World
@@ -113,7 +113,7 @@ class Process(ABC):
         self.world = world
         self.name = name
         self.service = world.shape.service if self.serves else None
-        self.server = Server(world.schedule)
+        self.server = TurnQueue(world.schedule)
         self.run = 0
         """The number of this start of the process; 0: it does not run."""
         self.starts = 0

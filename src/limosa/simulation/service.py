@@ -22,7 +22,7 @@ TOGETHER = 8
 less time."""
 
 
-class Service(Struct, frozen=True):
+class WorkSeconds(Struct, frozen=True):
     """How many seconds processes need for their work."""
 
     part: float = 0.006
@@ -54,7 +54,7 @@ class Service(Struct, frozen=True):
         return self.transaction + self.operation * operations if operations else self.message
 
 
-class Server:
+class TurnQueue:
     """Serves one event at a time; the senders of those that wait take turns."""
 
     def __init__(self, schedule: Callable[..., None]) -> None:

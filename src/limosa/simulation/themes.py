@@ -12,7 +12,7 @@ from limosa.core.machines.catalogue import FALLBACK, READ_NEW, REPAIR
 from limosa.core.machines.machine import Work
 from limosa.simulation.faults import FAULTS
 from limosa.simulation.network import Weather
-from limosa.simulation.service import Service
+from limosa.simulation.service import WorkSeconds
 
 
 class Theme(Struct, frozen=True):
@@ -66,7 +66,7 @@ class Theme(Struct, frozen=True):
     """Whether all clients also transfer money, and read the accounts from any replica."""
     at_turns: float = 0.0
     """How often the coordinator is replaced when a run changes its state."""
-    services: tuple[Service, ...] = ()
+    services: tuple[WorkSeconds, ...] = ()
     """How long work takes; empty: no time. See `overload`."""
 
 
@@ -346,7 +346,7 @@ OVERLOAD = Theme(
     client_counts=(8, 16, 30),
     entries_kept=(10_000,),
     loaded=True,
-    services=(Service(), Service(transaction=0.05, operation=0.001)),
+    services=(WorkSeconds(), WorkSeconds(transaction=0.05, operation=0.001)),
 )
 """Clients write more than the nodes can take."""
 

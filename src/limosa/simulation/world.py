@@ -41,7 +41,7 @@ from limosa.simulation.membership import CLUSTER
 from limosa.simulation.metastore import SimulatedMetastore
 from limosa.simulation.network import Network, Weather
 from limosa.simulation.rows import SimulatedRows
-from limosa.simulation.service import Server, Service
+from limosa.simulation.service import TurnQueue, WorkSeconds
 
 ZONE = "zone"
 SMALL_WINDOW_BYTES = 40_000
@@ -74,7 +74,7 @@ class WorldShape(Struct, frozen=True):
     """Nodes store rows in the real log and segments, on a file system in memory."""
     operations_max: int = 24
     """Of one commit: few, so that united commits are divided here, too."""
-    service: Service | None = None
+    service: WorkSeconds | None = None
     """How long the work of nodes, coordinators and the metastore takes; None: no time."""
 
 
@@ -139,7 +139,7 @@ class World:
         self.settings = settings
         self.network = Network(self.dice, self.schedule, shape.weather)
         self.metastore = SimulatedMetastore(lambda: self.now, self.schedule, settings.lease_seconds)
-        self._calls = Server(self.schedule)
+        self._calls = TurnQueue(self.schedule)
         """The calls of the metastore that wait, in a world in which work takes time."""
         self.agreed = Agreed()
         self.processes: dict[str, Process] = {}
