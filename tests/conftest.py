@@ -84,9 +84,10 @@ class Unmarked:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        is_marked = any(item.get_closest_marker(mark) for mark in MARKS)
-        self._test = None if is_marked else item.nodeid
         self._started.clear()
+        if any(item.get_closest_marker(mark) for mark in MARKS):
+            return (yield)
+        self._test = item.nodeid
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(multiprocessing.util, "spawnv_passfds", self._refuse)
