@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from limosa.cli.shared.options import JobsOption, cores
 from limosa.cli.shared.terminal import count
 from limosa.simulation.story import story_of, told
-from limosa.simulation.swarm import SwarmSummary, SeedTally, run_seeds
+from limosa.simulation.swarm import SeedTally, SwarmSummary, run_seeds
 
 SEEDS = 100
 STORIES_MAX = 3
