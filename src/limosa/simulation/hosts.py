@@ -218,8 +218,8 @@ class Process(ABC):
     ) -> None:
         """Call the metastore: the call may be lost, or have its effect and the answer is lost.
 
-        `operations` are those of a transaction; 0: it is a read or a renewal. `beside`: the answer does not wait
-        for the brain.
+        `operations` are those of a transaction; 0: it is a read or a renewal. `beside`: the answer
+        does not wait for the brain.
         """
         run, network = self.run, self.world.network
         arrive = self.take if beside else self.deliver
