@@ -11,7 +11,7 @@ import pytest
 
 from limosa.simulation.faults import CELLS
 from limosa.simulation.run import Result, run_seed
-from limosa.simulation.swarm import SeedFailure, Tally, in_processes, run_guarded, run_seeds
+from limosa.simulation.swarm import SeedFailure, SeedTally, in_processes, run_guarded, run_seeds
 
 
 def pid_after(seconds: float) -> int:
@@ -76,7 +76,7 @@ def test_too_much_wall_time_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_results_are_added_up_in_any_order() -> None:
-    tally = Tally()
+    tally = SeedTally()
     tally.add(result(7, ("second", "p1"), ("third", "p0"), cells=2))
     tally.add(result(5, ("first", ""), cells=3))
     tally.add(result(6, cells=1))

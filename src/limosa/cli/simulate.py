@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from limosa.cli.shared.options import JobsOption, cores
 from limosa.cli.shared.terminal import count
 from limosa.simulation.story import story_of, told
-from limosa.simulation.swarm import SwarmSummary, Tally, run_seeds
+from limosa.simulation.swarm import SeedTally, SwarmSummary, run_seeds
 
 SEEDS = 100
 STORIES_MAX = 3
@@ -93,7 +93,7 @@ def _wanted(seeds: int | None, first: int | None, seed: int | None, story: bool)
 
 
 def _run(wanted: range, jobs: int, real_storage: bool) -> SwarmSummary:
-    tally = Tally()
+    tally = SeedTally()
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

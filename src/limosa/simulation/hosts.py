@@ -218,8 +218,8 @@ class Process(ABC):
     ) -> None:
         """Call the metastore: the call may be lost, or have its effect and the answer is lost.
 
-        `operations` are those of a transaction; 0: it is a read. `beside`: the answer does not wait
-        for the brain.
+        `operations` are those of a transaction; 0: it is a read or a renewal. `beside`: the answer
+        does not wait for the brain.
         """
         run, network = self.run, self.world.network
         arrive = self.take if beside else self.deliver
@@ -329,7 +329,7 @@ class SimulatedNode(Process):
                 self.on_event(LeaseEnded(lease))
 
         renew = partial(self.world.metastore.renew, lease_key(self.name), lease)
-        self.call(renew, answered, operations=1, beside=True)
+        self.call(renew, answered, beside=True)
 
     def is_beside(self, event: Any) -> bool:
         """Reads do not wait for the brain."""
@@ -636,7 +636,6 @@ class SimulatedCoordinator(Process):
                 self.call(
                     lambda: self.world.metastore.renew(COORDINATOR_KEY, lease),
                     lambda alive: None if alive else self._lose(lease),
-                    operations=1,
                 )
             case None:
                 return

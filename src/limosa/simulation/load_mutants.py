@@ -2,9 +2,20 @@
 
 from typing import Any
 
+from limosa.core.client import Client
+from limosa.core.client.windows import Window
 from limosa.core.participant.pairs import AwakeClock
 from limosa.core.participant.returning import Returning
-from limosa.simulation.planting import mutant, wrapping
+from limosa.simulation.planting import always, mutant, wrapping
+
+
+@mutant("a client backs off: attempts take longer and longer, and less is under way to a slow node")
+def client_without_back_off(change: Any) -> None:
+    def constant(self: Client, part: Any) -> float:
+        return self.settings.attempt_seconds
+
+    change(Client, "_attempt_seconds", constant)
+    change(Window, "_lower", always(None))
 
 
 @wrapping(Returning, "is_held_up", "a proposal stands unless a write waits in vain for its replica")

@@ -48,7 +48,7 @@ class Overload:
         self.history = history
         self.dice = dice
         self.seconds = dice.choice((3.0, 5.0, 7.0))
-        self.waiting_max = dice.choice((100, 200, 300)) // len(world.clients)
+        self.waiting_max = dice.choice((100, 200, 500)) // len(world.clients)
         """How many writes of a client wait for their answers."""
         self.kills = dice.choice(KILLS)
         self.floods = [Flood(world, history, client) for client in world.clients]

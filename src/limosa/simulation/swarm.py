@@ -56,7 +56,7 @@ class SwarmSummary(Struct, frozen=True):
     seconds: float
 
 
-class Tally:
+class SeedTally:
     """Adds up results, in any order."""
 
     def __init__(self) -> None:

@@ -346,7 +346,7 @@ OVERLOAD = Theme(
     client_counts=(8, 16, 30),
     entries_kept=(10_000,),
     loaded=True,
-    services=(WorkSeconds(), WorkSeconds(transaction=0.05, operation=0.001)),
+    services=(WorkSeconds(), WorkSeconds(transaction=0.1, operation=0.001)),
 )
 """Clients write more than the nodes can take."""
 
