@@ -309,6 +309,16 @@ def test_a_closed_owner_opens_alone_if_all_that_are_left_are_needed() -> None:
     assert next_record(view.agreed, commit) == stable(in_sync=(A,))
 
 
+def test_a_closed_owner_does_not_wait_for_a_replica_that_must_be_rebuilt() -> None:
+    """S114: its log no longer reaches back to that replica, and only an open owner can fill it."""
+    waiting = eligible((C,), in_sync=(A,))
+    statuses = (says("a", replace(BEHIND, unreachable=(B,))), says("b", of(B)))
+    view, commit = changed(waiting, *statuses, live=("a", "b", "d"))
+    assert next_record(view.agreed, commit) == stable(in_sync=(A,))
+    unchanged = (says("a", BEHIND), says("b", of(B)))
+    assert changed(waiting, *unchanged, live=("a", "b", "d"))[1] is None
+
+
 BEHIND = replace(of(A, last=5), watermark=4)
 
 

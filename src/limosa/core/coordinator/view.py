@@ -185,8 +185,9 @@ class ClusterView:
         eligible = tuple(r for r in (*before.eligible, *left) if r in out)
         if before.eligible and self.owner_is_closed(before):
             dropped = routing.old_only(after)
-            dead = [r for r in out if r in dropped and not self.is_live(r.node)]
-            if len(out) <= missing or len(out) - len(dead) < missing:
+            returning = [r for r in out if self.is_reachable(before, r)]
+            dead = [r for r in returning if r in dropped and not self.is_live(r.node)]
+            if len(returning) <= missing or len(returning) - len(dead) < missing:
                 return ()
         return eligible
 
@@ -199,6 +200,12 @@ class ClusterView:
         generation = self.statuses[grant.replica.node].generation
         has_applied = generation >= self.agreed.topology.revision_of(record.id)
         return has_applied and known.open_epoch != record.epoch and known.watermark < known.last
+
+    def is_reachable(self, record: Partition, replica: Replica) -> bool:
+        """The owner's log has what the replica lacks; otherwise it must be rebuilt, which needs an
+        owner that is open."""
+        known = self.owner_status(record)
+        return known is None or replica not in known.unreachable
 
     def is_sound(self, record: Partition, replica: Replica) -> bool:
         """The replica is neither lost nor damaged, as far as is known."""
