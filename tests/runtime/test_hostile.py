@@ -863,7 +863,7 @@ def test_what_is_asked_for_wrongly_is_refused_for_sure(victim: Victim) -> None:
         ),
         "too many partitions": (
             IllegalRequest,
-            lambda: victim.connection.create_table("t", {"k": "int64"}, "k", partitions=5_000),
+            lambda: victim.connection.create_table("t", {"k": "int64"}, "k", partitions=10_001),
         ),
         "too many replicas": (
             IllegalRequest,

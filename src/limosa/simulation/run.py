@@ -93,12 +93,16 @@ def is_about_repairs(seed: int) -> bool:
     return seed % RUN_SEEDS == 3
 
 
+def is_overload(seed: int) -> bool:
+    return seed % RARE_SEEDS == 38
+
+
 def theme_of(seed: int, dice: Random) -> Theme:
     if is_about_repairs(seed):
         return REPAIRS
     if seed % RARE_SEEDS == 14:
         return SEALS
-    if seed % RARE_SEEDS == 38:
+    if is_overload(seed):
         return OVERLOAD
     if seed % RARE_SEEDS == 59:
         return dice.choice(STORIES)
