@@ -2,11 +2,11 @@
 unless the test is marked, and, with `--quick`, no long calculations."""
 
 import multiprocessing.util
+import os
 import signal
-import sys
+import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -69,31 +69,23 @@ class Unmarked:
 
     def __init__(self, is_quick: bool) -> None:
         self._is_quick = is_quick
-        self._test: str | None = None
         self._started: list[str] = []
-        sys.addaudithook(self._heard)
 
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
-            self._refuse(f"{event} {arguments}")
-
-    def _refuse(self, what: str, *_: object) -> None:
-        if self._test is not None:
-            self._started.append(what)
-            raise RuntimeError(f"a test that is not marked `processes` starts one: {what}")
+    def _refuse(self, what: object, *more: object, **_: object) -> None:
+        self._started.append(str(more[0] if more else what))
+        raise RuntimeError(f"a test that is not marked `processes` starts one: {self._started[-1]}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._started.clear()
         if any(item.get_closest_marker(mark) for mark in MARKS):
             return (yield)
-        self._test = item.nodeid
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(multiprocessing.util, "spawnv_passfds", self._refuse)
-                return (yield)
-        finally:
-            self._test = None
+        with pytest.MonkeyPatch.context() as patch:
+            # No audit hook: it would run while other threads start to be traced for coverage.
+            patch.setattr(subprocess.Popen, "_execute_child", self._refuse)
+            patch.setattr(multiprocessing.util, "spawnv_passfds", self._refuse)
+            patch.setattr(os, "fork", self._refuse)
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
