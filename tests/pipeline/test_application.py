@@ -51,7 +51,9 @@ def test_all_that_spark_leaves_behind_is_in_its_directory() -> None:
     settings = settings_of(Options("/my data/spark"))
     for name in ("spark.local.dir", "spark.sql.warehouse.dir"):
         assert settings[name].startswith("/my data/spark/")
-    assert settings["spark.driver.extraJavaOptions"].endswith('-Djava.io.tmpdir="/my data/spark"')
+    options = settings["spark.driver.extraJavaOptions"]
+    assert options.endswith('-Djava.io.tmpdir="/my data/spark"')
+    assert '-XX:ErrorFile="/my data/spark/java-crash.log"' in options
 
 
 @pytest.fixture

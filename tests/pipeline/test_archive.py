@@ -155,3 +155,4 @@ def test_real_spark_makes_its_archive_when_it_is_idle_and_a_damaged_one_does_no_
         made.write_bytes(damaged)
         start()
     assert not list((tmp_path / "cache").rglob("*.starting"))
+    assert not list(Path.cwd().glob("hs_err_pid*")), "a report of Java's crash stays nowhere"

@@ -211,7 +211,7 @@ def settings_of(options: Options, java_options: str = "") -> dict[str, str]:
         **({"spark.driver.host": LOOPBACK} if _is_local(options.master) else {}),
         "spark.driver.memory": "512m",
         "spark.driver.extraJavaOptions": " ".join(
-            filter(None, (JVM, java_options, f'-Djava.io.tmpdir="{scratch}"'))
+            filter(None, (JVM, java_options, _files_in(scratch)))
         ),
         "spark.executor.extraJavaOptions": JVM,
         "spark.local.dir": str(scratch / "blocks"),
@@ -223,6 +223,11 @@ def settings_of(options: Options, java_options: str = "") -> dict[str, str]:
         **options.conf,
         **PROTECTION,
     }
+
+
+def _files_in(scratch: Path) -> str:
+    """Java's options for files of its own: no report of a crash stays in the working directory."""
+    return f'-XX:ErrorFile="{scratch}/java-crash.log" -Djava.io.tmpdir="{scratch}"'
 
 
 def _is_local(master: str) -> bool:
