@@ -216,13 +216,13 @@ def test_a_dropped_partition_is_forgotten() -> None:
 def test_a_partition_that_was_dropped_before_anybody_looked_is_not_waited_for() -> None:
     """Also when it waits for a barrier, and a node has come further."""
     attention = Attention(0.4)
-    attention.take(100.0, Agreed())
+    attention.take(Agreed())
     attention.keep("gone", 100.0)
     before, after = status("d", 1, generation=70), status("d", 2, generation=71)
     attention.hear(before, after, cluster(moving(STREAMING)))
-    assert attention.take(100.1, Agreed()) == []
+    assert attention.take(Agreed()) == []
     attention.draw_to_all()
-    assert attention.take(100.2, Agreed()) == ["gone"], "so that it is forgotten"
+    assert attention.take(Agreed()) == ["gone"], "so that it is forgotten"
 
 
 def test_a_partition_whose_request_is_not_answered_yet_stays_in_mind() -> None:

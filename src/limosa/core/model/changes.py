@@ -166,6 +166,22 @@ class Commit(Struct, frozen=True):
         return any(change_key(change).startswith(TOPOLOGY) for change in self.changes)
 
 
+class Trail:
+    """Which keys changed since the state before: it finds changes quickly, and is not part of the
+    state's value."""
+
+    __slots__ = ("keys", "since")
+
+    def __init__(self, since: Revision = -1, keys: Iterable[str] = ()) -> None:
+        self.since = since
+        self.keys = tuple(dict.fromkeys(keys))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trail)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Topology(Struct, frozen=True):
     """What nodes and clients act on: a snapshot, named by its generation."""
 
@@ -178,15 +194,17 @@ class Topology(Struct, frozen=True):
     revisions: dict[str, Revision] = {}
     cluster: Cluster | None = None
     features: Features = Features()
+    trail: Trail = Trail()
 
     def revision_of(self, partition: PartitionId) -> Revision:
         return self.revisions.get(f"topology/partition/{partition}", 0)
 
     def changed_since(self, before: "Topology") -> list[PartitionId]:
         """Partitions whose record was changed or deleted."""
-        old, new = before.revisions, self.revisions
-        keys = [key for key, revision in new.items() if old.get(key) != revision]
-        keys += [key for key in old if key not in new]
+        if self.trail.since == before.generation:
+            keys: Iterable[str] = self.trail.keys
+        else:
+            keys = _changed(before.revisions, self.revisions)
         start = partition_key("")
         return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
@@ -210,9 +228,23 @@ class Agreed(Struct, frozen=True):
     moves: dict[str, dict[int, RunMove]] = {}
     """The moves of each run, by number."""
     controls: Controls = Controls()
+    trail: Trail = Trail()
 
     def revision_of(self, key: str) -> Revision:
         return self.topology.revisions.get(key, 0) or self.revisions.get(key, 0)
+
+    def changed_since(self, before: "Agreed") -> Iterable[str]:
+        """The keys outside the topology that were changed or deleted."""
+        if self.trail.since == before.revision:
+            return self.trail.keys
+        return _changed(before.revisions, self.revisions)
+
+
+def _changed(old: dict[str, Revision], new: dict[str, Revision]) -> list[str]:
+    if old is new:
+        return []
+    keys = [key for key, revision in new.items() if old.get(key) != revision]
+    return keys + [key for key in old if key not in new]
 
 
 def change_key(change: Change) -> str:
@@ -232,16 +264,21 @@ def apply_dated(
     Each collection that changes is copied once, however many of its records change.
     """
     topology, other = _Draft(agreed.topology), _Draft(agreed)
+    keys: tuple[list[str], list[str]] = ([], [])
     for change, at in changes:
         key = change_key(change)
         record = change.record if isinstance(change, Put) else None
         if key.startswith(TOPOLOGY):
             topology.fields["generation"] = at
             _change(topology, key, record, at)
+            keys[0].append(key)
         else:
             _change(other, key, record, at)
+            keys[1].append(key)
     other.fields["revision"] = revision
+    other.fields["trail"] = Trail(agreed.revision, keys[1])
     if topology.fields:
+        topology.fields["trail"] = Trail(agreed.topology.generation, keys[0])
         other.fields["topology"] = replace(agreed.topology, **topology.fields)
     return replace(agreed, **other.fields)
 

@@ -92,6 +92,7 @@ class Following:
     def _begin(self, held: Held, message: Replicate) -> None:
         if held.begun != message.epoch:
             held.begin(message.previous, message.epoch)
+            self._node.changed.mark(held.partition)
             incarnation, ticket = held.replica.incarnation, next(self._node.tickets)
             self._node.out.append(
                 BeginLog(held.partition, incarnation, ticket, message.previous, message.epoch)
@@ -104,6 +105,7 @@ class Following:
         if to < held.watermark:
             node.out.append(Surprise(held.partition, "an owner without committed rows"))
         held.truncate(to)
+        node.changed.mark(held.partition)
         ticket = next(node.tickets)
         node.out.append(TruncateLog(held.partition, held.replica.incarnation, ticket, to))
 
@@ -119,6 +121,8 @@ class Following:
             held.append(entry)
         if new:
             ticket = node.tickets.appending(held, message.revision)
+            if message.revision < held.revision:
+                node.watch_work(held)
             node.tickets.when_stored(
                 ticket,
                 held.replica.volume,
@@ -127,6 +131,7 @@ class Following:
             node.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
         if message.check is not None and message.check[0] == held.copied:
             held.wish(message.check)
+            node.changed.mark(held.partition)
         node.out += held.advance(max(held.watermark, min(message.watermark, held.last)))
         node.out += node.trimmed(held)
         if not new:

@@ -81,6 +81,8 @@ class Owner(Replication):
         """The watermarks of the last ticks, the oldest first."""
         self.told: OwnerReport = (False, None, ())
         """What was last reported to the coordinator."""
+        self.troubled: tuple[tuple[Replica, ...], tuple[Replica, ...]] = ((), ())
+        """The replicas that were silent or unreachable at the last tick."""
 
     def holds(self, now: float) -> bool:
         """Whether the lease that this epoch was granted to holds; a later lease does not count."""
@@ -340,6 +342,10 @@ class Owner(Replication):
             for peer in self.peers.values()
             if peer.replica in required and self.is_silent(now, peer)
         )
+
+    def unreachable(self) -> tuple[Replica, ...]:
+        """Replicas that this log no longer reaches back to."""
+        return tuple(peer.replica for peer in self.peers.values() if not peer.reachable)
 
     def is_silent(self, now: float, peer: Peer) -> bool:
         behind = not peer.matched or peer.acked < self.held.last

@@ -65,7 +65,7 @@ class Serving:
         report = owner.report()
         if report != owner.told:
             owner.told = report
-            node.changed = True
+            node.changed.mark(owner.held.partition)
         node.out += node.trimmed(owner.held)
 
     def serving(self, now: float, partition: PartitionId) -> Owner | None:
@@ -176,7 +176,8 @@ class Serving:
         concerned = node.tickets.stored(event.ticket, event.volume)
         for held in concerned:
             held.stored(event.ticket)
-            node.changed |= held.epoch == 0 or node.in_transition(held.partition)
+            if held.epoch == 0 or node.in_transition(held.partition):
+                node.changed.mark(held.partition)
         node.tickets.follow_up(now, event.ticket, event.volume)
         for held in concerned:
             owner = node.owners.get(held.partition)
@@ -188,6 +189,7 @@ class Serving:
         for owner in self._node.owners.values():
             owner.commit(now)
             self.collect_from(owner)
+            self._node.changed.mark(owner.held.partition)  # it serves again
 
     def tick(self, now: float) -> None:
         if now - self._ticked_at < self._node.settings.resend_seconds:
@@ -196,7 +198,14 @@ class Serving:
         for owner in self._node.owners.values():
             owner.tick(now)
             self.collect_from(owner)
-            self._node.changed |= bool(owner.proposed or owner.silent(now))
+            self._tell_of_peers(now, owner)
+
+    def _tell_of_peers(self, now: float, owner: Owner) -> None:
+        """Replicas that do not answer, or can't return, are reported by time and not by events."""
+        troubled = (owner.silent(now), owner.unreachable())
+        if owner.proposed or any(troubled) or troubled != owner.troubled:
+            owner.troubled = troubled
+            self._node.changed.mark(owner.held.partition)
 
     # --- the coordinator
 
