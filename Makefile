@@ -53,8 +53,8 @@ crash: $(STAMP)  ## Kill a real store ROUNDS=500 times; flip every bit of a smal
 	@$(BIN)/python -m tests.storage.crash --rounds $(ROUNDS) --jobs $(JOBS)
 
 chaos: ROUNDS = 200
-chaos: $(STAMP)  ## Inject faults into a real cluster for ROUNDS=200 rounds, or during MOVES=500 moves on Spark
-	@$(BIN)/python -m tests.chaos $(if $(MOVES),--moves $(MOVES),--rounds $(ROUNDS))
+chaos: $(STAMP)  ## Inject faults into a real cluster for ROUNDS=200 rounds, during MOVES=500 moves on Spark, or in OVERLOAD=20 bursts of writes
+	@$(BIN)/python -m tests.chaos $(if $(OVERLOAD),--overload $(OVERLOAD),$(if $(MOVES),--moves $(MOVES),--rounds $(ROUNDS)))
 
 bench: $(STAMP)  ## Run one benchmark: NAME=routing
 	@test -n "$(NAME)" && test -f "bench/$(NAME).py" || { \

@@ -21,6 +21,8 @@ from typing import Protocol
 
 import msgspec
 
+from limosa.core.model.keys import PartitionId
+from limosa.core.planning.load import Load
 from limosa.errors import BadInput
 
 # Unicode gives its last code point no meaning and never will. No key holds it, so `prefix + LAST`
@@ -37,6 +39,18 @@ class Clock(Protocol):
 
     def boot_id(self) -> str:
         """The boot that `now` belongs to. Called with every operation, so it should be cheap."""
+        ...
+
+
+class LoadSource(Protocol):
+    """Tells automatic runs how much load each partition causes, instead of the measured rates."""
+
+    def __call__(self, measured: Mapping[PartitionId, Load]) -> Mapping[PartitionId, float]:
+        """The load of a replica of each partition, from 0 up, in any unit; 0 if it is left out.
+
+        Called on a thread of its own, once per interval of the policy: it may take its time. After
+        an error there is no run, until it is asked again.
+        """
         ...
 
 

@@ -41,7 +41,9 @@ HEALTH_POLL_SECONDS = 0.05
 
 
 class Cluster(LocalCluster):
-    """Nodes that everybody reaches through a proxy only."""
+    """Nodes that everybody reaches through a proxy only, unless a subclass says otherwise."""
+
+    has_proxies = True
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class Cluster(LocalCluster):
 
     def _command(self, name: str, port: int | None) -> list[str]:
         command = super()._command(name, port)
-        if name in self.nodes:
+        if name in self.nodes and self.has_proxies:
             command += ["--advertise", self.network.address(name)]
         return command
 
@@ -114,8 +116,10 @@ class Cluster(LocalCluster):
 
     def start(self) -> Self:
         super().start()
-        proxies = {node: f"grpc://{self.network.address(node)}" for node in self.nodes}
-        local = Local(self.cluster, proxies, self.secret, os.getpid(), self.metastore)
+        addresses = dict(self.addresses)
+        if self.has_proxies:
+            addresses = {node: f"grpc://{self.network.address(node)}" for node in self.nodes}
+        local = Local(self.cluster, addresses, self.secret, os.getpid(), self.metastore)
         (self.directory / FILE).write_bytes(msgspec.json.encode(local))
         return self
 

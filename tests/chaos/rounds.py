@@ -9,14 +9,12 @@ from typing import Any
 from msgspec import Struct
 
 from limosa.client import Operator, TableHandle
-from limosa.errors import LimosaError
 from tests.chaos import torment
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Happening, Round, begin, plan
 from tests.chaos.load import Load
 from tests.chaos.small_cluster import SmallCluster, filled
 from tests.chaos.torment import Torment
-from tests.waiting import left_after
 
 SEASON_ROUNDS = 10
 """After so many rounds everything is judged, and other keys are used."""
@@ -105,7 +103,8 @@ class Chaos(Torment[Report]):
         restarted = list(cluster.starting)
         cluster.wait_until_ready(restarted)
         starting = f", of which {time.monotonic() - undone:.1f}s to start" if restarted else ""
-        self._find_unwritable(cluster, table)
+        seconds = self.find_unwritable(cluster, table, RECOVERY_SECONDS)
+        self.report.slowest_recovery = max(self.report.slowest_recovery, seconds)
         for name in cluster.everybody:
             if not cluster.is_running(name):
                 self.find("ill", f"{name} ended by itself: {cluster.last_words(name)}")
@@ -114,26 +113,6 @@ class Chaos(Torment[Report]):
         what = ", ".join(f"{each.fault} ({each.victim})" for each in happenings)
         self.say(f"{number:4}  {what}; healed after {time.monotonic() - started:.1f}s{starting}")
         time.sleep(CALM_SECONDS)
-
-    def _find_unwritable(self, cluster: Cluster, table: TableHandle) -> None:
-        """Everything is in sync and takes writes, soon after the last fault."""
-        ended = time.monotonic()
-        self.find_ailments(cluster, RECOVERY_SECONDS)
-        left = max(1.0, RECOVERY_SECONDS - (time.monotonic() - ended))
-        for refusal in left_after(lambda: self._refusals(table), left, 0.1):
-            self.find("ill", f"a write to every partition fails: {refusal}")
-        seconds = time.monotonic() - ended
-        self.report.slowest_recovery = max(self.report.slowest_recovery, seconds)
-        if seconds > RECOVERY_SECONDS:
-            self.find("ill", f"writable {seconds:.1f}s after the last fault")
-
-    def _refusals(self, table: TableHandle) -> list[str]:
-        rows = [{"k": f"p{each:04}", "v": "written"} for each in range(8 * self.partitions)]
-        try:
-            table.write(rows)
-        except LimosaError as error:
-            return [str(error)]
-        return []
 
     def _begin(self, cluster: Cluster, planned: Round) -> list[Happening]:
         free = cluster.everybody

@@ -188,6 +188,29 @@ class Torment(ABC, Generic[R]):
         for ailment in cluster.wait_until_healthy(seconds):
             self.find("ill", f"after {seconds:g}s {ailment}")
 
+    def find_unwritable(self, cluster: Cluster, table: TableHandle, seconds_max: float) -> float:
+        """Everything is in sync and takes writes soon; how long that took."""
+        ended = time.monotonic()
+        self.find_ailments(cluster, seconds_max)
+        left = max(1.0, seconds_max - (time.monotonic() - ended))
+        for refusal in left_after(lambda: self._refusals(table), left, 0.1):
+            self.find("ill", f"a write to every partition fails: {refusal}")
+        seconds = time.monotonic() - ended
+        if seconds > seconds_max:
+            self.find("ill", f"in sync and writable only after {seconds:.1f}s")
+        return seconds
+
+    def _refusals(self, table: TableHandle) -> list[str]:
+        try:
+            table.write(self._row_for_each())
+        except LimosaError as error:
+            return [str(error)]
+        return []
+
+    def _row_for_each(self) -> list[dict[str, str]]:
+        """Rows for every partition."""
+        return [{"k": f"p{each:04}", "v": "written"} for each in range(8 * self.partitions)]
+
     # --- judgement
 
     def judge(self, cluster: Cluster, connection: Operator, table: TableHandle, load: Load) -> None:
@@ -228,7 +251,7 @@ class Torment(ABC, Generic[R]):
 
     def _read_all(self, table: TableHandle, load: Load) -> dict[str, str | None]:
         """Every key of the season, for the last time; and every partition takes a write."""
-        table.write([{"k": f"p{each:04}", "v": "written"} for each in range(8 * self.partitions)])
+        table.write(self._row_for_each())
         values: dict[str, str | None] = {}
         for key in [*load.season.keys, load.season.cursor]:
             invoked = time.monotonic()

@@ -60,6 +60,16 @@ def ill(name: str) -> Overview:
             return with_partition(owner=None)
         case "in sync":
             return with_partition(in_sync=REPLICAS[:2])
+        case "load":
+            return with_status(vitals={"lag_seconds": 2.5})
+        case "coordination":
+            late = {name: status(vitals={"asked_seconds": 12.0}) for name in well.statuses}
+            return replace(well, statuses=late)
+        case "churn":
+            return with_status(vitals={"changes": 1_200, "restless": 100})
+        case "partitions":
+            many = {f"p{each}": replace(PARTITION, id=f"p{each}") for each in range(5_001)}
+            return replace(well, topology=replace(well.topology, partitions=many))
         case "surprises":
             return with_status(surprises={"an odd message": 3})
         case "disks":
@@ -80,19 +90,23 @@ def ill(name: str) -> Overview:
 
 # fmt: off
 ILLNESSES = {
-    "reachable":   ("problem", "no answer from n2: no answer in time"),
-    "coordinator": ("problem", "no coordinator is active"),
-    "nodes":       ("problem", "not live: n3"),
-    "owners":      ("problem", "1 partition without an owner: p0"),
-    "in sync":     ("warning", "1 partition with replicas out of sync: p0"),
-    "surprises":   ("warning", "n2: an odd message (3 times)"),
-    "disks":       ("problem", "n2: no space left"),
-    "replicas":    ("problem", "n2: p0/i1: damaged"),
-    "damage":      ("warning", "p0 on n2: a file is damaged"),
-    "secret":      ("problem", "n2: the keys in secret are damaged"),
-    "free space":  ("problem", "5.2 MB left on n2:slow"),
-    "clocks":      ("warning", "5.0 s apart"),
-    "versions":    ("warning", "nodes run 0.9, 1.0"),
+    "reachable":    ("problem", "no answer from n2: no answer in time"),
+    "coordinator":  ("problem", "no coordinator is active"),
+    "nodes":        ("problem", "not live: n3"),
+    "owners":       ("problem", "1 partition without an owner: p0"),
+    "in sync":      ("warning", "1 partition with replicas out of sync: p0"),
+    "load":         ("warning", "n2 is 2.5 s behind with its own work"),
+    "coordination": ("warning", "c is behind: it took up no report of the nodes for 12 s"),
+    "churn":        ("warning", "100 partitions lost replicas or owners again and again"),
+    "partitions":   ("warning", "n1 holds 5,001 replicas of at most 10,000"),
+    "surprises":    ("warning", "n2: an odd message (3 times)"),
+    "disks":        ("problem", "n2: no space left"),
+    "replicas":     ("problem", "n2: p0/i1: damaged"),
+    "damage":       ("warning", "p0 on n2: a file is damaged"),
+    "secret":       ("problem", "n2: the keys in secret are damaged"),
+    "free space":   ("problem", "5.2 MB left on n2:slow"),
+    "clocks":       ("warning", "5.0 s apart"),
+    "versions":     ("warning", "nodes run 0.9, 1.0"),
 }
 # fmt: on
 
@@ -168,3 +182,63 @@ def test_a_node_that_has_left_is_not_missed() -> None:
     assert well.members == ["n1", "n2", "n3"]
     after = replace(well, topology=replace(well.topology, nodes=nodes))
     assert {finding.verdict for finding in examine(after)} == {"ok"}
+
+
+def advice_on(check: str, overview: Overview) -> str:
+    (found,) = [each for each in examine(overview) if each.check == check]
+    assert found.verdict != "ok"
+    return found.advice
+
+
+def with_vitals(overview: Overview, **vitals: dict[str, Any]) -> Overview:
+    told = {
+        node: {**each, "vitals": vitals.get(node, {})} for node, each in overview.statuses.items()
+    }
+    return replace(overview, statuses=told)
+
+
+@pytest.mark.parametrize("in_sync", [REPLICAS[:2], REPLICAS[:1]])
+def test_nobody_is_told_to_start_nodes_that_run(in_sync: tuple[Replica, ...]) -> None:
+    well = healthy()
+    partition = replace(PARTITION, in_sync=in_sync)
+    behind = replace(well, topology=replace(well.topology, partitions={"p0": partition}))
+    advice = advice_on("in sync", behind)
+    assert "start" not in advice
+    assert "all their nodes are live, and their replicas catch up" in advice
+
+    overloaded = with_vitals(behind, n1={"lag_seconds": 7.0})
+    advice = advice_on("in sync", overloaded)
+    assert "start" not in advice
+    for remedy in ("fewer clients", "fewer partitions", "add nodes"):
+        assert remedy in advice
+
+    dead = replace(behind, agreed={**behind.agreed, "live": ["n1", "n2"]})
+    assert advice_on("in sync", dead) == "start the nodes that hold their replicas: n3"
+
+
+def test_an_election_that_takes_long_is_no_reason_to_start_nodes_that_run() -> None:
+    electing = ill("owners")
+    assert "start" not in advice_on("owners", electing)
+    dead = replace(electing, agreed={**electing.agreed, "live": ["n1", "n2"]})
+    assert "start the nodes that hold their replicas: n3" in advice_on("owners", dead)
+
+
+def test_a_coordinator_is_behind_only_if_all_nodes_that_keep_up_say_so() -> None:
+    well = healthy()
+    one = with_vitals(well, n2={"asked_seconds": 12.0})
+    assert "check the network between them" in advice_on("coordination", one)
+    late = {"lag_seconds": 9.0, "asked_seconds": 12.0}
+    overloaded = with_vitals(well, n1=late, n2=late, n3=late)
+    assert not [
+        each for each in examine(overloaded) if each.check == "coordination" and each.advice
+    ]
+    unheard = {"asked_seconds": 0.5, "unheard_seconds": 30.0}
+    deaf = with_vitals(well, n1=unheard, n2=unheard, n3={"lag_seconds": 9.0})
+    assert "use fewer partitions" in advice_on("coordination", deaf).lower()
+
+
+def test_the_advice_on_churn_depends_on_the_load() -> None:
+    restless = {"restless": 3, "changes": 20}
+    assert "comes and goes" in advice_on("churn", with_vitals(healthy(), n1=restless))
+    late = {**restless, "lag_seconds": 3.0}
+    assert "fewer partitions" in advice_on("churn", with_vitals(healthy(), n1=late))

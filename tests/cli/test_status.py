@@ -66,7 +66,8 @@ def test_the_doctor_finds_a_healthy_cluster_healthy(limosa: Limosa, table: str) 
     answer = limosa.well("doctor", "--json").json
     assert answer["problems"] == 0
     assert [check["check"] for check in answer["checks"]] == [
-        *("reachable", "coordinator", "nodes", "owners", "in sync", "surprises", "disks"),
+        *("reachable", "coordinator", "nodes", "owners", "in sync"),
+        *("load", "coordination", "churn", "partitions", "surprises", "disks"),
         *("replicas", "damage", "secret", "free space", "clocks", "versions"),
     ]
     assert "coordinator is active" in limosa.well("doctor").text

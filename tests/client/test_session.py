@@ -475,13 +475,16 @@ class Slow:
         self.overtaken = threading.Event()
         self.ended = threading.Event()
 
-    def send(self, message: int, quiet: bool = False) -> None:
+    def put(self, messages: Sequence[int]) -> None:
         if not self.first.is_set():
             self.first.set()
             self.overtaken.wait(0.3)
         else:
             self.overtaken.set()
-        self.sent.append(message)
+        self.sent += messages
+
+    def flush(self) -> None:
+        """Nothing is sent."""
 
     def pump_as_caller(self) -> None:
         """Nothing is sent from here."""

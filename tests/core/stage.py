@@ -2,6 +2,8 @@
 
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from limosa.core import routing
 from limosa.core.effects import Effect, Send
 from limosa.core.events import (
@@ -23,7 +25,7 @@ from limosa.core.participant.owner import Owner
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.producers import Producers
 from limosa.simulation.rows import SimulatedRow, SimulatedRows
-from tests.core.samples import LEASES, A, B, P, cluster, intends, stable
+from tests.core.samples import LEASES, A, B, C, P, cluster, intends, stable
 
 Sort = TypeVar("Sort")
 ORDINARY = ParticipantSettings()
@@ -82,6 +84,11 @@ class Stage:
         revision = revision or self.agreed.revision + 1
         self.agreed = apply(self.agreed, tuple(Put(record) for record in records), revision)
         return self.read_topology()
+
+    def renew(self, sent_at: float) -> None:
+        """A renewal of the lease succeeded; the brain sees it at its next tick."""
+        assert self.brain.lease is not None
+        self.brain.leasing.renewals.renewed(self.now, self.brain.lease.id, sent_at)
 
     def store(self, ticket: int = 10**9) -> list[Effect]:
         """Everything that was written until now is durable."""
@@ -180,6 +187,27 @@ def owner_on_stage(
     stage.register(record, stored(replica))
     stage.acknowledge(*(other for other in routing.written(record) if other != replica))
     assert stage.owner.open
+    return stage
+
+
+def owners_on_stage(
+    count: int, record: Partition | None = None, settings: ParticipantSettings = ORDINARY
+) -> Stage:
+    """The owner of many partitions `p0`, `p1` and so on, all open."""
+    record = stable() if record is None else record
+    stage = Stage("a", settings)
+    records = [replace(record, id=f"p{number}") for number in range(count)]
+    (held,) = stored(A).held
+    started = Started(tuple(replace(held, partition=each.id) for each in records))
+    stage.agreed = cluster(records[0], more=tuple(records[1:]))
+    stage.tell(started)
+    stage.tell(LeaseGranted(LEASES["a"], LEASES["a"], stage.now))
+    stage.read_topology()
+    for name in stage.brain.owners:
+        for replica in (B, C):
+            stage.say(Acked(name, replica, record.epoch, 0, 0), replica.node)
+    assert all(owner.open for owner in stage.brain.owners.values())
+    assert len(stage.brain.owners) == count
     return stage
 
 

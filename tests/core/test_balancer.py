@@ -17,8 +17,15 @@ from limosa.core.coordinator.situating import (
     situation,
 )
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.effects import MakeCommit
-from limosa.core.events import AgreedRead, Elected, Ticked
+from limosa.core.effects import AskForLoad, MakeCommit
+from limosa.core.events import (
+    AgreedRead,
+    CoordinatorEvent,
+    Elected,
+    LoadTold,
+    Received,
+    Ticked,
+)
 from limosa.core.model.changes import Commit, Put
 from limosa.core.model.intent import Assignment, Placement
 from limosa.core.model.requests import Request, SetPolicy, StartRun, WithdrawRequest
@@ -54,7 +61,7 @@ class Watched(Cluster):
         seen = (self.agreed, self.statuses, OFFICE, self.now, self.now)
         return ClusterView(*seen, self.settings, self.memory)
 
-    def looks(self, after: float = 11.0) -> Commit | None:
+    def looks(self, after: float = 11.0) -> Commit | AskForLoad | None:
         self.now += after
         return balancer.begin(self.view())
 
@@ -64,7 +71,7 @@ def test_the_most_loaded_node_gives_and_the_least_loaded_one_takes() -> None:
     cluster = Watched()
     assert cluster.looks(0.0) is None, "the nodes were hardly heard of yet"
     commit = cluster.looks()
-    assert commit is not None
+    assert isinstance(commit, Commit)
     (put,) = commit.changes
     assert isinstance(put, Put)
     request = put.record
@@ -269,3 +276,87 @@ def test_a_request_that_waits_can_be_withdrawn() -> None:
     assert answered.answered == cluster.now
     assert "was answered already" in cluster.refused(WithdrawRequest(waiting.id))
     assert "there is no request" in cluster.refused(WithdrawRequest("never"))
+
+
+# --- where the load comes from
+
+
+HOMES = tuple((node,) for node in "aabbccdd")
+
+
+class Asked(Watched):
+    """Every node has as much as any other, as far as is measured; a load source is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(homes=HOMES)
+        self.settings = replace(self.settings, load_source=True)
+
+
+def of(node: str, cluster: Cluster) -> list[str]:
+    records = cluster.agreed.topology.partitions
+    return [name for name, record in records.items() if record.replicas[0].node == node]
+
+
+def test_the_policy_asks_a_replaceable_source_for_the_load_and_relieves_the_most_loaded() -> None:
+    """F69: the nodes are even by the measured figures, so the default source begins nothing. The
+    other source says that c has the most and b the least: replicas leave c, which keeps some, and
+    go to b. It was told the measured figures, and it was asked once per interval."""
+    even = Watched(homes=HOMES)
+    even.looks(0.0)
+    assert even.looks() is None
+
+    cluster = Asked()
+    assert cluster.looks(0.0) is None
+    question = cluster.looks()
+    assert isinstance(question, AskForLoad)
+    assert question.measured == loads(cluster.view())
+    assert {load.bytes for load in question.measured.values()} == {1 << 20}
+    assert cluster.looks(5.0) is None, "it is asked once per interval"
+    told = dict.fromkeys(of("a", cluster) + of("d", cluster), 2.0)
+    told |= dict.fromkeys(of("c", cluster), 6.0)
+    cluster.memory.load_told = told
+    commit = cluster.looks(0.1)
+    assert isinstance(commit, Commit)
+    (put,) = commit.changes
+    assert isinstance(put, Put)
+    assert isinstance(put.record, Request)
+    assert isinstance(put.record.what, StartRun)
+    run = put.record.what.plan
+    assert run is not None
+    assert "c has" in run.why
+    assert "b only" in run.why
+    assert [(each.source, each.target.node) for each in run.moves] == [("c", "b")]
+    assert cluster.looks(0.1) is None, "an answer counts once"
+
+
+def test_an_answer_of_the_load_source_that_comes_too_late_is_dropped() -> None:
+    cluster = Asked()
+    cluster.looks(0.0)
+    assert isinstance(cluster.looks(), AskForLoad)
+    cluster.put(Controls(policy=EAGER, locked="backup"))
+    cluster.memory.load_told = dict.fromkeys(of("c", cluster), 6.0)
+    assert cluster.looks(0.1) is None
+    cluster.put(Controls(policy=EAGER))
+    assert cluster.looks(0.1) is None
+
+
+def test_a_coordinator_asks_the_load_source_and_uses_its_answer() -> None:
+    """F69."""
+    cluster = Asked()
+    coordinator = Coordinator("x", cluster.settings)
+    said: list[object] = []
+
+    def handle(event: CoordinatorEvent) -> None:
+        effects = coordinator.handle(cluster.now, event, cluster.now)
+        said.extend(e for e in effects if isinstance(e, AskForLoad | MakeCommit))
+
+    handle(AgreedRead(cluster.agreed))
+    handle(Elected(OFFICE))
+    for status in cluster.statuses.values():
+        handle(Received(status.node, status))
+    cluster.now += 11.0
+    handle(Ticked())
+    assert [type(each) for each in said] == [AskForLoad]
+    cluster.now += 0.5
+    handle(LoadTold(dict.fromkeys(of("c", cluster), 6.0)))
+    assert [type(each) for each in said] == [AskForLoad, MakeCommit]

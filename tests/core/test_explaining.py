@@ -258,6 +258,31 @@ def test_without_a_coordinator_nothing_advances() -> None:
     assert told.waits_for == f"{NO_COORDINATOR}. Then: copy to d under session t9@3"
 
 
+def test_a_copy_that_is_slowed_down_says_so_and_why() -> None:
+    """F199."""
+    record = in_stage("move", STREAMING)
+    statuses = everyone(record, copied=False)
+    slowed = [
+        replace(
+            status,
+            replicas={
+                name: tuple(replace(each, copy_rate=12_500_000) for each in known)
+                for name, known in status.replicas.items()
+            },
+        )
+        for status in statuses
+    ]
+    told = explained(record, *slowed)
+    assert told.waits_for == (
+        "copy to d under session t9@3; slowed down to 12.5 MB/s, because clients' writes take "
+        "longer than usual"
+    )
+    assert told.copy is not None
+    assert told.copy.slowed_to == 12_500_000
+    quick = explained(record, *statuses)
+    assert quick.waits_for == "copy to d under session t9@3"
+
+
 def test_a_request_without_an_answer_comes_first() -> None:
     other = Request("r1", MovePartition("other"))
     answered = Request("r2", MovePartition(P), state="done")

@@ -1,11 +1,12 @@
 """When is a write committed, and when may an owner open, seal, take back or give up waiting?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
+from limosa.core import routing
 from limosa.core.effects import (
     AppendEntries,
     Effect,
@@ -15,7 +16,13 @@ from limosa.core.effects import (
     StoreEpoch,
     Surprise,
 )
-from limosa.core.events import CollectionDue, DigestTaken, LeaseRenewed, Started, TailRead, Ticked
+from limosa.core.events import (
+    CollectionDue,
+    DigestTaken,
+    Started,
+    TailRead,
+    Ticked,
+)
 from limosa.core.machines.catalogue import ALLOW, STREAMING
 from limosa.core.messages import (
     Mismatched,
@@ -31,13 +38,14 @@ from limosa.core.messages import (
     Wait,
     Written,
 )
-from limosa.core.model.changes import Put, lease_key, partition_key
+from limosa.core.model.changes import Commit, Put, lease_key, partition_key
 from limosa.core.model.keys import position
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.replication import Peer
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
@@ -49,6 +57,7 @@ from tests.core.stage import (
     done,
     entry,
     owner_on_stage,
+    owners_on_stage,
     rows,
     sent,
     stored,
@@ -241,9 +250,11 @@ def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -
     began, times = stage.now, []
     while stage.now < began + seconds:
         stage.now += 0.02
-        stage.tell(LeaseRenewed(LEASES["a"], stage.now))
+        stage.renew(stage.now)
         effects = [*stage.tell(Ticked()), *answer()]
         to_b = [effect for effect in effects if isinstance(effect, Send) and effect.to == "b"]
+        if sent([*to_b], Probe):
+            to_b += done(stage.say(probed(B, peer(stage, B).acked), "b"), Send)
         times += [stage.now - began for each in sent([*to_b], Replicate) if each.entries]
     return times
 
@@ -252,6 +263,7 @@ def refusing(stage: Stage, answer: Callable[[], list[Effect]], seconds: float) -
 def test_entries_that_a_replica_does_not_take_are_sent_less_and_less_often(matched: bool) -> None:
     """S124: whatever the reason, for instance a frame that it refuses."""
     stage = owner_on_stage()
+    stage.say(probed(B), "b")
     stage.say(write(), "client")
     if not matched:
         stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
@@ -478,9 +490,9 @@ SETTINGS = ParticipantSettings(
 )
 
 
-def later(stage: Stage, seconds: float) -> list[object]:
+def later(stage: Stage, seconds: float) -> list[Effect]:
     stage.now += seconds
-    return list(stage.tell(Ticked()))
+    return stage.tell(Ticked())
 
 
 def test_whoever_owes_an_answer_for_too_long_is_reported_as_silent() -> None:
@@ -530,11 +542,17 @@ def test_what_was_not_acknowledged_is_sent_again() -> None:
     assert again == ["c"]
 
 
-def test_a_peer_that_knows_an_older_watermark_or_said_nothing_for_long_is_told_again() -> None:
+def test_a_peer_that_knows_an_older_watermark_is_told() -> None:
     stage = owner_on_stage(settings=SETTINGS)
-    assert sent(stage.tell(Ticked()), Replicate) == []
-    stage.now += 0.6
-    assert len(sent(stage.tell(Ticked()), Replicate)) == 2
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B, C)
+    (to_b, to_c) = sent(later(stage, 0.11), Replicate)
+    assert (to_b.entries, to_b.watermark) == ((), position(3, 1))
+    stage.acknowledge(B)
+    assert sent(later(stage, 0.11), Replicate) == [to_c]
+    stage.acknowledge(C)
+    assert later(stage, 0.11) == []
 
 
 def test_a_peer_that_is_not_matched_is_probed_again() -> None:
@@ -624,17 +642,91 @@ def test_a_replica_that_is_lost_has_nothing_any_more() -> None:
     assert (peer(stage, B).matched, peer(stage, B).acked) == (False, 0)
 
 
-def test_a_proposal_that_nothing_comes_of_is_voided_by_a_commit() -> None:
+def touches(effects: Sequence[object]) -> list[Commit]:
+    return [effect.commit for effect in effects if isinstance(effect, MakeCommit)]
+
+
+def test_a_proposal_stands_however_long_its_commit_takes() -> None:
+    """S126: nothing waits for the replica, so nothing voids the proposal, and the put-back is
+    current whenever it comes. A replica that makes progress does not lose it either, even if writes
+    wait for the replica all the time."""
     stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
     later(stage, 0.1)
-    effects = later(stage, 1.1)
-    (commit,) = [e.commit for e in effects if isinstance(e, MakeCommit)]
+    for _ in range(100):
+        assert touches(later(stage, 0.5)) == []
+        stage.acknowledge(B, C)
+        assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    for number in range(1, 20):
+        stage.say(write(f"w.{number}", number), "client")
+        stage.store()
+        stage.acknowledge(B)
+        assert touches(later(stage, 0.9)) == []
+        assert len(sent(stage.acknowledge(C), Written)) == 1
+    assert stage.status().replicas[P][0].caught_up == ((C, 50),)
+    assert stage.revision == 50
+    stage.agree(stable())
+    assert routing.writers(stage.owner.record) == (A, B, C)
+
+
+def test_a_proposal_stands_although_the_replica_died_as_long_as_no_write_waits_for_it() -> None:
+    """S126: the coordinator hears that the replica is silent, and does not put it back."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    for _ in range(50):
+        assert touches(later(stage, 0.1)) == []
+        stage.acknowledge(B)
+    status = stage.status().replicas[P][0]
+    assert (status.silent, status.caught_up) == ((C,), ((C, 50),))
+
+
+def test_a_proposal_is_voided_by_a_commit_once_a_write_waits_too_long_for_the_replica() -> None:
+    """S126: time alone voids nothing: acks wait for the replica until the commit is made."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    stage.say(write(), "client")
+    stage.store()
+    stage.acknowledge(B)
+    assert touches(later(stage, 0.9)) == []
+    (commit,) = touches(later(stage, 0.2))
     assert commit.changes == (Put(stable(in_sync=(A, B))),)
     assert commit.guards == {partition_key(P): 50, lease_key("a"): LEASES["a"]}
-    assert commit.why == "nothing came of a proposal"
+    assert commit.why == "a proposed replica does not answer"
+    assert touches(later(stage, 0.9)) == []
+    assert len(touches(later(stage, 0.2))) == 1
     assert stage.owner.proposed
-    stage.agree(stable(in_sync=(A, B)))
+    assert sent(stage.agree(stable(in_sync=(A, B))), Written) == [Written("w.1", position(3, 1))]
     assert not stage.owner.proposed
+
+
+def test_an_opening_that_waits_for_a_proposed_replica_voids_the_proposal() -> None:
+    """The owner may commit nothing before another replica is in sync; the one that it proposed
+    has died since."""
+    stage = Stage("a", SETTINGS)
+    (held,) = stored(A, entries=(entry(1, 0),)).held
+    record = replace(stable(in_sync=(A,)), eligible=(B, C))
+    stage.register(record, Started((replace(held, watermark=0),)))
+    stage.acknowledge(B)
+    later(stage, 0.1)
+    assert list(stage.owner.proposed) == [B]
+    stage.say(Unheld(P, B, 3, 50, "unmatched"), "b")
+    assert not stage.is_open()
+    later(stage, 0.9)
+    assert len(touches(later(stage, 0.3))) == 1
+
+
+def test_many_proposals_are_voided_by_few_commits_and_by_smaller_ones_if_that_fails() -> None:
+    """One of the records may have changed meanwhile, and then nothing of its commit happens."""
+    stage = owners_on_stage(300, stable(in_sync=(A, B)), SETTINGS)
+    put = [Put(record) for record in stage.agreed.topology.partitions.values()]
+    later(stage, 0.1)
+    for name in stage.brain.owners:
+        stage.say(replace(write(), partition=name), "x")
+    sizes = []
+    for _ in range(3):
+        commits = touches(later(stage, 1.2))
+        assert all(len(c.guards) == len(c.changes) + 1 for c in commits)
+        assert [change for commit in commits for change in commit.changes] == put
+        sizes.append([len(commit.changes) for commit in commits])
+    assert sizes == [[128, 128, 44], [64] * 4 + [44], [32] * 9 + [12]]
 
 
 def test_a_seal_that_nothing_comes_of_is_lifted_by_a_commit_and_not_by_time() -> None:
@@ -677,7 +769,7 @@ def test_a_refusal_of_what_is_sent_under_today_s_record_is_a_surprise(why: Objec
 
 def closed() -> Owner:
     lease = Lease(LEASES["a"], 11)
-    return Owner(Held(P, A), stable(), lease, Tickets(), ParticipantSettings())
+    return Owner(Held(P, A), stable(), lease, Tickets(), Pairs(ORDINARY), ORDINARY)
 
 
 def test_an_owner_that_is_not_open_does_not_seal() -> None:

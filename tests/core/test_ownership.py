@@ -488,6 +488,12 @@ def test_who_had_caught_up_at_an_older_revision_is_not() -> None:
     assert changed(record, *all_hold(record, caught_up=((C, 49),)))[1] is None
 
 
+def test_who_had_caught_up_and_is_silent_by_now_is_not() -> None:
+    """It would be taken out again at once."""
+    record = stable(in_sync=(A, B))
+    assert changed(record, *all_hold(record, caught_up=((C, 50),), silent=(C,)))[1] is None
+
+
 def test_who_does_not_hold_its_replica_is_not() -> None:
     record = stable(in_sync=(A, B))
     statuses = all_hold(record, caught_up=((C, 50),))

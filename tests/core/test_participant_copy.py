@@ -617,6 +617,55 @@ def test_a_digest_that_can_not_be_taken_is_reported() -> None:
     assert (known.checking, known.trouble) == (None, "unreadable")
 
 
+# --- copies yield to writes
+
+
+def test_a_node_whose_writes_are_slow_asks_copies_to_wait_and_reports_their_rate() -> None:
+    """F199: a write waits for its replicas for more than a second; the next slice is delayed."""
+    stage = owner_on_stage(moving(STREAMING))
+    stage.say(write(), "client")
+    pauses = []
+    for number in range(3):
+        (reading,) = done(stage.say(Fetch(P, "first", SESSION, 3, number, 4), "mover"), ReadSlice)
+        stage.now += 0.6
+        (fetched,) = sent(stage.tell(SliceRead(reading.ticket, ROWS, 5)), Fetched)
+        pauses.append(fetched.pause_seconds)
+    assert pauses[0] == 0.0
+    assert all(each > 0.0 for each in pauses[1:])
+    known = stage.status().replicas[P][0]
+    assert known.copy_rate == int(ORDINARY.copy_rate_min)
+
+
+def test_an_owner_without_a_copy_reports_no_rate() -> None:
+    stage = owner_on_stage(stable())
+    stage.brain.pace.rate = 1e6
+    assert stage.status().replicas[P][0].copy_rate == 0
+
+
+def test_a_commit_tells_how_long_the_write_took() -> None:
+    """F199: from the write to its commit, whatever partition it is of."""
+    stage = owner_on_stage(stable())
+    for number in range(1, 4):
+        stage.say(write(f"w.{number}", number), "client")
+        stage.now += 0.6
+        stage.store()
+        stage.acknowledge(*stage.owner.peers)
+    assert stage.brain.pace.usual_seconds == pytest.approx(0.6)
+
+
+def test_a_target_whose_writes_are_slow_asks_copies_to_wait_too() -> None:
+    """F199."""
+    stage = target()
+    stage.brain.pace.copied(stage.now, 0)
+    stage.brain.pace.rate = 1e3
+    stage.say(chunk(), "mover")
+    stage.say(end(), "mover")
+    (landed,) = sent(stage.store(), Landed)
+    assert 0.0 < landed.pause_seconds <= 3.0
+    (again,) = sent(stage.say(end(), "mover"), Landed)
+    assert again.pause_seconds == 0.0, "it had landed before"
+
+
 # --- what it costs those who write
 
 

@@ -8,13 +8,11 @@ from limosa.core.effects import (
     CreateReplica,
     DiscardReplica,
     ReadTopology,
-    RenewLease,
     StoreEpoch,
 )
 from limosa.core.events import (
     LeaseEnded,
     LeaseGranted,
-    LeaseRenewed,
     Started,
     Ticked,
     TopologyRead,
@@ -63,12 +61,31 @@ def test_a_node_without_a_lease_asks_for_one_again_and_again() -> None:
     assert done(stage.tell(Ticked()), AcquireLease)
 
 
-def test_a_node_with_a_lease_renews_it_at_its_heartbeat() -> None:
+def test_a_lease_is_renewed_at_every_heartbeat_whatever_the_brain_is_busy_with() -> None:
+    """No event of the brain is needed for it, except that the brain ticks now and then."""
     stage = Stage("a", SETTINGS)
+    renewals = stage.brain.leasing.renewals
+    assert renewals.due(stage.now) is None
     stage.tell(LeaseGranted(11, 5, stage.now))
-    assert not done(stage.tell(Ticked()), RenewLease)
-    stage.now += 2.0
-    assert done(stage.tell(Ticked()), RenewLease) == [RenewLease(11)]
+    stage.tell(Ticked())
+    due = [round(seconds / 2) for seconds in range(21) if renewals.due(stage.now + seconds / 2)]
+    assert due == [2, 4, 6, 8, 10]
+    assert stage.brain.lease is not None
+    renewals.renewed(stage.now + 10.0, 11, stage.now + 8.0)
+    assert stage.brain.lease.valid_until == pytest.approx(stage.now + 17.0)
+
+
+def test_a_brain_that_hangs_or_is_over_loses_its_lease() -> None:
+    stage = Stage("a", SETTINGS)
+    renewals = stage.brain.leasing.renewals
+    stage.tell(LeaseGranted(11, 5, stage.now))
+    stage.tell(Ticked())
+    assert renewals.due(stage.now + 10.1) is None
+    stage.now += 10.2
+    stage.tell(Ticked())
+    assert renewals.due(stage.now) == 11
+    stage.brain.is_over = True
+    assert renewals.due(stage.now + 2.0) is None
 
 
 def test_a_doubled_grant_of_a_lease_does_not_begin_another_run() -> None:
@@ -88,7 +105,7 @@ def test_words_about_another_lease_change_nothing() -> None:
     assert lease is not None
     until = lease.valid_until
     stage.now += 1.0
-    assert stage.tell(LeaseRenewed(99, stage.now)) == []
+    stage.brain.leasing.renewals.renewed(stage.now, 99, stage.now)
     assert stage.tell(LeaseEnded(99)) == []
     assert stage.brain.lease is lease
     assert lease.valid_until == until
@@ -96,8 +113,9 @@ def test_words_about_another_lease_change_nothing() -> None:
 
 def test_a_node_without_a_lease_has_none_to_renew_or_to_end() -> None:
     stage = Stage("a")
-    assert stage.tell(LeaseRenewed(11, 100.0)) == []
+    stage.brain.leasing.renewals.renewed(stage.now, 11, 100.0)
     assert stage.tell(LeaseEnded(11)) == []
+    assert stage.brain.lease is None
 
 
 def test_the_end_of_a_lease_ends_ownership_and_begins_the_search_for_another() -> None:
@@ -195,8 +213,19 @@ def test_a_renewed_lease_lets_the_owner_acknowledge_what_is_durable_everywhere()
     stage.store()
     stage.now += 3.0
     stage.acknowledge(B, C)
-    effects = stage.tell(LeaseRenewed(LEASES["a"], stage.now - 0.1))
-    assert [answer.id for answer in sent(effects, Written)] == ["w.1"]
+    stage.renew(stage.now - 0.1)
+    assert [answer.id for answer in sent(stage.tell(Ticked()), Written)] == ["w.1"]
+
+
+def test_a_late_answer_to_a_renewal_does_not_extend_a_lease_into_the_past() -> None:
+    """An owner whose lease has lapsed answers nothing, though a renewal succeeded long ago."""
+    stage = owner_on_stage()
+    stage.say(write(), "client")
+    stage.store()
+    stage.now += 3.0
+    stage.acknowledge(B, C)
+    stage.renew(stage.now - 2.8)
+    assert sent(stage.tell(Ticked()), Written) == []
 
 
 def test_a_refresh_reads_the_newest_topology_now_and_then() -> None:

@@ -12,7 +12,6 @@ from limosa.core.events import (
     Elected,
     LeaseEnded,
     LeaseGranted,
-    LeaseRenewed,
     Received,
     ReplicaDamaged,
     Ticked,
@@ -34,7 +33,7 @@ def reports(effects: list[Effect]) -> list[Status]:
 
 
 def look(stage: Stage, sender: str = "one", whole: bool = False) -> Status:
-    (status,) = reports(stage.say(Look(0, whole), sender))
+    (status,) = reports(stage.say(Look(0, whole=whole), sender))
     return status
 
 
@@ -89,7 +88,7 @@ def test_the_first_report_to_a_coordinator_and_under_a_lease_is_whole() -> None:
 def test_a_coordinator_that_asks_for_it_gets_a_whole_report() -> None:
     stage = settled("q")
     assert look(stage, whole=True).after == WHOLE_STATUS
-    assert stage.say(Look(stage.revision + 9, True), "one"), "it reads the topology first"
+    assert stage.say(Look(stage.revision + 9), "one"), "it reads the topology first"
     stage.now += 0.1
     (status,) = reports(stage.agree(stable(in_sync=(A, B))))
     assert (status.after, sorted(status.replicas)) == (WHOLE_STATUS, ["p", "q"])
@@ -266,7 +265,8 @@ class Talk:
 
     def pass_time(self, seconds: float) -> None:
         self.stage.now += seconds
-        self._send(self.stage.tell(LeaseRenewed(self.lease, self.stage.now)))
+        now = self.stage.now
+        self.stage.brain.leasing.renewals.renewed(now, self.lease, now)
         self._send(self.stage.tell(Ticked()))
         self._tell_coordinator(Ticked())
 
@@ -290,7 +290,7 @@ class Talk:
             case "damage":
                 self._send(self.stage.tell(ReplicaDamaged(name, "first", "segment 7")))
             case "another coordinator":
-                self._send(self.stage.say(Look(0, False), "two"))
+                self._send(self.stage.say(Look(0, whole=False), "two"))
             case "lease":
                 self._send(self.stage.tell(LeaseEnded(self.lease)))
                 self.lease += 100

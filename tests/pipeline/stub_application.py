@@ -27,8 +27,11 @@ def main() -> None:
     assert tempfile.gettempdir() == options["scratch"]
     (Path(options["scratch"]) / "blocks").mkdir()
     notes = Path(conf["notes"])
+    (notes.parent / "options").write_text(json.dumps(options))
     with notes.open("a") as out:
         out.write(f"start {os.getpid()}\n")
+    if options.get("makes_archive"):
+        time.sleep(FOR_EVER_SECONDS)
     print("Java says something", flush=True)
     match conf["be"]:
         case "late":
@@ -47,7 +50,7 @@ def main() -> None:
             with notes.open("a") as out:
                 out.write(f"start {java.pid}\n")
             os._exit(9)
-    tell(what="ready", workers=3)
+    tell(what="ready", workers=3, lacks_archive=conf["be"] == "bare")
     for line in sys.stdin:
         order = json.loads(line)
         with notes.open("a") as out:
@@ -59,6 +62,10 @@ def main() -> None:
                 tell(what="failed", job=order["job"], why="a task failed four times")
             case "die":
                 os._exit(9)
+            case "wait":
+                while not Path(conf["gate"]).exists():
+                    time.sleep(0.01)
+                tell(what="done", job=order["job"], results=[])
     if conf["be"] == "cling":
         time.sleep(FOR_EVER_SECONDS)
 

@@ -1,5 +1,6 @@
 """Is it always told how a job ended, whatever becomes of the process that runs it?"""
 
+import json
 import os
 import re
 import signal
@@ -81,6 +82,11 @@ class Stage:
         """Without when it started."""
         return [line for line in self._lines() if not line.startswith("start")]
 
+    def given(self) -> dict[str, object]:
+        """The options of the last process that was started."""
+        found: dict[str, object] = json.loads((self.directory / "options").read_text())
+        return found
+
     def processes(self) -> list[int]:
         """All that were started."""
         return [int(line.split()[1]) for line in self._lines() if line.startswith("start")]
@@ -124,6 +130,67 @@ def test_spark_starts_when_it_is_first_needed(stage: Stage) -> None:
     assert ended.results == [b"one", b"two"]
     assert stage.states == [("starting", ""), ("ready", "3 tasks at once")]
     assert carrier.workers == 3
+
+
+def test_spark_can_be_started_before_it_is_needed(stage: Stage) -> None:
+    """So that no copy waits for Java; however often that is asked for, one is started."""
+    carrier = stage.carrier()
+    for _ in range(3):
+        carrier.start()
+    wait_for_state(stage, "ready")
+    carrier.start()
+    assert stage.run(carrier, "wave-1", "echo", b"x").results == [b"x"]
+    assert len(stage.processes()) == 1
+
+
+def test_a_spark_that_does_not_start_is_tried_again_later_also_if_nobody_needs_it(
+    stage: Stage,
+) -> None:
+    carrier = stage.carrier("refuse")
+
+    def failed_twice() -> bool:
+        carrier.start()
+        return stage.states.count(("failed", "there is no Java")) >= 2
+
+    eventually(failed_twice)
+    carrier.close()
+    carrier.start()
+    assert len(stage.processes()) == stage.states.count(("starting", ""))
+
+
+def test_its_processes_get_a_group_of_their_own_which_goes_with_them(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "group"
+
+    def make_group(scratch: str) -> str:
+        assert scratch == str(stage.scratch)
+        group.mkdir(exist_ok=True)
+        return str(group)
+
+    monkeypatch.setattr(carriers, "make_group", make_group)
+    carrier = stage.carrier()
+    assert stage.run(carrier, "wave-1", "echo").results == []
+    assert stage.given()["group"] == str(group)
+    carrier.close()
+    assert not group.exists()
+
+
+def test_when_it_is_idle_and_lacks_a_class_archive_another_process_makes_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carriers, "IDLE_SECONDS", 0.3)
+    carrier = stage.carrier("bare")
+    busy = stage.run(carrier, "wave-1", "wait")
+    wait_for_state(stage, "ready")
+    time.sleep(0.6)
+    assert len(stage.processes()) == 1, "it is not idle"
+    stage.gate.touch()
+    assert busy.results == []
+    eventually(lambda: len(stage.processes()) == 2, "another one starts")
+    assert stage.given()["makes_archive"]
+    carrier.close()
+    assert not any(map(is_running, stage.processes()))
 
 
 def test_what_is_ordered_before_it_is_ready_waits(stage: Stage) -> None:

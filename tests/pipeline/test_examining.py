@@ -325,6 +325,8 @@ class FakeCarrier:
         self.refusal = refusal
         self.jobs: list[tuple[str, str, Sequence[bytes], Done]] = []
 
+    def start(self) -> None: ...
+
     def run(self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done) -> None:
         self.jobs.append((job, work, tasks, done))
         if self.refusal:

@@ -109,8 +109,9 @@ def test_a_java_that_is_too_old_is_passed_over(
 @pytest.mark.processes
 @pytest.mark.parametrize("version", ["17", "17.0.9", "21-ea", "25.0.2"])
 def test_a_version_is_read(bare: Path, version: str) -> None:
-    program = make_java(bare / "home", version) / "bin" / "java"
-    assert java._version_of(program) == int(version[:2])
+    found = java.identity(make_java(bare / "home", version))
+    assert found.version == int(version[:2])
+    assert version in found.words
 
 
 @pytest.mark.processes
@@ -120,7 +121,7 @@ def test_a_java_that_does_not_run_is_passed_over(
     monkeypatch.setenv("JAVA_HOME", str(make_java(bare / "broken", fails=True)))
     put_on_path(bare, make_java(bare / "new"))
     assert java.home(bare / "scratch") == str(bare / "new")
-    assert java._version_of(bare / "nowhere") == 0
+    assert java.identity(bare / "nowhere").version == 0
 
 
 @pytest.mark.processes
@@ -129,7 +130,7 @@ def test_a_java_that_says_nothing_useful_is_passed_over(bare: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho hello\n")
     program.chmod(0o755)
-    assert java._version_of(program) == 0
+    assert java.identity(bare / "chatty").version == 0
 
 
 def test_a_home_without_a_java_in_it_is_no_candidate(
@@ -203,5 +204,5 @@ def test_the_real_packaged_java_is_new_enough(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     home = java.home(tmp_path)
     assert home == str(tmp_path / "java")
-    assert java._version_of(Path(home) / "bin" / "java") >= java.VERSION_MIN
+    assert java.identity(home).version >= java.VERSION_MIN
     assert os.access(f"{home}/bin/java", os.X_OK)

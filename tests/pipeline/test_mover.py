@@ -59,6 +59,10 @@ class FakeCarrier:
         self.jobs: dict[str, Job] = {}
         self.cancelled: list[str] = []
         self.closed = False
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
 
     def run(self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done) -> None:
         assert job not in self.jobs

@@ -415,6 +415,31 @@ def test_the_bandwidth_is_kept_to(nodes: Nodes) -> None:
     assert time.monotonic() - began >= (slices - pipe.AT_ONCE - 1) / per_second
 
 
+@pytest.mark.parametrize("by", ["source", "target"])
+def test_a_pipe_waits_when_a_node_asks_it_to_but_not_for_ever(
+    nodes: Nodes, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F199: a node that is busy with clients' writes says how long the next slice should wait."""
+    monkeypatch.setattr(pipe, "PAUSE_SECONDS_MAX", 0.1)
+    slices = pipe.AT_ONCE + 4
+    asker, kind = (nodes.source, Fetched) if by == "source" else (nodes.target, Landed)
+    serve = asker._serve
+    monkeypatch.setattr(
+        asker,
+        "_serve",
+        lambda message: [
+            replace(each, pause_seconds=3600.0) if isinstance(each, kind) else each
+            for each in serve(message)
+        ],
+    )
+    began = time.monotonic()
+    (carried,) = nodes.carry(load(slices=slices))
+    assert carried.slices == slices
+    assert carried.failure == ""
+    assert carried.slowed_seconds >= 0.25
+    assert time.monotonic() - began >= 0.25
+
+
 def test_slices_do_not_come_in_bursts(nodes: Nodes) -> None:
     """When their size is known, each is asked for when its turn has come, from the first one on."""
     each = slice_bundle(0).bytes

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from limosa.pipeline import java
+from limosa.pipeline.priority import group_name
 from tests.pipeline.moving import ROWS, WRITTEN, MovingCluster, Writing
 from tests.waiting import eventually
 
@@ -65,6 +66,9 @@ def _partitions_move_while_rows_are_written(moving: MovingCluster) -> None:
     eventually(lambda: len(moving.digests()) == 2, "old replicas are gone")
     assert sum(rows for rows, _ in moving.digests().values()) == ROWS + len(writing.rows)
     assert moving.log().count("Spark is ready") == 1
+    told = moving.connection.agreed()["pipeline"]
+    assert told.startswith("ready: ")
+    assert "low CPU weight" in told or "niceness" in told
     (application,) = moving.spark("application")
     (machine,) = moving.spark("java")
     assert machine.parent == application.id
@@ -137,8 +141,10 @@ def _is_gone(moving: MovingCluster, process: int) -> None:
 
 
 def _nothing_is_left_of(moving: MovingCluster) -> None:
-    """No process, and none of Spark's files."""
+    """No process, no cgroup, and none of Spark's files."""
     eventually(lambda: not moving.strays(), "all have ended", GONE_SECONDS)
-    assert not (moving.cluster.directory / "spark-coordinator").exists()
+    scratch = moving.cluster.directory / "spark-coordinator"
+    assert not scratch.exists()
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/{group_name(str(scratch))}"))
     left = [path for path in Path(moving.directory, "tmp").rglob("*") if path.is_file()]
     assert left == []

@@ -728,6 +728,18 @@ def test_a_large_slice_travels_in_parts_and_arrives_whole(monkeypatch: pytest.Mo
     assert plain(heard) == plain([fetched, other])
 
 
+def test_a_slice_of_a_node_of_the_version_before_is_understood() -> None:
+    """It does not ask for pauses. What it says after the number of slices means that more follows,
+    so a later version may only add something behind that."""
+    old = ["Fetched", "p", "s", 3, [], 7, [], "1f", 8, False]
+    decoder = Decoder(lambda fingerprint: None, trusted=True)
+    (heard,) = decoder(pa.py_buffer(attacker.frame([old], [])))
+    assert plain([heard]) == plain([Fetched("p", "s", 3, Bundle(), 7, (), 0x1F, 8)])
+    pausing = Fetched("p", "s", 3, Bundle(), 7, (), 0x1F, 8, 0.5)
+    frame = Encoder(define=True)([pausing])
+    assert plain(decoder(pa.py_buffer(frame))) == plain([pausing])
+
+
 def test_each_message_of_a_client_s_frame_that_is_too_large_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -38,7 +38,7 @@ from limosa.core.participant.brain import Participant
 from limosa.errors import BadInput, OutcomeUnknown, Redirected, UnusableFile, VolumeFailed
 from limosa.metastore.memory import MemoryMetastore
 from limosa.metastore.sqlite import SqliteMetastore
-from limosa.protocol.peers import Dialer, Peers
+from limosa.protocol.peers import Dialer, Flushed, Peers
 from limosa.protocol.scan import Scan
 from limosa.protocol.wire import Keys
 from limosa.runtime import service as service_module
@@ -76,10 +76,10 @@ class Recorded(Peers):
         self.sent: list[tuple[str, Message]] = []
         self.fails = False
 
-    def send(self, to: str, message: Message) -> None:
+    def put(self, to: str, messages: Sequence[Message]) -> None:
         if self.fails:
             raise RuntimeError("can't start new thread")
-        self.sent.append((to, message))
+        self.sent += [(to, message) for message in messages]
 
 
 class Scripted(Participant):
@@ -446,13 +446,13 @@ def test_when_a_disk_fails_nothing_is_acked_and_nothing_is_read(
     table = house.table(node, timeout_seconds=0.6)
     assert isinstance(read(node, table), Found)
     said: list[Message] = []
-    send = node.driver.peers.send
+    put = node.driver.peers.put
 
-    def noting(to: str, message: Message) -> None:
-        said.append(message)
-        send(to, message)
+    def noting(to: str, messages: Sequence[Message]) -> Flushed | None:
+        said.extend(messages)
+        return put(to, messages)
 
-    node.driver.peers.send = noting  # type: ignore[method-assign]
+    node.driver.peers.put = noting  # type: ignore[method-assign]
     breaks(node.store, error)
     with pytest.raises(OutcomeUnknown):
         table.write({"id": 1, "eggs": 42})
@@ -543,3 +543,13 @@ def test_a_node_that_stops_does_not_take_another_lease(house: House) -> None:
     assert crowded.ticked
     with closing(SqliteMetastore(house.metastore, BootClock())) as metastore:
         assert metastore.get(lease_key("n1")) is None
+
+
+def test_a_node_whose_lock_is_taken_for_long_keeps_its_lease(house: House) -> None:
+    """Renewals, and the extension of the lease by them, wait for nothing that the brain does."""
+    driver = house.node().driver
+    lease = driver.brain.lease
+    assert lease is not None
+    with driver._lock:
+        until = lease.valid_until
+        eventually(lambda: lease.valid_until > until, "the lease is extended", PATIENCE_SECONDS)

@@ -85,6 +85,31 @@ def test_a_lease_that_was_replaced_is_not_renewed(
     assert failures == []
 
 
+def test_a_lease_is_renewed_by_itself_whenever_it_is_due(
+    store: SqliteMetastore, tmp_path: Path
+) -> None:
+    """The thread asks whether it is due: nobody needs a lock for a renewal."""
+    lease = register(store)
+    said: queue.Queue[tuple[int, bool, float]] = queue.Queue()
+    failures: list[Exception] = []
+    due = iter([lease, None, lease + 1, lease])
+    heartbeat = Heartbeat(
+        lease_key("n1"),
+        lambda: SqliteMetastore(tmp_path / "metastore.db", CLOCK),
+        CLOCK,
+        lambda *_, **__: None,
+        failures.append,
+        lambda now: next(due, None),
+        lambda *about: said.put(about),
+    )
+    try:
+        heard = [said.get(timeout=WAIT_SECONDS) for _ in range(3)]
+    finally:
+        heartbeat.close()
+    assert [about[:2] for about in heard] == [(lease, True), (lease + 1, False), (lease, True)]
+    assert failures == []
+
+
 def test_a_registration_that_arrives_late_does_not_replace_a_later_one(
     store: SqliteMetastore, tmp_path: Path
 ) -> None:

@@ -182,6 +182,36 @@ def test_large_batches_of_few_rows_are_not_copied_together(
     assert [one.find(int(batch.tokens[0]))[0][0] for batch in one.batches] == list(one.batches)
 
 
+def test_tiny_batches_are_copied_together_by_a_reader_or_when_they_are_many() -> None:
+    """A writer unites them without a copy, since clients wait for it; but each takes kilobytes."""
+    memtables: tuple[Memtable, ...] = ()
+    for number in range(1, 9):
+        memtables = added(memtables, Memtable.at(birds((f"{number}", number)), number))
+    (few,) = memtables
+    given = few.parts
+    assert len(given) == 8
+    found = [few.find(int(batch.tokens[0]))[0] for batch in given]
+    assert [batch.version_of(row) for batch, row in found] == [*range(1, 9)]
+    assert few.parts == few.batches != given, "the first reader has copied them"
+    memtables = ()
+    for number in range(1, memtable.TINY_BATCHES_MAX + 1):
+        memtables = added(memtables, Memtable.at(birds((f"{number}", number)), number))
+    (many,) = memtables
+    assert len(many.parts) == 1, "nobody has read them"
+    assert (len(many), many.min_version, many.max_version) == (64, 1, 64)
+
+
+def test_a_table_has_few_memtables_however_many_small_writes_it_gets() -> None:
+    memtables: tuple[Memtable, ...] = ()
+    for number in range(1, 1001):
+        memtables = added(memtables, Memtable.at(birds((f"{number}", number)), number))
+    assert len(memtables) <= 3 * memtable.UNITE_MEMTABLES
+    assert [each.min_version for each in memtables[1:]] == [
+        each.max_version + 1 for each in memtables[:-1]
+    ], "they follow each other"
+    assert sum(map(len, memtables)) == 1000
+
+
 def test_a_file_that_rots_while_it_is_in_use_is_found_by_reading_it_again(
     tmp_path: Path,
 ) -> None:

@@ -746,6 +746,17 @@ class VolumeMachine(RuleBasedStateMachine):
             assert seen(self.volume, replica) == model.state()
             assert replica.view.collected == model.collected or not model.collected
 
+    @invariant()
+    def check_totals(self) -> None:
+        """Counting what changed gives the same as counting everything."""
+        tally, held = self.volume.tally, self.volume.replicas
+        tally.count()
+        places = [{each.place for each in replica.log} for replica in held.values()]
+        assert tally.memory_bytes == sum(replica.memory_bytes for replica in held.values())
+        assert tally.log_bytes == sum(place.size for some in places for place in some)
+        assert tally.log_frames == sum(map(len, places))
+        assert tally.sizes == {key: replica.view.size for key, replica in held.items()}
+
     @rule(key=replicas, held=ranges)
     def read(self, key: ReplicaKey, held: TokenRange) -> None:
         if key not in self.models:

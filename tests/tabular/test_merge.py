@@ -226,7 +226,7 @@ def test_a_run_with_rows_of_an_older_definition_last_keeps_the_newer_columns() -
     newer = BIRDS.evolved(pa.schema(columns))
     first = batch_of(newer, [("a", 1, "red")])
     last = batch_of(BIRDS, [("b", 2)])
-    memtable = Memtable((first.at(1), last.at(2)), 1, 2)
+    memtable = Memtable.united((Memtable.at(first, 1), Memtable.at(last, 2)))
     (found,) = memtable.within(WHOLE)
     rows = {row["name"]: row["colour"] for row in found.columns.to_pylist()}
     assert rows == {"a": "red", "b": None}

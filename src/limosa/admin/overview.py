@@ -4,11 +4,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from limosa.client.access import ClusterAccess
 from limosa.core.model.changes import Topology
 from limosa.core.model.topology import Partition
+from limosa.core.participant.vitals import NodeVitals
 from limosa.errors import LimosaError, UnknownTable
 
 NODES_AT_ONCE = 16
@@ -62,6 +63,17 @@ class Overview(Struct, frozen=True):
             for each in self.held(node)
             if each.get("damaged")
         ]
+
+    @property
+    def vitals(self) -> dict[str, NodeVitals]:
+        """By node; without nodes of earlier versions, which do not report it."""
+        told = {node: each.get("vitals") for node, each in sorted(self.statuses.items())}
+        return {node: convert(seen, NodeVitals) for node, seen in told.items() if seen is not None}
+
+    def overloaded(self, seconds_max: float) -> dict[str, float]:
+        """Nodes that were lately further behind with their own work, and how far."""
+        lags = {node: seen.lag_seconds for node, seen in self.vitals.items()}
+        return {node: lag for node, lag in lags.items() if lag > seconds_max}
 
     def _is_only(self, node: str, replica: dict[str, Any]) -> bool:
         """Whether no other replica is in sync."""
@@ -135,6 +147,8 @@ class ClusterStatus(Struct, frozen=True):
     generation: int
     damaged: list[DamagedReplica] = []
     """Replicas with a damaged file; they are rebuilt, except those that are the only ones."""
+    spark: str = ""
+    """Whether Spark runs, and at which priority; empty: it was not needed yet."""
 
 
 class NodeFacts(Struct, frozen=True):
@@ -193,6 +207,7 @@ def status_of(overview: Overview) -> ClusterStatus:
         ),
         topology.generation,
         overview.damaged,
+        overview.agreed.get("pipeline", ""),
     )
 
 

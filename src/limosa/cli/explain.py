@@ -128,11 +128,7 @@ def copy_line(explanation: Explanation, now: float) -> str:
 
 
 def spark_line(explanation: Explanation) -> str:
-    pipeline = explanation.pipeline
-    if pipeline is None:
-        return ""
-    detail = f": {pipeline.detail}" if pipeline.detail else ""
-    return f"{pipeline.state}{detail}"
+    return "" if explanation.pipeline is None else explanation.pipeline.words
 
 
 def pause_line(explanation: Explanation) -> str:

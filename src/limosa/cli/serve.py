@@ -16,7 +16,13 @@ import typer
 from msgspec.structs import asdict
 
 from limosa.cli.shared.options import OptionGroup, with_groups
-from limosa.cli.shared.pipelines import PipelineChoice, SparkMaster, SparkSecret
+from limosa.cli.shared.pipelines import (
+    KeepSparkRunning,
+    LoadSourcePath,
+    PipelineChoice,
+    SparkMaster,
+    SparkSecret,
+)
 from limosa.cli.shared.quantities import bytes_of
 from limosa.errors import BadInput, LimosaError
 from limosa.runtime.journal import Journal
@@ -126,6 +132,16 @@ def node(
             help="After how long a disk that does not finish a sync counts as failed.",
         ),
     ] = 10.0,
+    write_latency: Annotated[
+        float,
+        typer.Option(
+            "--write-latency",
+            metavar="MS",
+            min=0.0,
+            help="Copies are slowed down while writes take longer than this, in milliseconds, and "
+            "twice as long as before the copy; 0: copies are never slowed down.",
+        ),
+    ] = 25.0,
     scrub: Annotated[
         str,
         typer.Option(
@@ -171,6 +187,7 @@ def node(
                     lease_seconds=lease_seconds,
                     heartbeat_seconds=lease_seconds / 6,
                     sync_seconds_max=sync_seconds,
+                    slow_write_seconds=write_latency / 1e3,
                 ),
                 scrub_bytes_per_second=int(bytes_of(scrub)),
             ),
@@ -215,6 +232,8 @@ def coordinator(
             help="Limit for all copies together, in bytes a second; 0: no limit.",
         ),
     ] = "64MiB",
+    keep_spark_running: KeepSparkRunning = False,
+    load_source: LoadSourcePath = "",
     process: ProcessOptions,
 ) -> None:
     """Run a coordinator; of several, one is active.
@@ -239,6 +258,7 @@ def coordinator(
         secret=spark_secret,
         conf=dict(_pair(each) for each in spark_conf or []),
         bytes_per_second=bytes_of(bandwidth),
+        always=keep_spark_running,
     )
 
     def build(journal: Journal) -> tuple[Any, dict[str, Any]]:
@@ -250,6 +270,7 @@ def coordinator(
                 cluster=cluster, verify_clients=credentials.certificate is not None
             ),
             settings=settings_for(carrying, CoordinatorSettings()),
+            load_source=load_source,
         )
         mover = mover_for(carrying, config.security, cluster, name, journal)
         return CoordinatorProcess(config, mover, journal), {"coordinator": name}

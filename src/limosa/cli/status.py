@@ -24,6 +24,7 @@ def status(target: ClusterOptions) -> None:
     lines = {
         "cluster": f"{answer.cluster} ({answer.id})",
         "coordinator": answer.coordinator or "none",
+        "Spark": answer.spark,
         "locked": answer.locked,
         "nodes": f"{len(overview.live)} of {len(overview.members)} live"
         + (f"; silent: {', '.join(silent)}" if silent else ""),

@@ -13,6 +13,7 @@ from limosa.core.model.changes import Commit
 from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, SessionId
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
+from limosa.core.planning.load import Load
 from limosa.core.producers import ProducersValue
 
 
@@ -27,10 +28,6 @@ class Send(Effect, frozen=True, gc=False):
 
 class AcquireLease(Effect, frozen=True, gc=False):
     """Register this run: a new lease, and the node's key under it."""
-
-
-class RenewLease(Effect, frozen=True, gc=False):
-    lease: LeaseId
 
 
 class ReadTopology(Effect, frozen=True, gc=False):
@@ -173,6 +170,10 @@ class ShelveSlice(ReplicaEffect, frozen=True, gc=False):
     """The digest of the stored rows, read again; if it differs, none of them is stored."""
 
 
+class StartPipeline(Effect, frozen=True, gc=False):
+    """Start what copies rows, so that no copy waits for it; repeating it changes nothing."""
+
+
 class StartCopy(Effect, frozen=True, gc=False):
     """Copy a partition's rows from its owner to other replicas; repeating it changes nothing."""
 
@@ -190,6 +191,13 @@ class Compare(Effect, frozen=True, gc=False):
     session: SessionId
     source: Replica
     targets: tuple[Replica, ...]
+
+
+class AskForLoad(Effect, frozen=True, gc=False):
+    """Ask the load source for the load of each partition; answered by `LoadTold`, if at all."""
+
+    measured: dict[PartitionId, Load]
+    """The measured loads, from which the source may compute its own."""
 
 
 class TakeOffice(Effect, frozen=True, gc=False):

@@ -1,5 +1,6 @@
 """What can happen? Events are in the past tense; drivers report them to the core."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -76,13 +77,6 @@ class LeaseGranted(Struct, frozen=True, gc=False):
     sent_at: float
 
 
-class LeaseRenewed(Struct, frozen=True, gc=False):
-    """The renewal that was sent at `sent_at` succeeded."""
-
-    lease: LeaseId
-    sent_at: float
-
-
 class LeaseEnded(Struct, frozen=True, gc=False):
     """The metastore no longer has this lease."""
 
@@ -153,7 +147,7 @@ class Measured(Struct, frozen=True):
     """The free space of the volumes, and the approximate sizes of replicas: (rows, bytes)."""
 
     free_bytes: dict[str, int]
-    sizes: dict[tuple[PartitionId, Incarnation], tuple[int, int]]
+    sizes: Mapping[tuple[PartitionId, Incarnation], tuple[int, int]]
     rates: dict[PartitionId, tuple[float, float]] = {}
     """Of partitions that are used here: (rows written, keys read) per second."""
     full: tuple[str, ...] = ()
@@ -198,6 +192,12 @@ class Compared(Struct, frozen=True, gc=False):
     more: int = 0
 
 
+class LoadTold(Struct, frozen=True, gc=False):
+    """The load source told the load of a replica of each partition, in any unit."""
+
+    told: dict[PartitionId, float]
+
+
 class Elected(Struct, frozen=True, gc=False):
     """This process became the coordinator; the coordinator's key has this revision."""
 
@@ -214,7 +214,6 @@ NodeEvent: TypeAlias = (
     | Ticked
     | TopologyRead
     | LeaseGranted
-    | LeaseRenewed
     | LeaseEnded
     | Stored
     | VolumeLost
@@ -228,4 +227,6 @@ NodeEvent: TypeAlias = (
     | ReplicaDamaged
     | LogLost
 )
-CoordinatorEvent: TypeAlias = Received | Ticked | AgreedRead | Compared | Elected | Deposed
+CoordinatorEvent: TypeAlias = (
+    Received | Ticked | AgreedRead | Compared | LoadTold | Elected | Deposed
+)

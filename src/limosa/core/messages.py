@@ -213,6 +213,9 @@ class Fetched(Message, frozen=True, gc=False):
     """Into how many slices the sender of the `Fetch` cut the copy, since another mover may cut the
     same session differently; 0: the source runs a version that does not say. `Landed` and `Denied`
     likewise."""
+    pause_seconds: float = 0.0
+    """How long the mover should wait before it asks for another slice, for the sake of clients'
+    writes. `Landed` likewise."""
 
 
 class Chunk(SessionMessage, frozen=True, gc=False):
@@ -243,6 +246,7 @@ class Landed(Message, frozen=True, gc=False):
     session: SessionId
     slice: int
     slices: int = 0
+    pause_seconds: float = 0.0
 
 
 class Denied(Message, frozen=True, gc=False):
@@ -271,6 +275,8 @@ class Look(Message, frozen=True, gc=False):
     """Read the topology, and send a status."""
 
     generation: Revision
+    heard: int = 0
+    """The node's last status that the coordinator has taken up; 0: the coordinator does not say."""
     whole: bool = True
     """Of all replicas, and not only of those that changed. A coordinator of an earlier version does
     not say, and needs the whole status."""
@@ -332,6 +338,9 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
     """At an owner: rows written and keys read per second, lately."""
     damaged: str = ""
     """Which file of the replica does not match its checksum; empty: none that is known."""
+    copy_rate: int = 0
+    """At an owner whose rows are copied: bytes per second to which copies of its node are slowed
+    down for the sake of clients' writes; 0: they are not."""
 
 
 class Status(Message, frozen=True, gc=False):

@@ -24,16 +24,18 @@ import msgspec
 from msgspec import Struct
 
 from limosa.pipeline import java
+from limosa.pipeline.archive import ClassArchive
 from limosa.pipeline.package import as_zip
+from limosa.pipeline.priority import leave_and_remove, take_low_priority
 from limosa.pipeline.protection import CIPHER, PROTECTION, SECRET
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """With these options Java starts in half the time; rows never pass through Java."""
 ENVIRONMENT = "LIMOSA_PIPELINE"
-NICENESS = 5
-"""Java and the workers inherit it, so that users' requests have priority over copies."""
 STOP_SECONDS = 10.0
 """After this time Java is killed; if the parent was killed, no other process would do it."""
+ARCHIVE_SECONDS = 300.0
+"""How long Java may take to write a class archive when it ends."""
 LOOPBACK = "127.0.0.1"
 SOCKET_DIRECTORY_BYTES_MAX = 106 - len("/.00000000-0000-0000-0000-000000000000.sock")
 """In Java, a Unix socket's path has at most 106 bytes, one less than in the kernel; Spark names its
@@ -51,6 +53,10 @@ class Options(Struct, frozen=True):
     name: str = "limosa"
     secret: str = ""
     """Of Spark's processes; empty: Spark makes one. See `protection`."""
+    group: str = ""
+    """The cgroup for all of Spark's processes; empty: none."""
+    makes_archive: bool = False
+    """Start only to make the class archive, and end."""
 
 
 class JobOrder(Struct, frozen=True, omit_defaults=True):
@@ -72,23 +78,22 @@ class News(Struct, frozen=True, omit_defaults=True):
     workers: int = 0
     results: tuple[bytes, ...] = ()
     why: str = ""
+    detail: str = ""
+    """When it is ready: at which priority it runs, and how it was started."""
+    lacks_archive: bool = False
+    """It was started without a class archive, because there is none."""
 
 
 class Application:
     """A Spark context, and jobs on threads."""
 
-    def __init__(self, options: Options, out: TextIO) -> None:
+    def __init__(self, options: Options, out: TextIO, java_options: str = "") -> None:
         self._out = out
         self._telling = threading.Lock()
         scratch = Path(options.scratch)
-        os.environ["JAVA_HOME"] = java.home(scratch)
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "blocks")
-        if _is_local(options.master):
-            os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         from pyspark import SparkConf, SparkContext
 
-        settings = list(settings_of(options).items())
+        settings = list(settings_of(options, java_options).items())
         conf = SparkConf(loadDefaults=False).setAll(settings)
         if options.secret:
             # PySpark starts Java with the settings as options, which all users see. So Java is
@@ -107,10 +112,10 @@ class Application:
 
     # --- orders
 
-    def follow(self, orders: Iterable[JobOrder]) -> None:
+    def follow(self, orders: Iterable[JobOrder], detail: str, lacks_archive: bool) -> None:
         """Carry out orders until there are no more."""
         threading.Thread(target=self._watch_java, daemon=True).start()
-        self.tell(News("ready", workers=self.workers))
+        self.tell(News("ready", workers=self.workers, detail=detail, lacks_archive=lacks_archive))
         for order in orders:
             if order.do == "run":
                 self._start(order)
@@ -146,6 +151,12 @@ class Application:
         with suppress(Exception):
             self._context.stop()
 
+    def end_java(self) -> None:
+        """Wait until Java has ended, and has written its class archive."""
+        self.stop()
+        self._jvm.stdin.close()
+        self._jvm.wait(ARCHIVE_SECONDS)
+
 
 class Orders:
     """Orders from standard input, read from the start: the parent may exit while Spark starts.
@@ -154,8 +165,9 @@ class Orders:
     for a file in it for ever.
     """
 
-    def __init__(self, scratch: str) -> None:
+    def __init__(self, scratch: str, group: str) -> None:
         self._scratch = scratch
+        self._group = group
         self._given: queue.SimpleQueue[JobOrder | None] = queue.SimpleQueue()
         self._started = False
         threading.Thread(target=self._read, name="orders", daemon=True).start()
@@ -172,18 +184,19 @@ class Orders:
                 self._given.put(msgspec.json.decode(line, type=JobOrder))
         self._given.put(None)
         if not self._started:
-            _end_at_once(self._scratch)
+            _end_at_once(self._scratch, self._group)
 
 
-def _end_at_once(scratch: str) -> None:
+def _end_at_once(scratch: str, group: str) -> None:
     """Kill this process and Java, whatever Java is doing."""
     shutil.rmtree(scratch, ignore_errors=True)
+    leave_and_remove(group, kill=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
-def settings_of(options: Options) -> dict[str, str]:
+def settings_of(options: Options, java_options: str = "") -> dict[str, str]:
     """Spark's settings; those of the operator take precedence, except for its protection."""
     scratch = Path(options.scratch)
     has_room = len(os.fsencode(scratch)) <= SOCKET_DIRECTORY_BYTES_MAX
@@ -194,7 +207,9 @@ def settings_of(options: Options) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         **({"spark.driver.host": LOOPBACK} if _is_local(options.master) else {}),
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": f'{JVM} -Djava.io.tmpdir="{scratch}"',
+        "spark.driver.extraJavaOptions": " ".join(
+            filter(None, (JVM, java_options, f'-Djava.io.tmpdir="{scratch}"'))
+        ),
         "spark.executor.extraJavaOptions": JVM,
         "spark.local.dir": str(scratch / "blocks"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
@@ -250,23 +265,59 @@ def main() -> int:
     # Output of Java and the workers must not mix with the news.
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    os.nice(NICENESS)
     threading.excepthook = _end_with_thread
     options = msgspec.json.decode(base64.b64decode(os.environ.pop(ENVIRONMENT)), type=Options)
-    orders = Orders(options.scratch)
+    priority = take_low_priority(options.group)
+    orders = Orders(options.scratch, options.group)
     try:
-        application = Application(options, news)
+        archive = _prepare(options)
+        if options.makes_archive:
+            return _make_archive(options, news, archive)
+        application, with_archive = _started(options, news, archive)
     except Exception as error:
         news.write(msgspec.json.encode(News("failed", why=_in_one_line(error))).decode() + "\n")
         news.flush()
         return 1
-    application.follow(orders)
-    hangs = threading.Timer(STOP_SECONDS, _end_at_once, (options.scratch,))
+    words = f"{priority}, with a class archive" if with_archive else priority
+    application.follow(orders, words, lacks_archive=not archive.is_there())
+    hangs = threading.Timer(STOP_SECONDS, _end_at_once, (options.scratch, options.group))
     hangs.daemon = True
     hangs.start()
     application.stop()
     shutil.rmtree(options.scratch, ignore_errors=True)  # the parent may have been killed
+    leave_and_remove(options.group, kill=True)
     return 0
+
+
+def _prepare(options: Options) -> ClassArchive:
+    """Set what Java, PySpark and the workers find in their environment."""
+    scratch = Path(options.scratch)
+    os.environ["JAVA_HOME"] = java.home(scratch)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "blocks")
+    if _is_local(options.master):
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    return ClassArchive(java.identity(os.environ["JAVA_HOME"]), JVM)
+
+
+def _started(options: Options, news: TextIO, archive: ClassArchive) -> tuple[Application, bool]:
+    """The application, and whether it was started with the archive, without which it can start."""
+    with_archive = archive.use()
+    if with_archive:
+        try:
+            application = Application(options, news, with_archive)
+        except Exception:
+            archive.failed()
+        else:
+            archive.started()
+            return application, True
+    return Application(options, news), False
+
+
+def _make_archive(options: Options, news: TextIO, archive: ClassArchive) -> int:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # whenever a processor is idle
+    Application(options, news, archive.making()).end_java()
+    return 0 if archive.made() else 1
 
 
 if __name__ == "__main__":

@@ -21,12 +21,15 @@ from msgspec import structs
 
 from limosa.pipeline import application
 from limosa.pipeline.application import JobOrder, News, Options
+from limosa.pipeline.priority import make_group, remove_group
 
 START_SECONDS = 180.0
 AGAIN_SECONDS = (1.0, 5.0, 30.0)
 """Delays before Spark is restarted after one, two, and more failures in a row."""
 STOP_SECONDS = 10.0
 CANCEL_SECONDS = 30.0
+IDLE_SECONDS = 60.0
+"""Once Spark has had nothing to do for so long, the class archive is made, if there is none."""
 
 State: TypeAlias = Literal["off", "starting", "ready", "failed"]
 Done: TypeAlias = Callable[[Sequence[bytes], str], None]
@@ -38,6 +41,10 @@ class Carrier(Protocol):
     """Runs jobs of several tasks. Never blocks, and always reports how a job ended."""
 
     workers: int
+
+    def start(self) -> None:
+        """Get ready: jobs will come soon. Repeating it changes nothing."""
+        ...
 
     def run(
         self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done
@@ -52,6 +59,9 @@ class ThreadCarrier:
     """Runs tasks on threads of this process, so that replicas are rebuilt without Spark, too."""
 
     workers = 1
+
+    def start(self) -> None:
+        """Do nothing: threads are always ready."""
 
     def run(self, job: str, work: str, access: bytes, tasks: Sequence[bytes], done: Done) -> None:
         def perform() -> None:
@@ -101,7 +111,16 @@ class SparkCarrier:
         self._said: queue.SimpleQueue[JobOrder | None] = queue.SimpleQueue()
         """Orders for the running application; None: no more orders."""
         self._done: dict[str, Done] = {}
+        self._idle_since = 0.0
+        self._archiver: subprocess.Popen[bytes] | None = None
+        self._group = ""
+        """The cgroup of Spark's processes; empty: none."""
         self._closed = False
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._refusal():
+                self._start_if_off()
 
     # --- jobs
 
@@ -166,10 +185,8 @@ class SparkCarrier:
         scratch = Path(self._options.scratch) / secrets.token_hex(4)
         scratch.parent.mkdir(mode=0o700, parents=True)
         scratch.mkdir(mode=0o700)
-        given = structs.replace(self._options, scratch=str(scratch))
-        options = base64.b64encode(msgspec.json.encode(given)).decode()
-        # Files that it leaves when it is killed are deleted with its scratch directory.
-        named = {application.ENVIRONMENT: options, "TMPDIR": str(scratch)}
+        self._group = make_group(self._options.scratch)
+        given = structs.replace(self._options, scratch=str(scratch), group=self._group)
         with open(self._words, "wb") as words:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", application.__name__],
@@ -177,7 +194,7 @@ class SparkCarrier:
                 stdout=subprocess.PIPE,
                 stderr=words,
                 text=True,
-                env={**os.environ, **named},
+                env=_environment(given),
                 start_new_session=True,
             )
         self._changed("starting", "")
@@ -221,22 +238,64 @@ class SparkCarrier:
                 waiting, self._orders = self._orders, []
                 for order in waiting:
                     self._order(order)
-            self._changed("ready", f"{news.workers} tasks at once")
-            self._log("Spark is ready", workers=news.workers)
+            told = f", {news.detail}" if news.detail else ""
+            self._changed("ready", f"{news.workers} tasks at once{told}")
+            self._log("Spark is ready", workers=news.workers, how=news.detail)
+            self._idle_since = time.monotonic()
+            if news.lacks_archive:
+                self._later(IDLE_SECONDS, self._make_archive, self._child)
         elif not news.job:
             self._why = news.why
         else:
             with self._lock:
                 done = self._done.pop(news.job, None)
+                self._idle_since = time.monotonic()
             if done is not None:
                 done(news.results, news.why)
+
+    def _make_archive(self, child: "subprocess.Popen[str]") -> None:
+        """Let another process make the class archive for later starts, once Spark is idle."""
+        with self._lock:
+            if child is not self._child or self._closed:
+                return
+            idle = 0.0 if self._done else time.monotonic() - self._idle_since
+            if idle < IDLE_SECONDS:
+                self._later(IDLE_SECONDS - idle, self._make_archive, child)
+                return
+            self._archiver = archiver = self._start_archiver()
+        code = archiver.wait()
+        self._log("class archive for later starts of Spark", made=code == 0)
+
+    def _start_archiver(self) -> "subprocess.Popen[bytes]":
+        scratch = Path(self._options.scratch) / secrets.token_hex(4)
+        scratch.mkdir(mode=0o700)
+        given = structs.replace(
+            self._options, scratch=str(scratch), group=self._group, makes_archive=True
+        )
+        return subprocess.Popen(
+            [sys.executable, "-m", application.__name__],
+            stdin=subprocess.PIPE,  # the process ends when this one does
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=_environment(given),
+            start_new_session=True,
+        )
+
+    def _stop_archiver(self) -> None:
+        if self._archiver is not None:
+            _kill(self._archiver)
+            self._archiver.wait()
+            assert self._archiver.stdin is not None
+            self._archiver.stdin.close()
 
     def _ended(self, child: "subprocess.Popen[str]") -> None:
         assert child.stdout is not None
         code = child.wait()
         _kill(child)  # a Java that was still starting would wait for ever
+        self._stop_archiver()
         child.stdout.close()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
+        remove_group(self._group)
         with self._lock:
             self._said.put(None)
             was_ready, self._is_ready = self._is_ready, False
@@ -263,10 +322,18 @@ class SparkCarrier:
                 child.wait(seconds)
             _kill(child)
             child.wait()
+            self._stop_archiver()
+            remove_group(self._group)
         shutil.rmtree(self._options.scratch, ignore_errors=True)
 
 
-def _kill(child: "subprocess.Popen[str]") -> None:
+def _environment(options: Options) -> dict[str, str]:
+    given = base64.b64encode(msgspec.json.encode(options)).decode()
+    # Files that it leaves when it is killed are deleted with its scratch directory.
+    return {**os.environ, application.ENVIRONMENT: given, "TMPDIR": options.scratch}
+
+
+def _kill(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
     """Kill the process group of the application, which includes Java."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)

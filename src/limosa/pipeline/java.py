@@ -12,12 +12,21 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from limosa.errors import Refused
 
 INSTALL = "pip install '.[spark]'"
 VERSION_MIN = 17
 VERSION_SECONDS = 20.0
 _LEFT_OUT = "--add-modules=jdk.incubator.vector"
+
+
+class JavaIdentity(Struct, frozen=True):
+    version: int
+    """The major version; 0: it does not run."""
+    words: str
+    """What it says about itself."""
 
 
 def missing() -> str:
@@ -32,7 +41,7 @@ def missing() -> str:
 def home(scratch: Path) -> str:
     """A directory for JAVA_HOME, with a Java that is new enough."""
     for candidate in _candidates():
-        if _version_of(candidate / "bin" / "java") >= VERSION_MIN:
+        if identity(candidate).version >= VERSION_MIN:
             return str(candidate)
     packaged = _packaged()
     if packaged is None:
@@ -52,15 +61,19 @@ def _candidates() -> list[Path]:
     return found
 
 
-def _version_of(java: Path) -> int:
-    """The major version of a Java; 0: it does not run."""
+def identity(home: str | Path) -> JavaIdentity:
     with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
+            [Path(home) / "bin" / "java", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_SECONDS,
+            check=True,
         )
-        number = re.search(r'version "(\d+)', said.stderr + said.stdout)
-        return int(number[1]) if number else 0
-    return 0
+        words = said.stderr + said.stdout
+        number = re.search(r'version "(\d+)', words)
+        return JavaIdentity(int(number[1]) if number else 0, words)
+    return JavaIdentity(0, "")
 
 
 def _packaged() -> Path | None:

@@ -82,6 +82,8 @@ class LoadResult(Struct, array_like=True):
     bytes: int = 0
     seconds: float = 0.0
     failure: str = ""
+    slowed_seconds: float = 0.0
+    """How much of its time the task waited for the sake of clients' writes."""
 
 
 def load_of(job: StartCopy, size: int, again: bool, slices: int = 0) -> CopyLoad:

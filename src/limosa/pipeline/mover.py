@@ -74,6 +74,10 @@ class PipelineMover:
         with self._lock:
             self._budget.limit(time.monotonic(), bytes_per_second)
 
+    def start(self) -> None:
+        """Get ready: copies will be requested soon."""
+        self._carrier.start()
+
     def begin(self, job: StartCopy, size: int) -> None:
         """Request a copy; a repeated request changes nothing."""
         now = time.monotonic()
@@ -204,6 +208,7 @@ class PipelineMover:
             rows=sum(each.rows for each in carried),
             bytes=size,
             seconds=round(max((each.seconds for each in carried), default=0.0), 3),
+            slowed=round(max((each.slowed_seconds for each in carried), default=0.0), 3),
             failed=[f"{partition}: {reason}" for (partition, _), reason in failed.items()][:10],
             why=why,
         )

@@ -35,6 +35,8 @@ PATIENCE_SECONDS = 5.0
 """How long a denial is retried: a node may learn of the session a little later."""
 LOOK_SECONDS = 0.05
 ROOM_SECONDS = 0.002
+PAUSE_SECONDS_MAX = 5.0
+"""Longest pause between two slices, whatever a node asks for: every copy must end."""
 EXPIRY_SECONDS = 30.0
 """So long before its permit ends, a worker begins no slice; the mover lets another task copy the
 rest, with a new permit."""
@@ -98,6 +100,10 @@ class Pipe:
             for load in task.loads
         }
         self._next_at = 0.0
+        self._slowing: set[str] = set()
+        """Nodes that asked for a pause with their last answer."""
+        self._slowed = 0.0
+        """Seconds that it waited for the sake of clients' writes."""
         self._ends_at = time.monotonic() + task.permit.seconds - EXPIRY_SECONDS
         self._links = NodeLinks(
             dialer,
@@ -114,6 +120,7 @@ class Pipe:
         results = list(self._results.values())
         for result in results:
             result.seconds = time.monotonic() - began
+            result.slowed_seconds = self._slowed
         return results
 
     # --- asking
@@ -124,7 +131,8 @@ class Pipe:
                 self._ask(slice, now)
         if now > self._ends_at:
             self._waiting.clear()
-        while self._waiting and len(self._under_way) < AT_ONCE and now >= self._next_at:
+        at_once = 1 if self._slowing else AT_ONCE  # no bursts beside slow writes
+        while self._waiting and len(self._under_way) < at_once and now >= self._next_at:
             slice = self._waiting.popleft()
             if self._result(slice.load).failure:
                 continue
@@ -218,13 +226,23 @@ class Pipe:
             case Fetched():
                 slice.denied_since.pop((sender, False), None)
                 self._pass_on(now, slice, message)
+                self._wait_for_writes(now, sender, message.pause_seconds)
             case Landed():
+                self._wait_for_writes(now, sender, message.pause_seconds)
                 slice.missing.discard(sender)
                 if not slice.missing:
                     self._pay(slice, now, 0)  # a slice that had landed before used no bandwidth
                     self._landed(slice)
             case Denied():
                 self._denied(now, sender, slice, message.why)
+
+    def _wait_for_writes(self, now: float, node: str, seconds: float) -> None:
+        """A node is busy with clients' writes: ask for the next slice a little later."""
+        (self._slowing.add if seconds else self._slowing.discard)(node)
+        next_at = now + min(seconds, PAUSE_SECONDS_MAX)
+        if seconds and next_at > self._next_at:
+            self._slowed += next_at - max(self._next_at, now)
+            self._next_at = next_at
 
     def _pass_on(self, now: float, slice: _Slice, fetched: Fetched) -> None:
         rows = fetched.rows

@@ -6,7 +6,8 @@ the streams that callers have opened, for a process that is called as well.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -162,6 +163,12 @@ class NodeLinks:
             link.close()
 
 
+class Flushed(Protocol):
+    """A link whose outbox has messages that are not sent before it is flushed."""
+
+    def flush(self) -> None: ...
+
+
 class Peers:
     """The nodes that this process can send to, and the callers that it can answer."""
 
@@ -201,15 +208,21 @@ class Peers:
     # --- sending
 
     def send(self, to: str, message: Message) -> None:
+        link = self.put(to, (message,))
+        if link is not None:
+            link.flush()
+
+    def put(self, to: str, messages: Sequence[Message]) -> "Flushed | None":
+        """Put messages into the outbox of a link, which the caller flushes; None: there is none."""
         inbound = self._inbound.get(to)
         if inbound is not None and inbound.hello.kind != "node":
-            if isinstance(message, Answer):
-                inbound.settle(message.id)
-            inbound.link.send(message)
-            return
+            inbound.settle(each.id for each in messages if isinstance(each, Answer))
+            inbound.link.put(messages)
+            return inbound.link
         link = self._links.to(to, self._addresses.get(to))
         if link is not None:
-            link.send(message)
+            link.put(messages)
+        return link
 
     def close(self) -> None:
         self._links.close()

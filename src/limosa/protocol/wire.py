@@ -26,6 +26,7 @@ from limosa.core.messages import (
     Write,
 )
 from limosa.core.model.keys import Position, Revision
+from limosa.core.producers import ProducersValue
 from limosa.errors import BadInput, InvalidSchema, LimosaError, TooManyBytes, UnknownSchema
 from limosa.protocol.statuses import StatusNews, packed, unpacked
 from limosa.tabular.bodies import (
@@ -113,13 +114,6 @@ class _Replicate(Replicate, frozen=True, tag="Replicate"):
     entries: tuple[LoggedEntry, ...]  # type: ignore[assignment]
 
 
-class _Fetched(Fetched, frozen=True, tag="Fetched"):
-    rows: _Parts  # type: ignore[assignment]
-    digest: str  # type: ignore[assignment]
-    more: bool = False
-    """Further rows of this slice follow in the next message."""
-
-
 class _Chunk(Chunk, frozen=True, tag="Chunk"):
     rows: _Parts  # type: ignore[assignment]
 
@@ -130,6 +124,20 @@ class _End(End, frozen=True, tag="End"):
 
 class _Wire(Struct, frozen=True, array_like=True):
     pass
+
+
+class _Fetched(_Wire, frozen=True, tag="Fetched"):
+    partition: str
+    session: str
+    slice: int
+    rows: _Parts
+    through: Position
+    producers: ProducersValue
+    digest: str
+    slices: int = 0
+    more: bool = False
+    """Further rows of this slice follow in the next message."""
+    pause_seconds: float = 0.0
 
 
 class _Read(_Wire, frozen=True, tag="Read"):
@@ -343,12 +351,9 @@ def _pack(message: Message | _Part, bodies: Bodies, schema_of: Callable[[Table],
         case Write():
             return replace(message, rows=bodies.add_bundle(_without_tokens(message.rows)))
         case Fetched():
-            rows = bodies.add_bundle(message.rows)
-            return replace(message, rows=rows, digest=f"{message.digest:x}")
+            return _fetched(message, bodies.add_bundle(message.rows), more=False)
         case _Part(of=fetched):
-            rows = bodies.add_bundle(message.rows)
-            parted = replace(fetched, rows=rows, digest=f"{fetched.digest:x}")
-            return _Fetched(**asdict(parted), more=message.more)
+            return _fetched(fetched, bodies.add_bundle(message.rows), more=message.more)
         case Chunk():
             return replace(message, rows=bodies.add_bundle(message.rows))
         case End():
@@ -476,8 +481,9 @@ class Decoder:
                 if message.more:
                     return None
                 rows, self._fetched = Bundle(self._fetched), []
-                digest = int(message.digest, 16)
-                return Fetched(*astuple(replace(message, rows=rows, digest=digest))[:-1])
+                told = asdict(message)
+                del told["more"]
+                return Fetched(**told | {"rows": rows, "digest": int(message.digest, 16)})
             case _Chunk():
                 return _plain(Chunk, message, rows=self._bundle(message.rows, bodies))
             case _End():
@@ -571,6 +577,11 @@ def unknown_schema(fingerprint: int) -> UnknownSchema:
         "the table was changed or dropped: refresh the topology",
         fingerprint,
     )
+
+
+def _fetched(fetched: Fetched, rows: _Parts, more: bool) -> _Fetched:
+    told = asdict(fetched) | {"rows": rows, "digest": f"{fetched.digest:x}"}
+    return _Fetched(**told, more=more)
 
 
 def _plain(kind: Callable[..., Said], message: Message, **changed: object) -> Said:

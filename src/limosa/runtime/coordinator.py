@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Literal, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.commits import summary
 from limosa.core.coordinator.office import Office
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import (
+    AskForLoad,
     Compare,
     Effect,
     Explain,
@@ -23,6 +26,7 @@ from limosa.core.effects import (
     RenewOffice,
     Send,
     StartCopy,
+    StartPipeline,
     TakeOffice,
 )
 from limosa.core.events import (
@@ -31,17 +35,19 @@ from limosa.core.events import (
     CoordinatorEvent,
     Deposed,
     Elected,
+    LoadTold,
     Received,
     Ticked,
 )
 from limosa.core.messages import Look, Message
 from limosa.core.model.changes import COORDINATOR_KEY, Agreed, Commit, Put, united
-from limosa.core.model.keys import NodeId, Revision
+from limosa.core.model.keys import NodeId, PartitionId, Revision
 from limosa.core.model.reports import Pipeline
 from limosa.errors import LimosaError, StaleGuard
 from limosa.metastore.agreed import AgreedStore
-from limosa.ports import Clock, Metastore
+from limosa.ports import Clock, LoadSource, Metastore
 from limosa.protocol.peers import Peers
+from limosa.runtime.load_sources import LoadAsking
 from limosa.runtime.metastore import Failed, Heartbeat, Log, Watcher
 from limosa.runtime.threads import vital_thread
 
@@ -63,6 +69,8 @@ class Mover(Protocol):
     def follow(self, addresses: Mapping[NodeId, str]) -> None: ...
 
     def limit(self, bytes_per_second: float) -> None: ...
+
+    def start(self) -> None: ...
 
     def begin(self, job: StartCopy, size: int) -> None: ...
 
@@ -90,13 +98,15 @@ class CoordinatorDriver:
         mover: MakeMover,
         log: Log,
         failed: Failed,
+        load_source: LoadSource | None = None,
     ) -> None:
         self.name = name
-        self.brain = Coordinator(name, settings)
+        self.brain = Coordinator(name, replace(settings, load_source=load_source is not None))
         self.peers = peers
         self.log = log
         self.now = clock.now
         self._mover = mover(self._tell_of_pipeline)
+        self._load = None if load_source is None else LoadAsking(load_source, self._tell_load, log)
         self._failed = failed
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -151,10 +161,15 @@ class CoordinatorDriver:
                     self.peers.send(to, message)
                 case MakeCommit(commit=commit):
                     self.brain.commits.put(commit)
+                case StartPipeline():
+                    self._mover.start()
                 case StartCopy():
                     self._mover.begin(effect, self._size_of(effect))
                 case Compare():
                     self._compare(effect)
+                case AskForLoad():
+                    assert self._load is not None
+                    self._load.ask(effect)
                 case Explain(partition=partition, stage=stage, why=why):
                     waits.setdefault(stage, []).append(f"{partition}: {why}")
                 case _:
@@ -170,6 +185,9 @@ class CoordinatorDriver:
             self.deliver(Compared(job.partition, job.session, differences, more))
 
         self._mover.compare(job, then)
+
+    def _tell_load(self, told: dict[PartitionId, float]) -> None:
+        self.deliver(LoadTold(told))
 
     def _size_of(self, job: StartCopy) -> int:
         """Approximate bytes to copy; 0: unknown yet."""

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from limosa.core.model.changes import Agreed, Commit
 from limosa.errors import LimosaError, StaleGuard
@@ -19,7 +20,10 @@ from limosa.runtime.threads import vital_thread
 Log = Callable[..., None]
 Failed = Callable[[Exception], None]
 """Told of an error that the thread can't continue after: it ends the process."""
+Work = Callable[[Metastore], None]
 TROUBLE_SECONDS = 0.2
+REGULAR_SECONDS = 0.1
+"""How often a thread looks whether regular work is due."""
 
 
 class StoreThread:
@@ -29,22 +33,39 @@ class StoreThread:
     """
 
     def __init__(
-        self, open_store: Callable[[], Metastore], log: Log, failed: Failed, name: str, refused: str
+        self,
+        open_store: Callable[[], Metastore],
+        log: Log,
+        failed: Failed,
+        name: str,
+        refused: str,
+        regular: Callable[[], Work | None] | None = None,
     ) -> None:
         self._open = open_store
         self._log = log
         self._refused = refused
         """What the log says if the metastore refuses the work."""
-        self._asked: queue.SimpleQueue[Callable[[Metastore], None] | None] = queue.SimpleQueue()
+        self._regular = regular
+        """Returns the regular work that is due now, if any."""
+        self._asked: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread = vital_thread(self._run, name, failed)
         self._thread.start()
 
-    def do(self, work: Callable[[Metastore], None]) -> None:
+    def do(self, work: Work) -> None:
         self._asked.put(work)
+
+    def _next(self) -> Work | None:
+        """The next piece of work; None: there is no more."""
+        if self._regular is None:
+            return self._asked.get()
+        while (due := self._regular()) is None:
+            with suppress(queue.Empty):
+                return self._asked.get(timeout=REGULAR_SECONDS)
+        return due
 
     def _run(self) -> None:
         store: Metastore | None = None
-        while (work := self._asked.get()) is not None:
+        while (work := self._next()) is not None:
             try:
                 store = store or self._open()
                 work(store)
@@ -59,7 +80,11 @@ class StoreThread:
 
 
 class Heartbeat:
-    """Grants and renews leases of one key, one after the other."""
+    """Grants and renews leases of one key, one after the other.
+
+    A lease is renewed when `renew` is called, or by the thread itself whenever `due` names it; then
+    `renewed` is told the lease, whether it is alive, and when the renewal was sent.
+    """
 
     def __init__(
         self,
@@ -68,11 +93,23 @@ class Heartbeat:
         clock: Clock,
         log: Log,
         failed: Failed,
+        due: Callable[[float], int | None] | None = None,
+        renewed: Callable[[int, bool, float], None] = lambda lease, alive, sent_at: None,
     ) -> None:
         self._key = key
         self._clock = clock
+
+        def regular() -> Work | None:
+            lease = None if due is None else due(clock.now())
+            return None if lease is None else self._renewal(lease, partial(renewed, lease))
+
         self._thread = StoreThread(
-            open_store, log, failed, "heartbeat", "the metastore does not answer"
+            open_store,
+            log,
+            failed,
+            "heartbeat",
+            "the metastore does not answer",
+            None if due is None else regular,
         )
 
     def acquire(
@@ -96,11 +133,14 @@ class Heartbeat:
         self._thread.do(work)
 
     def renew(self, lease: int, then: Callable[[bool, float], None]) -> None:
+        self._thread.do(self._renewal(lease, then))
+
+    def _renewal(self, lease: int, then: Callable[[bool, float], None]) -> Work:
         def work(store: Metastore) -> None:
             sent_at = self._clock.now()
             then(leases.renew(store, self._key, lease), sent_at)
 
-        self._thread.do(work)
+        return work
 
     def revoke(self, lease: int) -> None:
         """End the lease now, so that others need not wait until it expires."""

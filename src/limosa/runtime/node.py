@@ -25,7 +25,6 @@ from limosa.core.effects import (
     ReadSlice,
     ReadTail,
     ReadTopology,
-    RenewLease,
     Send,
     ShelveSlice,
     Surprise,
@@ -36,7 +35,6 @@ from limosa.core.events import (
     DigestTaken,
     LeaseEnded,
     LeaseGranted,
-    LeaseRenewed,
     LogLost,
     Measured,
     NodeEvent,
@@ -52,7 +50,7 @@ from limosa.core.events import (
     TopologyRead,
     VolumeLost,
 )
-from limosa.core.messages import Status, Write
+from limosa.core.messages import Message, Status, Write
 from limosa.core.model.changes import Agreed, lease_key
 from limosa.core.model.keys import WHOLE, Incarnation, PartitionId, TokenRange
 from limosa.core.model.topology import Node
@@ -61,7 +59,7 @@ from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.routing import is_copied
 from limosa.errors import BadInput, DamagedFile, DiskFull, Refused, VolumeFailed
 from limosa.ports import Clock, Metastore
-from limosa.protocol.peers import Peers
+from limosa.protocol.peers import Flushed, Peers
 from limosa.protocol.slices import slice_of
 from limosa.runtime import membership
 from limosa.runtime.metastore import Heartbeat, Log, Watcher
@@ -125,11 +123,16 @@ class NodeDriver:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._syncers = {name: VolumeSyncer(name, self._sync, self._fail) for name in store.volumes}
-        self._syncs_here: VolumeSyncer | None = None
-        """The thread that has the lock will sync what it writes to a volume: a lone request."""
+        self._gathered: dict[str, list[Message]] = {}
+        """What the present turn sends, by receiver."""
+        self._written: dict[str, int] = {}
+        """The last ticket that the present turn wrote to each volume."""
         self._full: tuple[str, ...] = ()
         self._deleted: set[str] = set()
-        self._heartbeat = Heartbeat(lease_key(node.id), open_metastore, clock, log, self._fail)
+        due = self.brain.leasing.renewals.due
+        self._heartbeat = Heartbeat(
+            lease_key(node.id), open_metastore, clock, log, self._fail, due, self._renewed
+        )
         self.watcher = Watcher(open_metastore, self._followed, log, self._fail)
         self._workers = VolumeWorkers(log)
         self._shelvers = VolumeWorkers(log, "shelver")
@@ -171,10 +174,38 @@ class NodeDriver:
         self.deliver_all((event,))
 
     def deliver_all(self, events: Sequence[NodeEvent]) -> None:
-        with self._lock, self._fatal():
+        with self._turn():
             for event in events:
                 if not self.is_over:
                     self._carry_out_all(self.brain.handle(self.now(), event))
+
+    @contextmanager
+    def _turn(self, syncs_here: VolumeSyncer | None = None) -> Iterator[None]:
+        """Handle events under the lock. What they send is gathered: at the end, each receiver gets
+        its messages together, and each sync thread is woken once. A frame costs more than the
+        messages in it, and a sync more than the changes that it makes durable.
+
+        `syncs_here`: the caller syncs this volume itself afterwards.
+        """
+        links: list[Flushed] = []
+        with self._lock, self._fatal():
+            yield
+            links = self._put_gathered(syncs_here)
+        for link in links:
+            link.flush()
+
+    def _put_gathered(self, syncs_here: VolumeSyncer | None = None) -> list[Flushed]:
+        """Put what was gathered into the outboxes of links; the caller flushes these links."""
+        written, self._written = self._written, {}
+        for volume, ticket in written.items():
+            syncer = self._syncers.get(volume)
+            if syncer is not None:
+                syncer.want(ticket, wake=syncer is not syncs_here)
+        gathered, self._gathered = self._gathered, {}
+        if self.is_over:
+            return []  # an ack might be of a write that failed
+        links = (self.peers.put(to, messages) for to, messages in gathered.items())
+        return [link for link in links if link is not None]
 
     def write(self, sender: str, messages: Sequence[Write], lone: bool = False) -> None:
         """A client's writes in their order; the service has checked them.
@@ -184,17 +215,13 @@ class NodeDriver:
         syncer = self._syncer_of(messages[0]) if lone else None
         sync_here = syncer is not None and syncer.turn.acquire(blocking=False)
         try:
-            with self._lock, self._fatal():
-                self._syncs_here = syncer if sync_here else None
-                try:
-                    for message in messages:
-                        if self.is_over:
-                            return
-                        found = 0 if message.expected is None else self._newest(message)
-                        event = Received(sender, message, found)
-                        self._carry_out_all(self.brain.handle(self.now(), event))
-                finally:
-                    self._syncs_here = None
+            with self._turn(syncs_here=syncer if sync_here else None):
+                for message in messages:
+                    if self.is_over:
+                        return
+                    found = 0 if message.expected is None else self._newest(message)
+                    event = Received(sender, message, found)
+                    self._carry_out_all(self.brain.handle(self.now(), event))
             if syncer is not None and sync_here:
                 syncer.sync_once()
         finally:
@@ -270,17 +297,17 @@ class NodeDriver:
     # --- effects out
 
     def _carry_out_all(self, effects: Sequence[Effect]) -> None:
-        """Carry out effects in order; stop after a failure, or an ack might precede its write."""
-        with self._fatal():  # the participant assumes that all effects are carried out
-            for effect in effects:
-                if self.is_over:
-                    return
-                if isinstance(effect, Send):
-                    self.peers.send(effect.to, effect.message)
-                elif isinstance(effect, VolumeEffect):
-                    self._store(effect)
-                else:
-                    self._carry_out(effect)
+        """Carry out effects in order; an error ends the run, since the participant assumes that all
+        effects are carried out."""
+        for effect in effects:
+            if self.is_over:
+                return
+            if isinstance(effect, Send):
+                self._gathered.setdefault(effect.to, []).append(effect.message)
+            elif isinstance(effect, VolumeEffect):
+                self._store(effect)
+            else:
+                self._carry_out(effect)
 
     def _store(self, change: VolumeEffect) -> None:
         volume = self.store.volume_of(change)
@@ -294,9 +321,7 @@ class NodeDriver:
         if isinstance(change, AdvanceWatermark) and change.digest:
             self._take_digest(change)
         if change.ticket:
-            syncer = self._syncers.get(volume)
-            if syncer is not None:
-                syncer.want(change.ticket, wake=syncer is not self._syncs_here)
+            self._written[volume] = change.ticket
 
     def _lose_failed(self, error: VolumeFailed) -> None:
         """Continue without the volumes that failed, if others are left. The lock is held."""
@@ -314,13 +339,6 @@ class NodeDriver:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case RenewLease(lease=lease):
-                self._heartbeat.renew(
-                    lease,
-                    lambda alive, sent_at: self.deliver(
-                        LeaseRenewed(lease, sent_at) if alive else LeaseEnded(lease)
-                    ),
-                )
             case AcquireLease():
                 self._heartbeat.acquire(
                     self.settings.participant.lease_seconds,
@@ -456,7 +474,7 @@ class NodeDriver:
                 if syncer.volume in self.store.volumes:
                     raise  # otherwise another thread has just abandoned the volume
             except VolumeFailed as error:
-                with self._lock:
+                with self._turn():
                     if syncer.volume in self.store.volumes:
                         self._lose_failed(error)
             if synced is not None:
@@ -484,12 +502,19 @@ class NodeDriver:
 
     def look_for_room(self) -> None:
         """Measure free space, sizes of replicas and traffic, and report them to the participant."""
-        sizes = {key: (size.rows, size.bytes) for key, size in self.store.sizes().items()}
+        sizes = self.store.sizes()
         rates = self.traffic.measure(time.monotonic())
         full, self._full = self._full, self.store.full
         if full != self._full:
             self.log("disks are full" if self._full else "disks have space again", volumes=full)
         self.deliver(Measured(self.store.free_bytes(), sizes, rates, self._full))
+
+    def _renewed(self, lease: int, alive: bool, sent_at: float) -> None:
+        """By the thread of the heartbeat, without the lock: a busy brain keeps its lease."""
+        if alive:
+            self.brain.leasing.renewals.renewed(self.now(), lease, sent_at)
+        else:
+            self.deliver(LeaseEnded(lease))
 
     def _is_copied(self, partition: PartitionId) -> bool:
         record = self.agreed.topology.partitions.get(partition)
@@ -515,12 +540,16 @@ class NodeDriver:
 
     def stop(self) -> None:
         """Give up the lease first, so that other nodes need not wait until it expires."""
-        with self._lock:
+        links: list[Flushed] = []
+        with self._lock, self._fatal():
             lease = self.brain.lease
             if lease is not None and not self.is_over:
                 # From here on every request is refused, and waiting callers are told.
                 self._carry_out_all(self.brain.handle(self.now(), LeaseEnded(lease.id)))
+            links = self._put_gathered()
             self.brain.is_over = True
+        for link in links:
+            link.flush()
         if lease is not None:
             self._heartbeat.revoke(lease.id)  # at once: a disk that hangs delays everything below
         self._stopping.set()

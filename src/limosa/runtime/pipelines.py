@@ -40,6 +40,8 @@ class PipelineConfig(Struct, frozen=True, kw_only=True):
     conf: dict[str, str] = {}
     bytes_per_second: float = BYTES_PER_SECOND
     """Limit for all copies together; 0: no limit."""
+    always: bool = False
+    """Start Spark with the coordinator, and keep it running."""
 
 
 def settings_for(config: PipelineConfig, settings: CoordinatorSettings) -> CoordinatorSettings:
@@ -48,7 +50,7 @@ def settings_for(config: PipelineConfig, settings: CoordinatorSettings) -> Coord
     if missing and config.kind == "spark":
         raise BadInput(missing, f"run {java.INSTALL}, from the checkout")
     if not missing:
-        return settings
+        return replace(settings, pipeline_always=config.always)
     return replace(
         settings,
         moves_refused=f"partitions move on Spark, and {missing}",

@@ -26,6 +26,7 @@ from limosa.runtime.clock import BootClock
 from limosa.runtime.coordinator import CoordinatorDriver, MakeMover
 from limosa.runtime.directories import make_private
 from limosa.runtime.journal import Journal
+from limosa.runtime.load_sources import load_source
 from limosa.runtime.node import NodeDriver, NodeSettings
 from limosa.runtime.service import NodeService
 from limosa.runtime.threads import ProcessEnd
@@ -84,6 +85,8 @@ class CoordinatorConfig(Struct, frozen=True, kw_only=True):
     metastore: str
     security: Security = Security()
     settings: CoordinatorSettings = CoordinatorSettings()
+    load_source: str = ""
+    """MODULE:FUNCTION that tells automatic runs the load; empty: the measured rates."""
 
 
 def machine_id() -> str:
@@ -240,6 +243,7 @@ class CoordinatorProcess:
     def __init__(self, config: CoordinatorConfig, mover: MakeMover, journal: Journal) -> None:
         self.end = ProcessEnd()
         clock = BootClock()
+        source = load_source(config.load_source) if config.load_source else None
         open_store = opener(config.metastore, clock)
         with closing(open_store()) as metastore:
             membership.found(AgreedStore(metastore), config.cluster, machine_id(), uuid.uuid4().hex)
@@ -253,6 +257,7 @@ class CoordinatorProcess:
             mover,
             journal,
             self.end.fail,
+            source,
         )
         self.driver.start()
 

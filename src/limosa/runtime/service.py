@@ -204,7 +204,7 @@ class NodeService:
             try:
                 checked.append(self._checked(inbound.identity, request))
             except LimosaError as error:
-                inbound.settle(request.id)
+                inbound.settle((request.id,))
                 inbound.link.reply(refusal(request.id, error))
             else:
                 self.driver.traffic.wrote(request.partition, len(request.rows))
@@ -352,6 +352,7 @@ class NodeService:
                 "keys": self._key_troubles(),
                 "surprises": dict(driver.surprises),
                 "threads": threading.active_count(),
+                "vitals": msgspec.to_builtins(brain.vitals.seen(driver.now())),
             }
         ).encode()
 
@@ -371,6 +372,7 @@ class NodeService:
                 "live": sorted(agreed.leases),
                 "coordinator": None if holder is None else holder.holder,
                 "locked": agreed.controls.locked,
+                "pipeline": "" if agreed.pipeline is None else agreed.pipeline.words,
                 "requests": [
                     {
                         "id": request.id,

@@ -29,7 +29,6 @@ from limosa.core.effects import (
     ReadSlice,
     ReadTail,
     ReadTopology,
-    RenewLease,
     RenewOffice,
     Send,
     ShelveSlice,
@@ -46,7 +45,6 @@ from limosa.core.events import (
     Elected,
     LeaseEnded,
     LeaseGranted,
-    LeaseRenewed,
     Measured,
     Received,
     ReplicaDamaged,
@@ -274,6 +272,26 @@ class SimulatedNode(Process):
             if stored.replica.volume == volume:
                 self.disk.write(DiscardReplica(partition, incarnation, 0), self.name)
 
+    def tick(self, run: int) -> None:
+        if run == self.run and not self.paused:
+            self._beat()
+        super().tick(run)
+
+    def _beat(self) -> None:
+        """What the thread of the heartbeat does: it never waits for the brain."""
+        renewals, sent_at = self.brain.leasing.renewals, self.now
+        lease = renewals.due(sent_at)
+        if lease is None:
+            return
+
+        def answered(alive: bool) -> None:
+            if alive:
+                renewals.renewed(self.now, lease, sent_at)
+            else:
+                self.on_event(LeaseEnded(lease))
+
+        self.call(lambda: self.world.metastore.renew(lease_key(self.name), lease), answered)
+
     def on_event(self, event: Any) -> None:
         if self.brain.is_over:
             return
@@ -330,14 +348,6 @@ class SimulatedNode(Process):
                 self.send(to, message)
             case VolumeEffect():
                 self._store(effect)
-            case RenewLease(lease=lease):
-                sent_at = self.now
-                self.call(
-                    lambda: self.world.metastore.renew(lease_key(self.name), lease),
-                    lambda alive: self.on_event(
-                        LeaseRenewed(lease, sent_at) if alive else LeaseEnded(lease)
-                    ),
-                )
             case ReadTopology():
                 self.read_topology(asked=True)
             case AcquireLease():

@@ -30,6 +30,7 @@ from limosa.core.participant.lease import Lease
 from limosa.core.participant.leasing import Leasing
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.reading import Admitted, Reading
+from limosa.core.participant.renewals import Renewals
 from limosa.core.producers import Applied, Producers
 from limosa.simulation import recovery_mutants as recovery_mutants
 from limosa.simulation import run_mutants as run_mutants
@@ -151,10 +152,8 @@ def stale_side_still_read(change: Any) -> None:
 
 @mutant("lease time runs from the sending of the renewal, not from its answer")
 def lease_counted_from_the_answer(change: Any) -> None:
-    renewed, granted = Leasing.renewed, Leasing.granted
-    change(
-        Leasing, "renewed", lambda self, now, event: renewed(self, now, replace(event, sent_at=now))
-    )
+    renewed, granted = Renewals.renewed, Leasing.granted
+    change(Renewals, "renewed", lambda self, now, lease, sent_at: renewed(self, now, lease, now))
     change(
         Leasing, "granted", lambda self, now, event: granted(self, now, replace(event, sent_at=now))
     )
@@ -507,10 +506,10 @@ def shelved_before_the_beginning(shelved: Any, self: Copying, now: float, event:
 
 @mutant("tombstones are collected when no transition runs")
 def tombstone_collected_early(change: Any) -> None:
-    def collect(self: Owner) -> None:
+    def collect(self: Owner, now: float) -> None:
         upto = self.held.watermark
         if upto:
-            self.append(Entry(self.next_position(), self.held.last, None, collects=upto))
+            self.append(now, Entry(self.next_position(), self.held.last, None, collects=upto))
 
     change(Owner, "collect", collect)
 

@@ -175,6 +175,7 @@ def _put(
             collected = max(target.view.collected, collected)
             target.view = structs.replace(target.view, collected=collected, tables=united)
         target.rest(manifest)
+        shelf.volume.tally.note(target)
         return target.beginnings == resting.beginnings
 
 

@@ -37,6 +37,8 @@ _MARKER_AT = 64
 _FRAME = struct.Struct("<IIQQ")  # magic, head bytes, body bytes, sequence; then the checksum
 _FRAME_MAGIC = 0x4D524C46
 _FRONT_BYTES = _FRAME.size + 8
+VERIFY_BYTES = 256 << 10
+"""A file is verified in parts of about this size, or one frame if that is larger."""
 _PADDING = [bytes(n) for n in range(ALIGNMENT)]
 
 
@@ -380,17 +382,23 @@ def verify_file(files: Files, directory: str, number: int) -> Iterator[int]:
         header = files.read_part(path, 0, HEADER_BYTES)
         sequence, durable = _read_header(path, pa.py_buffer(header), number)
         yield len(header)
-        at = HEADER_BYTES
+        at = first = HEADER_BYTES
+        part = b""
         while at < durable:
-            front = files.read_part(path, at, _FRONT_BYTES).ljust(_FRONT_BYTES)
-            _, head_bytes, body_bytes, _ = _FRAME.unpack_from(front)
+            if at - first + _FRONT_BYTES > len(part):
+                yield at - first
+                first, part = at, files.read_part(path, at, VERIFY_BYTES).ljust(_FRONT_BYTES)
+            _, head_bytes, body_bytes, _ = _FRAME.unpack_from(part, at - first)
             size = min(padded(_FRONT_BYTES + head_bytes) + body_bytes, durable - at)
-            content = pa.py_buffer(files.read_part(path, at, size))
+            if at - first + size > len(part):
+                yield at - first
+                first, part = at, files.read_part(path, at, max(size, VERIFY_BYTES))
+            content = pa.py_buffer(part).slice(at - first, size)
             if _read_frame(content, number, 0, sequence) is None:
                 raise damaged(path, f"the frame at byte {at} has a wrong checksum")
-            yield size
             at += size
             sequence += 1
+        yield at - first
     except FileNotFoundError:
         return  # the log was shortened
     except OSError as error:

@@ -31,6 +31,8 @@ from limosa.tabular.schema import Table
 
 MERGE_BYTES = 16 << 20
 FLUSH_BYTES_MAX = 256 << 20
+LOCKED_REPLICAS = 64
+"""So many replicas are looked at before writers get their turn."""
 OnDamage: TypeAlias = Callable[[PartitionId, Incarnation, DamagedFile], None]
 """Called, in any thread, when a file of a replica turns out to be damaged."""
 OnLostLog: TypeAlias = Callable[[PartitionId, Incarnation, Position], None]
@@ -54,6 +56,9 @@ class Maintenance:
         self.on_damage: OnDamage = lambda partition, incarnation, error: None
         self.on_lost_log: OnLostLog = lambda partition, incarnation, through: None
         self._flushed_last = False
+        self._considered = 0
+        """The log file for which `_to_flush` was made."""
+        self._to_flush: list[StoredReplica] = []
         self.is_copied: Callable[[PartitionId], bool] = lambda partition: False
         """Is a copy of this partition in progress? A merge would take processor time from the copy,
         and the merged rows would have to be hashed again for the comparison."""
@@ -208,14 +213,7 @@ class Maintenance:
     def _fullest(self) -> StoredReplica | None:
         """The replica that must be flushed because rows take too much memory."""
         with self.volume.lock:
-            replicas = list(self.volume.replicas.values())
-        if not replicas:
-            return None
-        fullest = max(replicas, key=lambda replica: replica.memory_bytes)
-        settings = self.volume.settings
-        largest, total = fullest.memory_bytes, sum(each.memory_bytes for each in replicas)
-        too_much = largest >= settings.replica_memory_bytes or total >= settings.memory_bytes
-        return fullest if largest and too_much else None
+            return self.volume.tally.fullest(self.volume.settings.memory_bytes)
 
     def _flush(self, replica: StoredReplica) -> None:
         if self.volume.dropped:
@@ -244,6 +242,7 @@ class Maintenance:
                 replica.thaw(manifest, made)
             else:
                 replica.rest(manifest)
+            self.volume.tally.note(replica)
             self.volume.measure()
         self._shelf.remove_unnamed(replica)
 
@@ -270,15 +269,11 @@ class Maintenance:
             # The last file stays: the next file continues its sequence.
             if not self._is_log_too_long() or oldest >= volume.catalogue.last_log:
                 return False
-            last = volume.last_sequences[oldest]
-            behind = [r for r in volume.replicas.values() if r.is_dirty_before(last)]
-        if behind:
-            self._flush(behind[0])  # one at a time; other steps get their turn
+            behind = self._behind(oldest)
+        if behind is not None:
+            self._flush(behind)  # one at a time; other steps get their turn
             return True
-        with volume.lock:
-            replicas = volume.replicas.values()
-            pinned = [r for r in replicas if r.has_entries_in(oldest) or r.has_rows_in(oldest)]
-        for replica in pinned:
+        for replica in self._pinned(oldest):
             try:
                 while not volume.carry(replica, oldest):
                     self._flush(replica)
@@ -291,6 +286,34 @@ class Maintenance:
         self._forget_log(oldest)
         return True
 
+    def _behind(self, file: int) -> StoredReplica | None:
+        """A replica that must be flushed before this log file can be removed: it had changes that
+        were only in the log when the file was first considered. Later changes are in later files.
+        """
+        if self._considered != file:
+            last = self.volume.last_sequences[file]
+            dirty = [r for r in self.volume.replicas.values() if r.is_dirty_before(last)]
+            self._considered, self._to_flush = file, dirty
+        last = self.volume.last_sequences[file]
+        while self._to_flush:
+            replica = self._to_flush[-1]
+            if replica.is_dirty_before(last) and self.volume.holds(replica):
+                return replica
+            self._to_flush.pop()
+        return None
+
+    def _pinned(self, file: int) -> list[StoredReplica]:
+        """The replicas that need entries of this log file. A replica that needs none will never
+        need one, so the lock can be released in between."""
+        with self.volume.lock:
+            replicas = list(self.volume.replicas.values())
+        pinned: list[StoredReplica] = []
+        for start in range(0, len(replicas), LOCKED_REPLICAS):
+            with self.volume.lock:
+                some = replicas[start : start + LOCKED_REPLICAS]
+                pinned += [r for r in some if r.has_entries_in(file) or r.has_rows_in(file)]
+        return pinned
+
     def _is_log_too_long(self) -> bool:
         """The log is too long and mostly obsolete: otherwise rewriting the rest would never end."""
         volume = self.volume
@@ -302,7 +325,8 @@ class Maintenance:
             return True
         if sum(sizes) + frames <= settings.log_bytes_max:
             return False
-        needed = sum(replica.log_weight(of_frame) for replica in volume.replicas.values())
+        volume.tally.count()
+        needed = volume.tally.log_bytes + of_frame * volume.tally.log_frames
         useful_max = sum(size - HEADER_BYTES for size in sizes) + frames
         return needed <= settings.log_useful_max * useful_max
 
@@ -317,20 +341,19 @@ class Maintenance:
     # ------------------------------------------------------------ compaction
 
     def _compact_any(self) -> bool:
-        with self.volume.lock:
-            replicas = list(self.volume.replicas.values())
-        for replica in replicas:
+        """Only replicas whose segments changed can have something to merge."""
+        unsettled = self._shelf.unsettled
+        for replica in list(unsettled):
             tables = replica.view.tables.values()
-            if replica.damaged:
-                continue
             if self.is_copied(replica.partition) and all(map(compaction.can_wait, tables)):
                 continue
             try:
-                if self._compact(replica):
+                if not replica.damaged and self._compact(replica):
                     return True
             except DamagedFile as error:  # only this replica; the others continue
                 self._damage[directory(replica)] = error.message
                 self.on_damage(replica.partition, replica.incarnation, error)
+            unsettled.pop(replica)
         return False
 
     def _compact(self, replica: StoredReplica, full: bool = False) -> bool:
@@ -385,6 +408,7 @@ class Maintenance:
             if replica.beginnings == beginnings:
                 replica.put_segments(name, segments)
             replica.rest(manifest)
+            self.volume.tally.note(replica)
         self._shelf.remove_unnamed(replica)
 
     def _merge_pieces(
@@ -433,7 +457,7 @@ def _sorted_out(view: TableView) -> Iterator[Batch]:
         for piece in sweep(view.table, view.frozen, WHOLE, MERGE_BYTES):
             yield from piece
         return
-    every = concat(view.table, [batch for each in view.frozen for batch in each.batches])
+    every = concat(view.table, [batch for each in view.frozen for batch in each.parts])
     order = newest_rows(every)
     step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
     for start in range(0, len(order), step):

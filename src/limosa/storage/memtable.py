@@ -2,7 +2,8 @@
 
 Rows come in batches and stay in them. Neighbouring batches form a memtable; a table has only a few
 memtables, so that a lookup has few places to search. A memtable is sorted by its first lookup. Only
-tiny batches are copied together.
+tiny batches are copied together: by the first reader, or when there are many of them. A writer does
+neither, since clients wait for it.
 """
 
 from bisect import bisect_left
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from limosa.core.model.keys import Position, TokenRange
 from limosa.tabular.merge import Span, newest
 from limosa.tabular.order import order_of
-from limosa.tabular.rows import Batch, Tokens, concat
+from limosa.tabular.rows import Batch, Tokens, concat, hash_together
 from limosa.tabular.schema import Table
 
 UNITE_MEMTABLES = 8
@@ -26,6 +27,9 @@ FILTER_BYTES_A_ROW = 8
 TINY_ROWS = 256
 TINY_BYTES = 1 << 20
 """Batches with fewer rows than this, on average, are copied together, up to this size."""
+TINY_BATCHES_MAX = 64
+"""So many tiny batches are copied together even if nobody reads them: each takes some kilobytes,
+however few its rows are."""
 
 NOTHING: list[tuple[Batch, int]] = []
 
@@ -36,6 +40,7 @@ class TokenIndex:
     __slots__ = ("batches", "one_by_one", "rows", "tokens")
 
     def __init__(self, members: tuple[Batch, ...]) -> None:
+        hash_together(members)
         tokens = np.concatenate([batch.tokens for batch in members])
         lengths = [len(batch) for batch in members]
         numbers = np.repeat(np.arange(len(members), dtype=np.int32), lengths)
@@ -68,7 +73,9 @@ class Filter:
     def learn(self, memtables: Iterable["Memtable"]) -> None:
         with self._learning:
             unknown = [memtable for memtable in memtables if memtable.filter is not self]
-            more = [batch.tokens for each in unknown for batch in each.batches]
+            batches = [batch for each in unknown for batch in each.parts]
+            hash_together(batches)
+            more = [batch.tokens for batch in batches]
             self._learned += more
             self._rows += sum(map(len, more))
             size = self.probe[0] + 1
@@ -97,23 +104,31 @@ class Memtable:
 
     __slots__ = (
         "_index",
+        "_joined",
         "_sorted",
-        "batches",
         "bytes",
         "filter",
         "length",
         "max_version",
         "min_version",
+        "parts",
     )
 
     def __init__(
-        self, batches: tuple[Batch, ...], min_version: Position, max_version: Position
+        self,
+        parts: tuple[Batch, ...],
+        min_version: Position,
+        max_version: Position,
+        length: int,
+        size: int,
     ) -> None:
-        self.batches = batches
+        self.parts = parts
+        """The rows as they came, or copied together."""
         self.min_version = min_version
         self.max_version = max_version
-        self.length = sum(map(len, batches))
-        self.bytes = sum(batch.bytes for batch in batches)
+        self.length = length
+        self.bytes = size
+        self._joined = len(parts) == 1
         self.filter: Filter | None = None
         """The filter that contains this memtable's tokens."""
         self._index: TokenIndex | None = None
@@ -124,20 +139,52 @@ class Memtable:
     @classmethod
     def at(cls, batch: Batch, position: Position) -> "Memtable":
         """A memtable of the rows of one log entry."""
-        return cls((batch.at(position),), position, position)
+        return cls((batch.at(position),), position, position, len(batch), batch.bytes)
 
     @classmethod
     def of(cls, batch: Batch) -> "Memtable":
         """A memtable of rows that already have versions."""
-        assert batch.versions is not None
-        return cls((batch,), int(batch.versions.min()), int(batch.versions.max()))
+        versions = batch.versions
+        assert versions is not None
+        return cls((batch,), int(versions.min()), int(versions.max()), len(batch), batch.bytes)
+
+    @classmethod
+    def united(cls, memtables: "Memtables") -> "Memtable":
+        """The rows of neighbouring memtables."""
+        united = cls(
+            tuple(chain.from_iterable(each.parts for each in memtables)),
+            min(each.min_version for each in memtables),
+            max(each.max_version for each in memtables),
+            sum(each.length for each in memtables),
+            sum(each.bytes for each in memtables),
+        )
+        if len(united.parts) >= TINY_BATCHES_MAX:
+            united.join_tiny()
+        if all(each.filter is memtables[-1].filter for each in memtables):
+            united.filter = memtables[-1].filter
+        return united
+
+    def join_tiny(self) -> None:
+        """Copy the rows together if their batches are tiny. Threads that do it at the same time get
+        the same rows in the same order."""
+        if self.length < TINY_ROWS * len(self.parts) and self.bytes <= TINY_BYTES:
+            newest_table = max((batch.table for batch in self.parts), key=lambda t: t.version)
+            self.parts = (concat(newest_table, self.parts),)
+        self._joined = True
 
     def __len__(self) -> int:
         return self.length
 
     @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The rows in batches that are worth reading one by one."""
+        if not self._joined:
+            self.join_tiny()
+        return self.parts
+
+    @property
     def table(self) -> Table:
-        return self.batches[-1].table
+        return self.parts[-1].table
 
     @property
     def index(self) -> TokenIndex:
@@ -198,25 +245,18 @@ def span_of(tokens: Tokens, token: int) -> tuple[int, int]:
 
 
 def added(memtables: Memtables, memtable: Memtable) -> Memtables:
-    """Adds a memtable, and unites it with neighbours that are no larger than it."""
-    level = _level(memtable)
-    start, rows = len(memtables), len(memtable)
-    while start and _level(memtables[start - 1]) <= level:
-        start -= 1
-        rows += len(memtables[start])
-    together = (*memtables[start:], memtable)
-    if len(together) < UNITE_MEMTABLES or rows > MEMTABLE_ROWS_MAX:
-        return (*memtables, memtable)
-    batches = tuple(chain.from_iterable(each.batches for each in together))
-    size = sum(each.bytes for each in together)
-    if rows < TINY_ROWS * len(batches) and size <= TINY_BYTES:
-        newest = max((batch.table for batch in batches), key=lambda table: table.version)
-        batches = (concat(newest, batches),)
-    lowest = min(each.min_version for each in together)
-    united = Memtable(batches, lowest, max(each.max_version for each in together))
-    if all(each.filter is memtable.filter for each in together):
-        united.filter = memtable.filter
-    return (*memtables[:start], united)
+    """Adds a memtable, and unites it with neighbours that are no larger than it, as long as there
+    are enough of them."""
+    while True:
+        level = _level(memtable)
+        start, rows = len(memtables), len(memtable)
+        while start and _level(memtables[start - 1]) <= level:
+            start -= 1
+            rows += len(memtables[start])
+        if len(memtables) - start + 1 < UNITE_MEMTABLES or rows > MEMTABLE_ROWS_MAX:
+            return (*memtables, memtable)
+        memtable = Memtable.united((*memtables[start:], memtable))
+        memtables = memtables[:start]
 
 
 def _level(memtable: Memtable) -> int:

@@ -8,7 +8,7 @@ are only in the log: they can still be truncated.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import structs
 
@@ -35,6 +35,7 @@ from limosa.storage.view import Ranged, TableView, View, has_key
 from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table, newer
 
+ReplicaKey: TypeAlias = tuple[PartitionId, Incarnation]
 FOREVER: Position = 2**62
 NO_FILE = 2**62
 
@@ -94,6 +95,10 @@ class StoredReplica:
         self._oldest_run = NO_FILE
         """The first log file with committed rows that are in no segment yet."""
         self._oldest_frozen = NO_FILE
+        self._weight: tuple[int, int] | None = (0, 0)
+        """Bytes and number of the log frames that its entries need; None: not counted yet."""
+        self.counted = (0, 0, 0)
+        """Its share of the volume's totals: see `Tally`."""
 
     @property
     def watermark(self) -> Position:
@@ -117,9 +122,12 @@ class StoredReplica:
         trimmed: they were not committed at the time of the last flush."""
         return min(self._oldest_run, self._oldest_frozen) <= file
 
-    def log_weight(self, of_frame: int) -> int:
-        """Bytes of the volume's log that this replica's entries need; each frame weighs extra."""
-        return sum(place.size + of_frame for place in {logged.place for logged in self.log})
+    def measured(self) -> tuple[int, int, int]:
+        """Bytes of rows in memory; bytes and number of the log frames that its entries need."""
+        if self._weight is None:
+            places = {logged.place for logged in self.log}
+            self._weight = (sum(place.size for place in places), len(places))
+        return self.memory_bytes, *self._weight
 
     @property
     def memory_bytes(self) -> int:
@@ -168,6 +176,7 @@ class StoredReplica:
     def forget_log(self) -> None:
         self.log.clear()
         self.positions.clear()
+        self._weight = None
 
     def forget_trimmed(self) -> None:
         """Drop entries that were trimmed but are still in the log's files."""
@@ -175,12 +184,14 @@ class StoredReplica:
 
     def move(self, file: int, place: Place) -> None:
         """Entries of a file were appended again: point them to their new place."""
+        self._weight = None
         for logged in self.log:
             if logged.place.file == file:
                 logged.place = place
 
     def carry(self, entries: Iterable[Entry], place: Place) -> None:
         """Restore entries that were appended again, because their log file was to be removed."""
+        self._weight = None
         for entry in entries:
             at = bisect_right(self.positions, entry.at)
             if at and self.positions[at - 1] == entry.at:
@@ -190,17 +201,21 @@ class StoredReplica:
                 self.positions.insert(at, entry.at)
 
     def _append(self, entry: Entry, place: Place) -> None:
+        if self._weight is not None and not (self.log and self.log[-1].place is place):
+            self._weight = (self._weight[0] + place.size, self._weight[1] + 1)
         self.log.append(Logged(entry, place))
         self.positions.append(entry.at)
 
     def _trim(self, to: Position) -> None:
         index = bisect_right(self.positions, to)
         del self.log[:index], self.positions[:index]
+        self._weight = None
         self.first = to
 
     def _truncate(self, to: Position) -> None:
         index = bisect_right(self.positions, to)
         del self.log[index:], self.positions[index:]
+        self._weight = None
 
     def _begin(self, base: Position, epoch: int) -> None:
         self.forget_log()

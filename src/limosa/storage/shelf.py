@@ -40,6 +40,8 @@ class Shelf:
         self._files_named = 0
         self._trashed = 0
         self._making: list[str] = []
+        self.unsettled: dict[StoredReplica, None] = dict.fromkeys(volume.replicas.values())
+        """Replicas whose segments changed since they were last considered for a merge."""
         self._tidy()
 
     def path(self, replica: StoredReplica) -> str:
@@ -94,6 +96,7 @@ class Shelf:
 
     def put_manifest(self, replica: StoredReplica, manifest: Manifest) -> None:
         write_manifest(self.files, self.path(replica), MANIFEST, manifest)
+        self.unsettled[replica] = None
         if self.volume.holds(replica):
             self.volume.catalogue.add_replica(directory(replica))
 

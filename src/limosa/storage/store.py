@@ -278,11 +278,12 @@ class Store:
 
     def sizes(self) -> dict[ReplicaKey, Size]:
         """The approximate size of each replica."""
-        return {
-            key: replica.view.size
-            for disk in self._disks.values()
-            for key, replica in sorted(disk.volume.replicas.items())
-        }
+        sizes: dict[ReplicaKey, Size] = {}
+        for disk in self._disks.values():
+            with disk.volume.lock:
+                disk.volume.tally.count()
+                sizes.update(disk.volume.tally.sizes)
+        return sizes
 
     def free_bytes(self) -> dict[str, int]:
         """By volume; 0 for a disk that does not answer."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -249,7 +249,7 @@ def has_key(batch: Batch, row: int, key: Sequence[Any]) -> bool:
     return all(read(row) == value for read, value in zip(readers, key, strict=True))
 
 
-class Size(Struct, frozen=True):
+class Size(NamedTuple):
     """The size of a replica, for the planner."""
 
     rows: int
@@ -350,7 +350,7 @@ class View(Struct, frozen=True):
         at_rest = any(ranged.segment.index.tombstones for ranged in view.segments)
         memtables = (*view.frozen, *view.memtables)
         return at_rest or any(
-            batch.deleted is not None for each in memtables for batch in each.batches
+            batch.deleted is not None for each in memtables for batch in each.parts
         )
 
     def _visible(self, batch: Batch, tombstones: bool) -> Batch:

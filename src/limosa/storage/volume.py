@@ -31,7 +31,7 @@ from limosa.core.effects import (
     VolumeEffect,
 )
 from limosa.core.events import HeldReplica
-from limosa.core.model.keys import Incarnation, NodeId, PartitionId, Position
+from limosa.core.model.keys import NodeId, Position
 from limosa.core.model.rows import Entry
 from limosa.errors import BadInput, DiskFull, VolumeFailed
 from limosa.storage.files import Files, is_full
@@ -48,11 +48,11 @@ from limosa.storage.records import (
     to_record,
 )
 from limosa.storage.recovery import Recovery, Refusal
-from limosa.storage.replica import Logged, StoredReplica, check_change
+from limosa.storage.replica import Logged, ReplicaKey, StoredReplica, check_change
+from limosa.storage.tally import Tally
 from limosa.tabular.bodies import Bodies, LoggedEntry, log_entries
 from limosa.tabular.schema import Table
 
-ReplicaKey = tuple[PartitionId, Incarnation]
 Found = tuple[Entry, Place | None]
 """An entry, and the frame that has its rows if they are not in memory."""
 EVERYTHING = 2**62
@@ -107,6 +107,8 @@ class Volume:
         self._ticket = 0
         self.is_full = False
         """The last sync found no space on the disk."""
+        self._has_reserve = False
+        """The reserve was seen since it was last given up."""
         self.grown = 0
         """An upper bound of the bytes of rows in memory; measured exactly now and then."""
         self.dropped: list[str] = []
@@ -138,6 +140,7 @@ class Volume:
     def _start(self) -> None:
         found = Recovery(self.files, self.directory)
         self.replicas = found.replicas
+        self.tally = Tally(self.replicas, self.settings.replica_memory_bytes)
         self.refused: dict[str, Refusal] = found.refused
         self._tables = found.tables
         self.last_sequences = found.last_sequences
@@ -178,14 +181,17 @@ class Volume:
                 self._append(key, change)
                 self.replicas[key] = StoredReplica(*key, change.volume)
                 self.replicas[key].last_sequence = self.log.sequence
+                self.tally.note(self.replicas[key])
             elif isinstance(change, DiscardReplica):
                 self._discard(key, change)
             elif key in self.replicas:
-                check_change(change, self.replicas[key])
+                replica = self.replicas[key]
+                check_change(change, replica)
                 place = self._append(key, change)
-                self.replicas[key].apply(change, place)
-                self.replicas[key].last_sequence = self.log.sequence
+                replica.apply(change, place)
+                replica.last_sequence = self.log.sequence
                 self.grown += place.size
+                self.tally.note(replica)
             self._ticket = max(self._ticket, change.ticket)
 
     def _advance(self, key: ReplicaKey, change: AdvanceWatermark) -> None:
@@ -193,12 +199,15 @@ class Volume:
         if replica is not None and change.to > replica.watermark:
             replica.apply(change, _NOWHERE)
             self._advanced[key] = change.to
+            self.tally.note(replica)
 
     def _discard(self, key: ReplicaKey, change: DiscardReplica) -> None:
         """Discard in constant time; maintenance deletes the files later."""
         name = directory_of(*key)
-        existed = self.replicas.pop(key, None) is not None
-        if existed or name in self.refused:
+        existed = self.replicas.pop(key, None)
+        if existed is not None:
+            self.tally.note(existed)
+        if existed is not None or name in self.refused:
             self.refused.pop(name, None)
             self._advanced.pop(key, None)
             self._append(key, change)
@@ -292,6 +301,7 @@ class Volume:
 
     def free_reserve(self) -> bool:
         """Give the reserve up; False: it is gone already."""
+        self._has_reserve = False
         if RESERVE not in self.files.names(self.directory):
             return False
         self.files.remove(f"{self.directory}/{RESERVE}")
@@ -300,11 +310,13 @@ class Volume:
     def keep_reserve(self) -> bool:
         """Set space aside again once there is plenty; True: that was done now."""
         size = self.settings.reserve_bytes
-        if not size or RESERVE in self.files.names(self.directory):
+        if not size or self._has_reserve:
             return False
-        if self.files.free_bytes(self.directory) < PLENTY * size:
+        self._has_reserve = RESERVE in self.files.names(self.directory)
+        if self._has_reserve or self.files.free_bytes(self.directory) < PLENTY * size:
             return False
         self.files.reserve(f"{self.directory}/{RESERVE}", size)
+        self._has_reserve = True
         return True
 
     def _sync(self) -> int:
@@ -328,6 +340,7 @@ class Volume:
         with self.lock:
             for replica, file, place in moved:
                 replica.move(file, place)
+                self.tally.note(replica)
         return ticket
 
     def fail(self, error: BaseException) -> VolumeFailed:
@@ -343,7 +356,8 @@ class Volume:
     def measure(self) -> int:
         """Bytes of rows that are in no segment yet."""
         with self.lock:
-            self.grown = sum(replica.memory_bytes for replica in self.replicas.values())
+            self.tally.count()
+            self.grown = self.tally.memory_bytes
             return self.grown
 
     @property

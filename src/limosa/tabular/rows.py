@@ -297,6 +297,7 @@ def concat(table: Table, batches: Sequence[Batch]) -> Batch:
         if only.table is table or only.table.version == table.version:
             return only
     flagged = any(batch.deleted is not None for batch in batches)
+    hash_together(batches)
     return Batch(
         table,
         concat_columns([table.widen(batch.columns) for batch in batches]),

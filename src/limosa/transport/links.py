@@ -81,16 +81,26 @@ class StreamSender:
     def send(self, message: Any, quiet: bool = False) -> None:
         """Put a message into the outbox; if the outbox is closed or full, the message is lost.
 
-        `quiet`: do not send yet; the caller pumps or wakes after its last message.
+        `quiet`: do not send yet; the caller flushes, pumps or wakes after its last message.
         """
-        size = self._size_of(message)
+        self.put((message,))
+        if not quiet:
+            self.flush()
+
+    def put(self, messages: Iterable[Any]) -> None:
+        """Put messages into the outbox, and do not send them yet."""
+        sized = [(message, self._size_of(message)) for message in messages]
         with self._lock:
-            full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
-            if self.closed or full:
-                return
-            self._outbox.append((message, size))
-            self._bytes += size
-        if not (quiet or threading.get_ident() == self._reads):
+            for each in sized:
+                full = len(self._outbox) >= OUTBOX_MESSAGES_MAX or self._bytes > OUTBOX_BYTES_MAX
+                if self.closed or full:
+                    return
+                self._outbox.append(each)
+                self._bytes += each[1]
+
+    def flush(self) -> None:
+        """Have the outbox sent: by the sending thread, or by this one if it pumps anyway."""
+        if threading.get_ident() != self._reads:
             self.wake()
 
     @property
@@ -285,16 +295,27 @@ class Outbound:
         self._thread.start()
 
     def send(self, message: Any, quiet: bool = False) -> None:
-        """`quiet`: do not send yet; the caller pumps or wakes after its last message."""
+        """`quiet`: do not send yet; the caller flushes, pumps or wakes after its last message."""
+        self.put((message,))
+        if not quiet:
+            self.flush()
+
+    def put(self, messages: Sequence[Any]) -> None:
+        """Put messages into the outbox, and do not send them yet."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         with self._lock:  # keeps the messages in order across a reconnect
             if self._stream is None:
-                if len(self._waiting) < OUTBOX_MESSAGES_MAX:
-                    self._waiting.append(message)
+                self._waiting += messages[: OUTBOX_MESSAGES_MAX - len(self._waiting)]
                 self._wanted.set()
             else:
-                self._stream.link.send(message, quiet)
+                self._stream.link.put(messages)
+
+    def flush(self) -> None:
+        """Have the outbox sent by the sending thread."""
+        stream = self._stream
+        if stream is not None:
+            stream.link.flush()
 
     @property
     def has_room(self) -> bool:
@@ -313,9 +334,9 @@ class Outbound:
                 stream = self._connect()
                 with self._lock:
                     self._stream = stream
-                    for message in self._waiting:
-                        stream.link.send(message)
+                    stream.link.put(self._waiting)
                     self._waiting.clear()
+                stream.link.flush()
                 read = partial(self._read, stream)
                 while True:
                     self.turns.read_as_link(read)

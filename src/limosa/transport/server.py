@@ -7,7 +7,7 @@ wire, limits the number of streams, and stops reading from a caller whose answer
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
@@ -93,10 +93,11 @@ class Inbound:
                 self._bytes += size - self._under_way.get(request, 0)
                 self._under_way[request] = size
 
-    def settle(self, request: str) -> None:
-        """The request is answered."""
+    def settle(self, requests: Iterable[str]) -> None:
+        """These requests are answered."""
         with self._changed:
-            self._bytes -= self._under_way.pop(request, 0)
+            for request in requests:
+                self._bytes -= self._under_way.pop(request, 0)
             self._changed.notify()
 
 

@@ -37,6 +37,7 @@ ROWS_PER_FILL, ROWS_PER_WRITE, ROWS_PER_READ = 50_000, 5_000, 1_000
 PARTITIONS, REPLICAS = 12, 3
 JOIN_SECONDS, CATCH_UP_SECONDS = 45.0, 60.0
 SHOW_SECONDS = 0.5
+SPARK_SECONDS_MAX = 60.0
 
 
 class DemoVerdict(Struct):
@@ -98,7 +99,7 @@ def demo(
         nodes,
         "demo",
         arguments=["--lease-seconds", f"{lease_seconds:.1f}"],
-        of_coordinators=["--pipeline", pipeline],
+        of_coordinators=["--pipeline", pipeline, "--keep-spark-running"],
     )
     try:
         with _terminated_as_interrupted(), _cleaned_up(local, keep):
@@ -154,6 +155,7 @@ def _run(local: LocalCluster, seconds: float) -> DemoVerdict:
         )
         ledger = Ledger(WRITERS * KEYS_PER_WRITER)
         fill(table, ledger, ROWS_PER_FILL)
+        _await_spark(connection)
         writers: list[DemoWorker] = [
             WriterThread(
                 table,
@@ -183,6 +185,16 @@ def _run(local: LocalCluster, seconds: float) -> DemoVerdict:
         verdict.examples += (lost + invented + differ)[:10]
         verdict.ok = not (verdict.lost or verdict.wrong or differ or verdict.examples)
         return verdict
+
+
+def _await_spark(connection: Operator) -> None:
+    """Spark starts with the cluster; under load it would take several times as long."""
+    deadline = time.monotonic() + SPARK_SECONDS_MAX
+    while time.monotonic() < deadline:
+        pipeline = connection.runs().pipeline
+        if pipeline is None or pipeline.state != "starting":
+            return
+        time.sleep(SHOW_SECONDS)
 
 
 def _load(

@@ -1,5 +1,6 @@
 """What does `limosa doctor` check? One function for each check of the cluster's overview."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
@@ -8,12 +9,22 @@ from msgspec import Struct
 from limosa.admin.overview import Overview
 from limosa.cli.shared.terminal import count, size
 from limosa.core import routing
+from limosa.core.coordinator.limits import NODE_REPLICAS_MAX
+from limosa.core.model.topology import Partition
+from limosa.core.participant.vitals import NodeVitals
 
 Verdict: TypeAlias = Literal["ok", "warning", "problem"]
 
 FREE_BYTES_MIN = 1 << 30
 CLOCK_SECONDS_MAX = 1.0
+LAG_SECONDS_MAX = 1.0
+"""A node that needs longer until it comes round to its regular work is overloaded."""
+ASKED_SECONDS_MAX = 5.0
+"""A coordinator asks every node for a report each second."""
+REPLICAS_MAX = NODE_REPLICAS_MAX // 2
 NAMED_AT_MOST = 5
+LESS_LOAD = "let fewer clients write at once, write more rows at a time, use fewer partitions, or \
+add nodes"
 
 
 class CheckResult(Struct, frozen=True):
@@ -71,7 +82,7 @@ def owned(overview: Overview) -> CheckResult:
     return _judged(
         "owners",
         f"{count(len(lacking), 'partition')} without an owner: {_some(lacking)}" if lacking else "",
-        "wait a few seconds for an election, then start the nodes that hold their replicas",
+        "wait a few seconds for an election. " + _about_nodes(overview, lacking),
         f"{count(len(overview.topology.partitions), 'partition')} owned",
     )
 
@@ -89,16 +100,104 @@ def in_sync(overview: Overview) -> CheckResult:
             "in sync",
             "problem",
             f"{count(len(short), 'partition')} can't be written to: {_some(short)}",
-            "start the nodes that hold the other replicas",
+            _about_nodes(overview, short),
         )
     what = f"{count(len(behind), 'partition')} with replicas out of sync: "
     return _judged(
         "in sync",
         what + _some(each.id for each in behind) if behind else "",
-        "wait until the replicas have caught up, or start the nodes that hold them",
+        _about_nodes(overview, overview.not_in_sync),
         "every replica is in sync",
         "warning",
     )
+
+
+def _about_nodes(overview: Overview, partitions: Iterable[str]) -> str:
+    """What to do about the nodes of partitions that lack an owner or a replica in sync."""
+    records = [overview.topology.partitions[each] for each in partitions]
+    away = {node for each in records for node in _lacking(each) if node not in overview.live}
+    if away:
+        return f"start the nodes that hold their replicas: {_some(away)}"
+    if overview.overloaded(LAG_SECONDS_MAX):
+        return f"all their nodes are live, but overloaded: {LESS_LOAD}"
+    return (
+        "all their nodes are live, and their replicas catch up: wait. If that takes longer than a "
+        "minute, see `limosa explain PARTITION` and the nodes' logs"
+    )
+
+
+def _lacking(record: Partition) -> list[str]:
+    """The nodes of replicas that are not in sync, or of all while there is no owner."""
+    in_sync = record.in_sync if record.owner is not None else ()
+    return [replica.node for replica in record.replicas if replica not in in_sync]
+
+
+def load(overview: Overview) -> CheckResult:
+    """Nodes that are behind with their own work."""
+    late = overview.overloaded(LAG_SECONDS_MAX)
+    wrong = _some(f"{node} is {lag:.1f} s behind with its own work" for node, lag in late.items())
+    return _judged("load", wrong, LESS_LOAD, "every node keeps up with its work", "warning")
+
+
+def coordination(overview: Overview) -> CheckResult:
+    """A coordinator that is behind, or that some nodes do not hear. A node that is behind itself is
+    no witness."""
+    late = overview.overloaded(LAG_SECONDS_MAX)
+    holder = overview.agreed["coordinator"]
+    waits = {
+        node: max(seen.asked_seconds or 0.0, seen.unheard_seconds or 0.0)
+        for node, seen in overview.vitals.items()
+        if holder is not None and node not in late
+    }
+    waiting = {node: seconds for node, seconds in waits.items() if seconds > ASKED_SECONDS_MAX}
+    fine = "the coordinator takes up every node's reports"
+    if not waiting:
+        return CheckResult("coordination", "ok", fine)
+    seconds = max(waiting.values())
+    if len(waiting) == len(waits):
+        what = f"{holder} is behind: it took up no report of the nodes for {seconds:.0f} s"
+        advice = (
+            "see its log. It catches up when the load ends; until then no dead owner is replaced "
+            "in time. Use fewer partitions, or give it a faster machine or disk"
+        )
+    else:
+        what = f"{holder} took up no report of {_some(waiting)} for {seconds:.0f} s"
+        advice = "check the network between them and the coordinator, and see their logs"
+    return CheckResult("coordination", "warning", what, advice)
+
+
+def churn(overview: Overview) -> CheckResult:
+    """Partitions that lose replicas or owners again and again, although nobody asked for it."""
+    seen = max(overview.vitals.values(), key=lambda each: each.restless, default=NodeVitals())
+    wrong = (
+        f"{count(seen.restless, 'partition')} lost replicas or owners again and again in the last "
+        f"minute: {count(seen.changes, 'change')} that nobody asked for"
+    )
+    if overview.overloaded(LAG_SECONDS_MAX):
+        advice = f"the nodes are overloaded: {LESS_LOAD}"
+    else:
+        advice = "see the nodes' logs: a node, a disk or a network comes and goes"
+    wrong = wrong if seen.restless else ""
+    return _judged("churn", wrong, advice, "owners and replicas are steady", "warning")
+
+
+def partitions(overview: Overview) -> CheckResult:
+    """Nodes with so many replicas that everything about them takes longer."""
+    held = Counter(
+        replica.node for each in overview.topology.partitions.values() for replica in each.replicas
+    )
+    full = [
+        f"{node} holds {number:,} replicas of at most {NODE_REPLICAS_MAX:,}"
+        for node, number in held.items()
+        if number > REPLICAS_MAX
+    ]
+    most = max(held.values(), default=0)
+    advice = (
+        "failovers and starts take seconds longer, small writes are slower, and each replica needs "
+        "memory: create tables with fewer partitions, or add nodes"
+    )
+    fine = f"at most {count(most, 'replica')} on a node"
+    return _judged("partitions", _some(full), advice, fine, "warning")
 
 
 def surprises(overview: Overview) -> CheckResult:
@@ -193,6 +292,7 @@ def versions(overview: Overview) -> CheckResult:
 
 CHECKS: tuple[Callable[[Overview], CheckResult], ...] = (
     *(reachable, coordinator, live, owned, in_sync),
+    *(load, coordination, churn, partitions),
     *(surprises, troubles, refused, damaged, keys, free_space, clocks, versions),
 )
 

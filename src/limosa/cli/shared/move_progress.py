@@ -107,6 +107,8 @@ def copy_words(copy: CopyProgress, bytes_per_second: float = 0.0) -> str:
         left = copy.bytes_all - landed_bytes(copy)
         words.append(f"{size(bytes_per_second)}/s")
         words += [f"{lasted(left / bytes_per_second)} left"] if left > 0 else []
+    if copy.slowed_to:
+        words.append(f"slowed down to {size(copy.slowed_to)}/s for the sake of clients' writes")
     return ", ".join(words)
 
 

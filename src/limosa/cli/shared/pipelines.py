@@ -22,6 +22,23 @@ SparkSecret = Annotated[
         help="File with the secret of the Spark cluster (spark.authenticate.secret).",
     ),
 ]
+KeepSparkRunning = Annotated[
+    bool,
+    typer.Option(
+        "--keep-spark-running",
+        help="Start Spark with the coordinator, so that no move waits for Java. It takes about "
+        "500 MB of memory. Otherwise the first move or run starts it.",
+    ),
+]
+LoadSourcePath = Annotated[
+    str,
+    typer.Option(
+        "--load-source",
+        metavar="MODULE:FUNCTION",
+        help="Python function that tells automatic runs the load of each partition.",
+        show_default="measured bytes, writes and reads",
+    ),
+]
 
 
 def check_installed(pipeline: PipelineChoice) -> None:

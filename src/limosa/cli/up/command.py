@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from limosa.cli.shared.admin_service import INSTALL_ADMIN, is_admin_installed
 from limosa.cli.shared.options import AsJson
+from limosa.cli.shared.pipelines import KeepSparkRunning, LoadSourcePath
 from limosa.cli.shared.terminal import count, place_of, print_json, print_table, tell
 from limosa.cli.up.supervisor import Supervisor
 from limosa.client.discovery import (
@@ -50,6 +51,8 @@ def up(
     no_admin: Annotated[
         bool, typer.Option("--no-admin", help="Do not run the admin service over HTTP.")
     ] = False,
+    keep_spark_running: KeepSparkRunning = False,
+    load_source: LoadSourcePath = "",
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster on this machine, in this terminal.
@@ -71,6 +74,10 @@ def up(
         nodes,
         cluster or LOCAL,
         arguments=["--lease-seconds", str(lease_seconds)],
+        of_coordinators=[
+            *(["--keep-spark-running"] if keep_spark_running else []),
+            *(["--load-source", load_source] if load_source else []),
+        ],
         admin=not no_admin and _can_serve_admin(),
     )
     if cluster is not None and local.cluster != cluster:

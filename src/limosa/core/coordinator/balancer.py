@@ -1,13 +1,15 @@
 """Should the cluster start a run by itself now? Only if automatic runs are on and one is due.
 
 The balancer starts a run by a request, as an operator does; the request is refused while another
-run is under way. It moves replicas away from the most loaded node and to the least loaded one.
+run is under way. It moves replicas away from the most loaded node and to the least loaded one. The
+load is what nodes measured, or what a load source tells when it is asked.
 """
 
 from msgspec.structs import replace
 
-from limosa.core.coordinator.situating import as_run, rules, situation
+from limosa.core.coordinator.situating import as_run, loads, rules, situation
 from limosa.core.coordinator.view import ClusterView
+from limosa.core.effects import AskForLoad
 from limosa.core.model.changes import (
     CONTROLS_KEY,
     COORDINATOR_KEY,
@@ -18,32 +20,46 @@ from limosa.core.model.changes import (
 )
 from limosa.core.model.requests import Request, StartRun
 from limosa.core.model.runs import RunPlan
+from limosa.core.planning.load import GIVEN, as_given
 from limosa.core.planning.plan import Plan
 from limosa.core.planning.policy import PolicyDecision, should_rebalance
 from limosa.core.planning.rebalance import node_loads, plan_rebalance
+from limosa.core.planning.situation import Rules, Situation
 
 ACTION = "spread the load"
 
 
-def begin(view: ClusterView) -> Commit | None:
-    """A request for a run, if the policy asks for one now."""
+def begin(view: ClusterView) -> Commit | AskForLoad | None:
+    """A request for a run, if the policy asks for one now, or a question to the load source."""
     controls, policy = view.agreed.controls, view.agreed.controls.policy
-    looked_at = view.memory.balance_looked_at
+    looked_at, told = view.memory.balance_looked_at, view.memory.load_told
+    view.memory.load_told = None
     if not policy.enabled or looked_at is None:
         view.memory.balance_looked_at = view.now  # one interval, so that nodes can be heard of
         return None
-    if view.now - looked_at < policy.interval_seconds:
-        return None
     if view.agreed.rebalance.state != "idle" or controls.locked or not controls.balancing:
         return None
+    if told is not None:
+        now = situation(view)
+        given = replace(now, loads=as_given(now.loads, told))
+        return spread(view, given, replace(rules(view), weights=GIVEN))
+    if view.now - looked_at < policy.interval_seconds:
+        return None
     view.memory.balance_looked_at = view.now
-    now = situation(view)
+    if view.settings.load_source:
+        return AskForLoad(loads(view))
+    return spread(view, situation(view), rules(view))
+
+
+def spread(view: ClusterView, now: Situation, by: Rules) -> Commit | None:
+    """A request for the moves that relieve the most loaded node, if the policy wants them."""
+    policy = view.agreed.controls.policy
     verdict = should_rebalance(
-        policy, node_loads(now, rules(view)), view.now, looked_at, last_run_end(view)
+        policy, node_loads(now, by), view.now, last_run_end=last_run_end(view)
     )
     if not verdict.rebalance:
         return None
-    plan = plan_rebalance(now, rules(view))
+    plan = plan_rebalance(now, by)
     moves = relieving(plan, verdict) if isinstance(plan, Plan) else None
     return None if moves is None else asked(view, moves, verdict.why)
 

@@ -15,6 +15,7 @@ from limosa.core.coordinator import (
     damaged_owners,
     lost_owners,
     ownership,
+    readiness,
     rebuilds,
     reports,
     requests,
@@ -30,13 +31,14 @@ from limosa.core.coordinator.memory import Memory
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.coordinator.turns import deferred
 from limosa.core.coordinator.view import ClusterView
-from limosa.core.effects import Effect, Explain, MakeCommit, Send
+from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartPipeline
 from limosa.core.events import (
     AgreedRead,
     Compared,
     CoordinatorEvent,
     Deposed,
     Elected,
+    LoadTold,
     Received,
 )
 from limosa.core.messages import WHOLE_STATUS, Look, Status
@@ -105,6 +107,8 @@ class Coordinator:
             case Compared(partition=partition, session=session):
                 self._memory.compared(partition, session, event.differences, event.more)
                 self._attention.draw_to(partition)
+            case LoadTold(told=told):
+                self._memory.load_told = told
             case _:
                 pass  # time went by: look again
         if not self._in_office():
@@ -161,7 +165,9 @@ class Coordinator:
         is_known = known is not None and lease is not None and known.lease == lease.lease
         if node in self._missed:
             self._missed[node] = now
-        return Look(self.agreed.topology.generation, node in self._missed or not is_known)
+        heard = 0 if known is None else known.sequence
+        is_whole = node in self._missed or not is_known
+        return Look(self.agreed.topology.generation, heard, is_whole)
 
     def _decide(self, now: float, wall: float) -> list[Effect]:
         assert self.office is not None
@@ -207,9 +213,11 @@ class Coordinator:
                 self._propose(view.now, request.partition, requests.answer(view, request), out)
         for commit in runs.advance(view, self._flights):
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
+        if readiness.pipeline_is_wanted(view):
+            out.append(StartPipeline())
         begun = balancer.begin(view)
         if begun is not None:
-            out.append(MakeCommit(begun))
+            out.append(MakeCommit(begun) if isinstance(begun, Commit) else begun)
 
     def _forget(self, partition: PartitionId) -> None:
         """It was dropped."""

@@ -55,6 +55,8 @@ class Memory:
         self._seen: dict[PartitionId, tuple[object, float]] = {}
         self.balance_looked_at: float | None = None
         """When the loads of all nodes were last compared."""
+        self.load_told: dict[PartitionId, float] | None = None
+        """What the load source told, until the balancer has used it."""
         self._comparisons: dict[PartitionId, Comparison] = {}
 
     def forget(self, partition: PartitionId) -> None:

@@ -150,7 +150,9 @@ def change_in_sync(view: ClusterView, record: Partition) -> Commit | None:
     for replica, revision in () if owner is None else owner.caught_up:
         held = view.of(record, replica) is not None
         held = held and not view.is_damaged(record, replica)
-        if held and is_current(view, record, revision) and replica in routing.may_return(record):
+        answers = owner is not None and replica not in owner.silent
+        may_return = is_current(view, record, revision) and replica in routing.may_return(record)
+        if held and answers and may_return:
             after = replace(record, in_sync=(*record.in_sync, replica))
             return view.commit(record, after, f"{replica.node} is in sync again")
     if record.eligible and view.eligible(record, record) != record.eligible:

@@ -23,9 +23,13 @@ class CoordinatorSettings(Struct, frozen=True):
     """How long to wait for the list of differing rows before a transition is given up."""
     hand_over_seconds: float = 0.02
     """Expected cost of a hand-over beyond the writes in flight, until one was measured."""
+    pipeline_always: bool = False
+    """Keep the pipeline running, also while nothing is to be copied."""
     moves_refused: str = ""
     """Why moves are refused here; empty: they are allowed."""
     moves_advice: str = ""
+    load_source: bool = False
+    """Automatic runs ask a load source for the load, instead of using the measured rates."""
     free_bytes_kept: int = 256 << 20
     """A replica is placed only where this much stays free."""
     runs_kept: int = 50

@@ -71,6 +71,8 @@ class CopyProgress(Struct, frozen=True):
     """An estimate, as nodes last measured it."""
     bytes: int
     bytes_all: int
+    slowed_to: int = 0
+    """Bytes per second, for the sake of clients' writes; 0: the copy is not slowed down."""
 
 
 class Explanation(Struct, frozen=True):
@@ -157,10 +159,19 @@ def _waits_for(view: ClusterView, record: Partition, held_since: float) -> str:
     if isinstance(decision, Commit):
         why = decision.why.removeprefix(f"{record.id}: ")
         return f"the coordinator's next commit: {why}"
-    pipeline = view.agreed.pipeline
-    if pipeline is not None and any(isinstance(each, StartCopy) for each in decision.effects):
-        return pipeline_first(pipeline, decision.why)
-    return decision.why
+    if not any(isinstance(each, StartCopy) for each in decision.effects):
+        return decision.why
+    pipeline, why = view.agreed.pipeline, decision.why + slowed(view, record)
+    return why if pipeline is None else pipeline_first(pipeline, why)
+
+
+def slowed(view: ClusterView, record: Partition) -> str:
+    """To which rate a copy is slowed down, in words; empty: it is not."""
+    owner = view.owner_status(record)
+    if owner is None or not owner.copy_rate:
+        return ""
+    rate = f"{owner.copy_rate / 1e6:.1f} MB/s"
+    return f"; slowed down to {rate}, because clients' writes take longer than usual"
 
 
 def decide(view: ClusterView, record: Partition, held_since: float) -> Commit | Waiting | None:
@@ -306,6 +317,7 @@ def copying(view: ClusterView, record: Partition) -> CopyProgress:
         0 if owner is None else owner.rows * len(targets),
         size,
         0 if owner is None else owner.bytes * len(targets),
+        0 if owner is None else owner.copy_rate,
     )
 
 

@@ -38,3 +38,7 @@ class Pipeline(Record, frozen=True):
     detail: str = ""
     since: float = 0.0
     """Wall-clock seconds."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.state}: {self.detail}" if self.detail else self.state

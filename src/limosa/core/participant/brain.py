@@ -6,7 +6,7 @@ is forgotten.
 
     part        question                                     takes
     ---------   ------------------------------------------   ---------------------------------------
-    Leasing     is this run alive?                           LeaseGranted, LeaseRenewed, LeaseEnded
+    Leasing     is this run alive?                           LeaseGranted, LeaseEnded
     Hosting     which replicas are here, and whose?          Started, TopologyRead, VolumeLost,
                                                              ReplicaDamaged;
                                                              DropReplica
@@ -38,7 +38,6 @@ from limosa.core.events import (
     DigestTaken,
     LeaseEnded,
     LeaseGranted,
-    LeaseRenewed,
     LogLost,
     Measured,
     NodeEvent,
@@ -112,6 +111,7 @@ class Participant(NodeState):
             case Stored():
                 self.serving.stored(now, event)
             case Ticked():
+                self.vitals.ticked(now)
                 self.leasing.tick(now)
                 self.hosting.tick(now)
                 self.serving.tick(now)
@@ -120,8 +120,6 @@ class Participant(NodeState):
                     self._received(now, waiting)
             case LeaseGranted():
                 self.leasing.granted(now, event)
-            case LeaseRenewed():
-                self.leasing.renewed(now, event)
             case LeaseEnded():
                 self.leasing.ended(event)
             case TailRead():

@@ -83,6 +83,9 @@ class Copying:
         if reading is None:
             return
         held, message, sender = reading
+        owner = self._node.owners.get(message.partition)
+        waits = 0.0 if owner is None else owner.waits_seconds(now)
+        self._node.pace.copied(now, event.rows.bytes, waits)
         fetched = Fetched(
             message.partition,
             message.session,
@@ -92,6 +95,7 @@ class Copying:
             held.producers.value(event.through),
             event.rows.digest(),
             message.slices,
+            self._node.pace.pause_seconds(now),
         )
         self._node.send(sender, fetched)
 
@@ -112,13 +116,14 @@ class Copying:
         parts = list(chunks.values())
         landed = message.slice in held.landed.get((message.session, message.slices), ())
         if landed or held.copied == message.session:  # these rows would be newer than the others
-            self._node.send(sender, _landed(message))
+            self._node.send(sender, _landed(message, 0.0))
             return
         problem = self.incomplete(held, message, parts)
         if problem:
             self._deny(sender, message, problem)
             return
         rows = tuple(part.rows for part in sorted(parts, key=lambda part: part.number))
+        self._node.pace.copied(now, sum(each.bytes for each in rows))
         if self.may_shelve(held, rows):
             self._shelve(held, sender, message, rows)
         elif sum(each.digest() for each in rows) != message.digest:
@@ -138,7 +143,7 @@ class Copying:
         held.producers.unite(message.producers)
         beginnings = held.beginnings
         ticket = self._node.when_stored(
-            held, lambda now: self._landed(held, sender, message, ticket, beginnings)
+            held, lambda now: self._landed(now, held, sender, message, ticket, beginnings)
         )
         held.permits[ticket] = message.session
         self._node.out.append(
@@ -195,7 +200,9 @@ class Copying:
             return "the copy is ahead of this replica: a read would see half of a batch"
         return ""
 
-    def _landed(self, held: Held, sender: str, message: End, ticket: int, beginnings: int) -> None:
+    def _landed(
+        self, now: float, held: Held, sender: str, message: End, ticket: int, beginnings: int
+    ) -> None:
         """The slice is durable. It counts only if the session is still open and the replica was not
         emptied since."""
         del held.permits[ticket]
@@ -205,7 +212,7 @@ class Copying:
             return
         landed = self.landed_of(held, message)
         landed.add(message.slice)
-        self._node.send(sender, _landed(message))
+        self._node.send(sender, _landed(message, self._node.pace.pause_seconds(now)))
         if all(number in landed for number in range(message.slices)):
             held.copied = message.session
 
@@ -268,8 +275,9 @@ class Copying:
         self._node.send(sender, denied)
 
 
-def _landed(message: End) -> Landed:
-    return Landed(message.partition, message.session, message.slice, message.slices)
+def _landed(message: End, pause_seconds: float) -> Landed:
+    what = (message.partition, message.session, message.slice, message.slices)
+    return Landed(*what, pause_seconds)
 
 
 def _is_same(one: End, other: End) -> bool:

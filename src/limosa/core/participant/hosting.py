@@ -131,6 +131,8 @@ class Hosting:
             node.changed.mark_node()
             if node.lease.registered:
                 for partition in node.topology.changed_since(before):
+                    record = node.topology.partitions.get(partition)
+                    node.vitals.changed(now, before.partitions.get(partition), record)
                     self._apply(now, partition)
         if not node.lease.registered:
             self.register(now)

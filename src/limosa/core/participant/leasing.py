@@ -1,34 +1,33 @@
-"""How does a run stay alive? It acquires a lease, renews it, and ends its work with the lease."""
+"""How does a run stay alive? It acquires a lease, and ends its work with the lease."""
 
 from math import inf
 
-from limosa.core.effects import AcquireLease, RenewLease
-from limosa.core.events import LeaseEnded, LeaseGranted, LeaseRenewed
+from limosa.core.effects import AcquireLease
+from limosa.core.events import LeaseEnded, LeaseGranted
 from limosa.core.participant.hosting import Hosting
 from limosa.core.participant.lease import Lease
+from limosa.core.participant.renewals import Renewals
 from limosa.core.participant.serving import Serving
 from limosa.core.participant.state import NodeState
 
 
 class Leasing:
-    """Acquires and renews the lease; all work that began under a lease ends with it."""
+    """Acquires the lease; all work that began under a lease ends with it."""
 
     def __init__(self, node: NodeState, hosting: Hosting, serving: Serving) -> None:
         self._node = node
         self._hosting = hosting
         self._serving = serving
+        self.renewals = Renewals(node)
         self._asked_at = -inf
-        self._renewed_at = -inf
 
     def tick(self, now: float) -> None:
         node = self._node
-        if node.lease is None:
-            if now - self._asked_at > node.settings.lease_seconds:
-                self._asked_at = now
-                node.out.append(AcquireLease())
-        elif now - self._renewed_at >= node.settings.heartbeat_seconds:
-            self._renewed_at = now
-            node.out.append(RenewLease(node.lease.id))
+        if node.lease is None and now - self._asked_at > node.settings.lease_seconds:
+            self._asked_at = now
+            node.out.append(AcquireLease())
+        if self.renewals.tick(now):
+            self._serving.commit_all(now)
 
     def granted(self, now: float, event: LeaseGranted) -> None:
         node = self._node
@@ -37,16 +36,8 @@ class Leasing:
         self._forget_run()
         node.lease = Lease(event.lease, event.revision)
         node.lease.extend(event.sent_at, node.settings)
-        self._renewed_at = event.sent_at
+        self.renewals.granted(event.sent_at)
         self._hosting.refresh(now)
-
-    def renewed(self, now: float, event: LeaseRenewed) -> None:
-        lease = self._node.lease
-        if lease is not None and lease.id == event.lease:
-            held_all_along = lease.holds(now)
-            lease.extend(event.sent_at, self._node.settings)
-            if not held_all_along:
-                self._serving.commit_all(now)
 
     def ended(self, event: LeaseEnded) -> None:
         lease = self._node.lease

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from limosa.core import routing
-from limosa.core.effects import AppendEntries, MakeCommit, Send
+from limosa.core.effects import AppendEntries, Send
 from limosa.core.messages import (
     Answer,
     Mismatched,
@@ -22,13 +22,14 @@ from limosa.core.messages import (
     Write,
     Written,
 )
-from limosa.core.model.changes import Commit, Put, lease_key, partition_key
 from limosa.core.model.keys import Position, Revision, SessionId, position
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
-from limosa.core.participant.replication import Peer, Replication
+from limosa.core.participant.pace import CopyPace
+from limosa.core.participant.pairs import Pairs
+from limosa.core.participant.returning import Returning
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
 
@@ -43,12 +44,15 @@ class Pending(Struct, gc=False):
 
 
 OwnerReport: TypeAlias = tuple[
-    bool, tuple[Revision, Position] | None, tuple[tuple[Replica, Revision], ...]
+    bool,
+    tuple[Revision, Position] | None,
+    tuple[tuple[Replica, Revision], ...],
+    tuple[Replica, ...],
 ]
-"""Whether the owner is open, its seal, and the replicas that have caught up."""
+"""Whether the owner is open, its seal, and the replicas that have caught up, or can't."""
 
 
-class Owner(Replication):
+class Owner(Returning):
     """One replica's ownership: one epoch, one run of one process."""
 
     def __init__(
@@ -57,14 +61,16 @@ class Owner(Replication):
         record: Partition,
         lease: Lease,
         tickets: Tickets,
+        pairs: Pairs,
         settings: ParticipantSettings,
+        pace: CopyPace | None = None,
     ) -> None:
-        super().__init__(held, record, lease, tickets, settings)
+        super().__init__(held, record, lease, tickets, pairs, settings)
+        self.pace = pace or CopyPace(settings)
         self.needed = 1
         """How many in-sync replicas the zone requires."""
         self.collecting: tuple[Position, Revision] | None = None
         """A collection that is not committed yet: barriers wait for it."""
-        self.open = False
         self.opened: Position = 0
         """The watermark at which the owner opened: every read here must see all rows up to it."""
         self.counter = 0
@@ -75,14 +81,15 @@ class Owner(Replication):
         self.verified_for = 0.0
         self.slowest = (0.0, -inf)
         """The longest recent commit of a write, in seconds, and when it happened."""
-        self.proposed: dict[Replica, float] = {}
-        """Replicas that the next commit may make in sync again: acks already wait for them."""
-        self.lately: deque[tuple[float, Position]] = deque()
-        """The watermarks of the last ticks, the oldest first."""
-        self.told: OwnerReport = (False, None, ())
+        self.touches = ""
+        """Why a commit must void seal and proposals, until it is asked for; empty: they stand."""
+        self.touched = 0
+        """How often that was asked for under the present revision of the record."""
+        self.touched_at = -inf
+        self.told: OwnerReport = (False, None, (), ())
         """What was last reported to the coordinator."""
-        self.troubled: tuple[tuple[Replica, ...], tuple[Replica, ...]] = ((), ())
-        """The replicas that were silent or unreachable at the last tick."""
+        self.told_silent: tuple[Replica, ...] = ()
+        """The silent replicas that were last reported."""
 
     def holds(self, now: float) -> bool:
         """Whether the lease that this epoch was granted to holds; a later lease does not count."""
@@ -96,15 +103,14 @@ class Owner(Replication):
         self.revision = revision
         self.needed = needed
         self.sealed = self.unsealed()
-        self.proposed.clear()
-        self.lately.clear()  # the write set may have been smaller
-        wanted = [r for r in routing.written(record) if r != self.held.replica]
-        self.peers = {r: self.peers.get(r) or Peer(r, now, now) for r in wanted}
+        self.touched, self.touched_at = 0, -inf
+        self.note_record(record)
+        self.follow(now, [r for r in routing.written(record) if r != self.held.replica])
         for peer in self.peers.values():
             peer.since = now
             peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
-            if peer.replica in routing.may_return(record):
+            if peer.replica in self.returning:
                 peer.matched = False  # it must answer again before it is proposed
             if not peer.matched:
                 self.probe(peer)
@@ -113,10 +119,6 @@ class Owner(Replication):
     def unsealed(self) -> Revision | None:
         """A seal is for one revision of the record: any commit lifts it."""
         return None
-
-    def required(self) -> list[Replica]:
-        """The current write set, and replicas that a commit may have added to it already."""
-        return [*routing.writers(self.record), *self.proposed]
 
     # --- writing
 
@@ -137,10 +139,10 @@ class Owner(Replication):
             why = f"sequence {message.after} of this producer comes first"
             return Wait(message.id, why, message.after)
         if message.expected is not None and message.expected != found:
-            self.order(message, None, found)
+            self.order(now, message, None, found)
             self.wait_for(now, client, self.answer_to(message, held.last, found))
         else:
-            self.order(message, rows, None)
+            self.order(now, message, rows, None)
             self.wait_for(now, client, self.answer_to(message, held.last, None))
         return None
 
@@ -162,8 +164,9 @@ class Owner(Replication):
         self.pending.append(pending)
         self.commit(now)
 
-    def order(self, message: Write, rows: Rows | None, found: Position | None) -> None:
+    def order(self, now: float, message: Write, rows: Rows | None, found: Position | None) -> None:
         self.append(
+            now,
             Entry(
                 self.next_position(),
                 self.held.last,
@@ -173,10 +176,10 @@ class Owner(Replication):
                 message.floor,
                 message.range,
                 found,
-            )
+            ),
         )
 
-    def collect(self) -> None:
+    def collect(self, now: float) -> None:
         """Collect tombstones that every replica has, in sync or not, if no transition runs."""
         point = self.held.watermark
         for replica in self.record.replicas:
@@ -185,7 +188,7 @@ class Owner(Replication):
                 point = min(point, peer.acked if peer is not None and peer.matched else 0)
         if point and self.may_collect() and not self.is_collecting():
             self.collecting = (position(self.epoch, self.counter + 1), self.revision)
-            self.append(Entry(self.next_position(), self.held.last, None, collects=point))
+            self.append(now, Entry(self.next_position(), self.held.last, None, collects=point))
 
     def may_collect(self) -> bool:
         return self.record.transition is None and not self.record.eligible
@@ -197,12 +200,14 @@ class Owner(Replication):
         self.counter += 1
         return position(self.epoch, self.counter)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, now: float, entry: Entry) -> None:
         held = self.held
         held.append(entry)
         ticket = self.tickets.appending(held, self.revision)
         self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, (entry,)))
         for peer in self.peers.values():
+            if peer.matched and peer.acked >= entry.previous:
+                peer.since = now
             if peer.matched and peer.sent == entry.previous:
                 self.replicate(peer, entry.previous)
 
@@ -221,11 +226,6 @@ class Owner(Replication):
             point = min(point, peer.acked)
         return point
 
-    def must_stop(self) -> bool:
-        """Too few replicas are in sync: another one that may be elected could lack what is
-        committed now."""
-        return bool(self.record.eligible)
-
     def commit(self, now: float) -> None:
         """Move the watermark, open when everything in this log is committed, answer clients."""
         if not self.lease.holds(now):
@@ -239,6 +239,7 @@ class Owner(Replication):
         self.out += self.held.advance(point)
         if self.pending and self.pending[0].at <= self.held.watermark:
             self.slowest = (self.commit_seconds(now), now)
+            self.pace.committed(now, self.waits_seconds(now))
         while self.pending and (self.pending[0].at <= self.held.watermark or self.must_stop()):
             ready = self.pending.popleft()
             self.out.append(Send(ready.client, self.as_promised(ready.answer)))
@@ -252,7 +253,11 @@ class Owner(Replication):
         """The longest recent commit, or the wait of the oldest pending write if that is longer."""
         seconds, at = self.slowest
         lately = seconds * max(0.0, 1 - (now - at) / self.settings.slowest_seconds)
-        return max(lately, now - self.pending[0].since) if self.pending else lately
+        return max(lately, self.waits_seconds(now))
+
+    def waits_seconds(self, now: float) -> float:
+        """How long the oldest pending write has waited."""
+        return now - self.pending[0].since if self.pending else 0.0
 
     def as_promised(self, answer: Answer) -> Answer:
         """Too few replicas are left in sync since the write was admitted: outcome unknown."""
@@ -271,7 +276,10 @@ class Owner(Replication):
 
     def tick(self, now: float) -> None:
         held = self.held
+        self.forget_watermarks(now)
         for peer in self.peers.values():
+            if peer.pair.asked is not None:
+                continue  # its node owes an answer to a probe of another partition, perhaps
             if not peer.matched:
                 self.probe(peer)
             elif peer.acked < held.last:
@@ -279,87 +287,61 @@ class Owner(Replication):
                     now - peer.since >= self.settings.resend_seconds
                 ):  # otherwise entries are still under way
                     self.resend(now, peer, peer.acked)
-            else:
-                peer.since = now
-                idle = now - peer.heard > self.settings.idle_seconds_max
-                if idle and peer.asked is None:
-                    peer.asked = now
-                if peer.told < held.watermark or held.check is not None or idle:
-                    self.replicate(peer, held.last)
+            elif peer.told < held.watermark or held.check is not None:
+                self.replicate(peer, held.last)
             self.propose(now, peer)
-        self.lately.append((now, held.watermark))
-        while now - self.lately[0][0] > self.settings.silence_seconds_max / 2:
-            self.lately.popleft()
-        stale = [
-            r for r, at in self.proposed.items() if now - at > self.settings.silence_seconds_max
-        ]
-        waited = self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max
-        if stale or waited:
-            self.sealed_at = now
-            self.proposed = dict.fromkeys(self.proposed, now)
-            self.touch("nothing came of a proposal" if stale else "nothing came of a seal")
+        self.note_watermark(now)
+        why = self.why_void(now)
+        if why and now - self.touched_at > self.settings.silence_seconds_max:
+            self.touched_at = now
+            self.touch(why)
 
-    def propose(self, now: float, peer: Peer) -> None:
-        """A replica that is nearly caught up may return: from now on all acks wait for it.
-
-        Nearly: it has what was committed a moment ago. Under load it never has all that is
-        committed now, unless the watermark waits for it.
-
-        An owner that may commit nothing proposes replicas that have all of its log: no more is
-        written meanwhile, and if it is not open, it does not know how much is committed.
-        """
-        nearly = self.lately[0][1] if self.lately else self.held.watermark
+    def rests(self) -> bool:
+        """Is there nothing to do here, however much time passes? An owner also rests if all that is
+        left waits for nodes that owe an answer: their pairs know that it waits."""
+        held = self.held
         if (
-            (self.open or self.must_stop())
-            and peer.matched
-            and peer.acked >= (self.held.last if self.must_stop() else nearly)
-            and peer.replica in routing.may_return(self.record)
-            and peer.replica not in self.proposed
+            held.watermark < held.last
+            or self.proposed
+            or self.sealed is not None
+            or held.check is not None
         ):
-            self.proposed[peer.replica] = now
+            return False
+        rests = True
+        for peer in self.peers.values():
+            is_settled = peer.matched and peer.acked >= held.last and peer.told >= held.watermark
+            if is_settled and peer.replica not in self.returning:
+                continue
+            if peer.pair.asked is None:
+                rests = False
+            else:
+                peer.pair.waiting[held.partition] = None
+        return rests
 
-    def caught_up(self) -> tuple[tuple[Replica, Revision], ...]:
-        """Proposed replicas that have everything committed, and the revision of the proposal."""
-        committed = self.held.last if self.must_stop() else self.held.watermark
-        return tuple(
-            (replica, self.revision)
-            for replica in self.proposed
-            if self.peers[replica].matched and self.peers[replica].acked >= committed
-        )
+    def why_void(self, now: float) -> str:
+        """Why the present seal or a proposal must not go on, in words; empty: it may.
+
+        A seal stops writes, so it is bounded by time. A proposal is not, because the commit that it
+        waits for may take long.
+        """
+        if self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max:
+            return "nothing came of a seal"
+        if self.is_held_up(now):
+            return "a proposed replica does not answer"
+        return ""
 
     def report(self) -> OwnerReport:
         """What the coordinator should know at once."""
-        return self.open, self.seal_report(), self.caught_up()
-
-    def silent(self, now: float) -> tuple[Replica, ...]:
-        """Replicas that have not answered for too long, whether or not there is anything to send.
-        An owner that was paused knows nothing of the others: its lease has run out."""
-        if not self.lease.holds(now):
-            return ()
-        required = self.required()
-        return tuple(
-            peer.replica
-            for peer in self.peers.values()
-            if peer.replica in required and self.is_silent(now, peer)
-        )
+        return self.open, self.seal_report(), self.caught_up(), self.unreachable()
 
     def unreachable(self) -> tuple[Replica, ...]:
         """Replicas that this log no longer reaches back to."""
         return tuple(peer.replica for peer in self.peers.values() if not peer.reachable)
 
-    def is_silent(self, now: float, peer: Peer) -> bool:
-        behind = not peer.matched or peer.acked < self.held.last
-        longest = self.settings.silence_seconds_max
-        asked_in_vain = peer.asked is not None and now - peer.asked > longest
-        return asked_in_vain or (behind and now - peer.since > longest)
-
     def touch(self, why: str) -> None:
-        """Commit the record unchanged: this voids every seal and proposal of its revision."""
-        guards = {
-            partition_key(self.record.id): self.revision,
-            lease_key(self.held.replica.node): self.lease.revision,
-        }
-        self.out.append(MakeCommit(Commit(guards, (Put(self.record),), why)))
+        """Have the record committed unchanged: this voids every seal and proposal of its
+        revision."""
+        self.touches = why
 
     # --- hand-over
 

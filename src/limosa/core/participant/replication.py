@@ -5,6 +5,7 @@ the rest. A replica that is still being filled begins with an empty log in every
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -12,11 +13,12 @@ from limosa.core import routing
 from limosa.core.effects import Effect, ReadTail, Send, Surprise
 from limosa.core.machines.machine import Work
 from limosa.core.messages import Acked, Appending, Probe, Probed, Replicate, Unheld
-from limosa.core.model.keys import LeaseId, Position, Revision
+from limosa.core.model.keys import LeaseId, NodeId, Position, Revision
 from limosa.core.model.rows import Entry
 from limosa.core.model.topology import Partition, Replica
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
+from limosa.core.participant.pairs import Pair, Pairs
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tail, Tickets
 
@@ -26,12 +28,10 @@ class Peer:
     """What the owner knows of another replica, in this epoch."""
 
     replica: Replica
-    heard: float
+    pair: Pair
     since: float
-    """When the replica was last caught up, or made progress."""
+    """When the replica began to owe an acknowledgement, or last made progress."""
     matched: bool = False
-    asked: float | None = None
-    """When it was asked because it had sent nothing for long; None: it has answered since."""
     reachable: bool = True
     """False: the replica needs entries that this log no longer has."""
     reading: int = 0
@@ -63,6 +63,7 @@ class Replication(ABC):
         record: Partition,
         lease: Lease,
         tickets: Tickets,
+        pairs: Pairs,
         settings: ParticipantSettings,
     ) -> None:
         self.held = held
@@ -70,6 +71,7 @@ class Replication(ABC):
         self.revision: Revision = 0
         self.lease = lease
         self.tickets = tickets
+        self.pairs = pairs
         self.settings = settings
         self.epoch = record.epoch
         self.peers: dict[Replica, Peer] = {}
@@ -79,17 +81,51 @@ class Replication(ABC):
     def commit(self, now: float) -> None:
         """A replica has acknowledged more."""
 
+    def follow(self, now: float, replicas: Sequence[Replica]) -> None:
+        """From now on, these replicas get the log."""
+        partition = self.held.partition
+        nodes = {replica.node for replica in replicas}
+        for replica in self.peers:
+            if replica.node not in nodes:
+                self.pairs.leave(replica.node, partition)
+        self.peers = {
+            replica: self.peers.get(replica)
+            or Peer(replica, self.pairs.join(now, replica.node, partition), now)
+            for replica in replicas
+        }
+
+    def unmatch(self, now: float, peer: Peer) -> None:
+        if peer.matched and peer.acked >= self.held.last:
+            peer.since = now
+        peer.matched = False
+
+    def run_changed(self, now: float, node: NodeId) -> None:
+        """Another run of a node has begun: the replicas there must be matched anew."""
+        for peer in self.peers.values():
+            if peer.replica.node == node and peer.matched:
+                self.unmatch(now, peer)
+                peer.hurry()
+                self.probe(peer)
+
     def probe(self, peer: Peer) -> None:
         self._send(
             peer, Probe(self.held.partition, peer.replica.incarnation, self.epoch, self.revision)
         )
 
+    def ask(self, node: NodeId) -> None:
+        """Probe the replicas on a node, to hear whether the node is there."""
+        for peer in self.peers.values():
+            if peer.replica.node == node:
+                self.probe(peer)
+
+    def answerer(self, message: Probed | Acked | Unheld) -> Peer | None:
+        """The replica that answered this owner; None: it answered another one, or is none."""
+        return self.peers.get(message.replica) if message.epoch == self.epoch else None
+
+    # What follows takes messages that have an answerer.
+
     def probed(self, now: float, message: Probed) -> None:
-        peer = self.peers.get(message.replica)
-        if peer is None or message.epoch != self.epoch:
-            return
-        peer.heard = now
-        peer.asked = None
+        peer = self.peers[message.replica]
         if message.run != peer.run:
             peer.run = message.run
             peer.hurry()
@@ -103,9 +139,9 @@ class Replication(ABC):
             peer.reachable = False
             return
         if not (peer.matched and message.last >= peer.acked):
-            peer.matched = False
+            self.unmatch(now, peer)
             self.resend(now, peer, common, "match", message.run)
-        else:
+        elif message.last < self.held.last:
             self.resend(now, peer, message.last)
 
     def must_begin(self, replica: Replica, begun: int) -> bool:
@@ -204,12 +240,8 @@ class Replication(ABC):
             self._replicate(peer, tail.previous, entries, tail.how, tail.probed)
 
     def acked(self, now: float, message: Acked) -> None:
-        peer = self.peers.get(message.replica)
-        if peer is None or message.epoch != self.epoch:
-            return
+        peer = self.peers[message.replica]
         peer.matched = peer.reachable = True
-        peer.heard = now
-        peer.asked = None
         peer.told = message.watermark
         if message.position > peer.acked:
             peer.acked = message.position
@@ -220,11 +252,9 @@ class Replication(ABC):
         self.commit(now)
 
     def unheld(self, now: float, message: Unheld) -> None:
-        peer = self.peers.get(message.replica)
-        if peer is None or message.epoch != self.epoch:
-            return
+        peer = self.peers[message.replica]
         if message.why in ("unmatched", "lost"):
-            peer.matched = False
+            self.unmatch(now, peer)
             peer.acked = 0 if message.why == "lost" else peer.acked
         if message.why == "unmatched":
             self.probe(peer)
@@ -243,3 +273,13 @@ class Replication(ABC):
 
     def _send(self, peer: Peer, message: Probe | Replicate) -> None:
         self.out.append(Send(peer.replica.node, message))
+
+    # --- silence
+
+    def is_silent(self, now: float, peer: Peer) -> bool:
+        return peer.pair.is_silent(now) or self.is_late(now, peer)
+
+    def is_late(self, now: float, peer: Peer) -> bool:
+        """Has the replica owed an acknowledgement for too long?"""
+        owes = not peer.matched or peer.acked < self.held.last
+        return owes and now - peer.since > self.settings.silence_seconds_max

@@ -50,6 +50,7 @@ class Reporting:
             )  # and report afterwards: a report of now would be out of date
         else:
             self._tell(now)
+        self._node.vitals.looked(now, self._sequence, message.heard)
 
     def measured(self, event: Measured) -> None:
         """Sizes are part of later reports."""
@@ -167,4 +168,5 @@ class Reporting:
             held.trouble,
             self._node.measured.rates.get(held.partition, (0.0, 0.0)),
             held.damaged,
+            int(self._node.pace.rate) if self._node.in_transition(held.partition) else 0,
         )

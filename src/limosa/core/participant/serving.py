@@ -3,9 +3,11 @@
 There is one `Owner` for each partition that the applied topology grants to this run of the process.
 """
 
+from collections.abc import Iterable
 from math import inf
 
 from limosa.core import routing
+from limosa.core.effects import MakeCommit
 from limosa.core.events import CollectionDue, Stored, TailRead
 from limosa.core.messages import (
     Acked,
@@ -19,12 +21,16 @@ from limosa.core.messages import (
     Wait,
     Write,
 )
-from limosa.core.model.keys import PartitionId, Position, Revision
+from limosa.core.model.changes import Commit, Put, lease_key, partition_key
+from limosa.core.model.keys import NodeId, PartitionId, Position, Revision
 from limosa.core.model.topology import Partition
 from limosa.core.participant.held import Held
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pairs import Pair
 from limosa.core.participant.space import lacks_space
 from limosa.core.participant.state import NodeState
+
+VOIDED_TOGETHER_MAX = 128
 
 
 class Serving:
@@ -33,6 +39,8 @@ class Serving:
     def __init__(self, node: NodeState) -> None:
         self._node = node
         self._ticked_at = -inf
+        self._restless: dict[PartitionId, Owner] = {}
+        """Owners that have something to do as time passes; all others cost nothing."""
 
     # --- ownership
 
@@ -41,7 +49,11 @@ class Serving:
         assert node.lease is not None
         owner = node.owners.get(held.partition)
         if owner is None or owner.epoch != record.epoch or owner.held is not held:
-            owner = Owner(held, record, node.lease, node.tickets, node.settings)
+            if owner is not None:
+                owner.follow(now, ())
+            owner = Owner(
+                held, record, node.lease, node.tickets, node.pairs, node.settings, node.pace
+            )
             node.owners[held.partition] = owner
         needed = routing.needed(record, node.topology.zones[record.zone])
         owner.adopt(now, record, revision, needed)
@@ -51,7 +63,9 @@ class Serving:
         owner = self._node.owners.get(held.partition)
         if owner is None or owner.held is not held:
             return
+        owner.follow(inf, ())
         del self._node.owners[held.partition]
+        self._restless.pop(held.partition, None)
         for pending in owner.pending:
             answer = self._node.redirect(held.partition, pending.answer.id, definite=False)
             self._node.send(pending.client, answer)
@@ -67,6 +81,10 @@ class Serving:
             owner.told = report
             node.changed.mark(owner.held.partition)
         node.out += node.trimmed(owner.held)
+        if owner.rests():
+            self._restless.pop(owner.held.partition, None)
+        else:
+            self._restless[owner.held.partition] = owner
 
     def serving(self, now: float, partition: PartitionId) -> Owner | None:
         """The owner here, if it may serve: granted, open, not sealed, and its lease holds."""
@@ -145,15 +163,25 @@ class Serving:
     def collection_due(self, now: float, event: CollectionDue) -> None:
         owner = self.serving(now, event.partition)
         if owner is not None:
-            owner.collect()
+            owner.collect(now)
             self.collect_from(owner)
 
     # --- other replicas, volumes and time
 
     def peer_message(self, now: float, message: Probed | Acked | Unheld) -> None:
         owner = self._node.owners.get(message.partition)
-        if owner is None:
+        peer = None if owner is None else owner.answerer(message)
+        if owner is None or peer is None:
             return
+        was_silent = peer.pair.was_told
+        for waiting in peer.pair.hear(now):
+            self._restless[waiting] = self._node.owners[waiting]
+        if was_silent:
+            self._tell_of_pair(now, peer.pair)
+        if isinstance(message, Probed) and peer.pair.began(message.run):
+            for other in peer.pair.partitions:
+                self._node.owners[other].run_changed(now, message.replica.node)
+                self.collect_from(self._node.owners[other])
         match message:
             case Acked():
                 owner.acked(now, message)
@@ -195,17 +223,48 @@ class Serving:
         if now - self._ticked_at < self._node.settings.resend_seconds:
             return
         self._ticked_at = now
-        for owner in self._node.owners.values():
+        for node, pair in self._node.pairs:
+            self._ask(now, node, pair)
+        restless = list(self._restless.values())
+        for owner in restless:
             owner.tick(now)
             self.collect_from(owner)
-            self._tell_of_peers(now, owner)
+            self._tell_of_silence(now, owner)
+        self._void([owner for owner in restless if owner.touches])
 
-    def _tell_of_peers(self, now: float, owner: Owner) -> None:
-        """Replicas that do not answer, or can't return, are reported by time and not by events."""
-        troubled = (owner.silent(now), owner.unreachable())
-        if owner.proposed or any(troubled) or troubled != owner.troubled:
-            owner.troubled = troubled
+    def _ask(self, now: float, node: NodeId, pair: Pair) -> None:
+        """Ask another node whether it is there, if it has answered nothing for long."""
+        partition = pair.next_to_ask(now)
+        if partition is not None:
+            owner = self._node.owners[partition]
+            owner.ask(node)
+            self.collect_from(owner)
+        if pair.must_tell(now):
+            self._tell_of_pair(now, pair)
+
+    def _tell_of_pair(self, now: float, pair: Pair) -> None:
+        """The other node is silent, or answers again."""
+        for partition in pair.partitions:
+            self._tell_of_silence(now, self._node.owners[partition])
+
+    def _tell_of_silence(self, now: float, owner: Owner) -> None:
+        """Replicas become silent by time, and not by an event."""
+        silent = owner.silent(now)
+        if silent != owner.told_silent:
+            owner.told_silent = silent
             self._node.changed.mark(owner.held.partition)
+
+    def _void(self, owners: list[Owner]) -> None:
+        """Void seals and proposals of many partitions by few commits.
+
+        One record that changed meanwhile makes the whole commit fail. So the commits of a second
+        attempt are half as large, and so on.
+        """
+        owners.sort(key=lambda owner: owner.touched)
+        while owners:
+            count = max(1, VOIDED_TOGETHER_MAX >> owners[0].touched)
+            self._node.out.append(MakeCommit(voiding(owners[:count])))
+            del owners[:count]
 
     # --- the coordinator
 
@@ -220,3 +279,18 @@ class Serving:
         if owner is not None:
             owner.verify(now, message.session)
             self.collect_from(owner)
+
+
+def voiding(owners: Iterable[Owner]) -> Commit:
+    """The commit that puts these owners' records unchanged, each with another revision."""
+    guards: dict[str, Revision] = {}
+    whys: dict[str, None] = {}
+    changes: list[Put] = []
+    for owner in owners:
+        guards[partition_key(owner.record.id)] = owner.revision
+        guards[lease_key(owner.held.replica.node)] = owner.lease.revision
+        changes.append(Put(owner.record))
+        whys[owner.touches] = None
+        owner.touches = ""
+        owner.touched += 1
+    return Commit(guards, tuple(changes), "; ".join(whys))

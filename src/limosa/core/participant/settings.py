@@ -15,7 +15,7 @@ class ParticipantSettings(Struct, frozen=True):
     silence_seconds_max: float = 1.5
     """A replica that has not answered for so long is reported as silent."""
     idle_seconds_max: float = 2.0
-    """A replica that sent nothing for so long is asked whether it is still the same run."""
+    """A node that has answered nothing for so long is asked whether it is still the same run."""
     seal_seconds_max: float = 2.0
     """A sealed owner that hears nothing for so long lifts its seal by a commit."""
     sync_seconds_max: float = 10.0
@@ -23,6 +23,11 @@ class ParticipantSettings(Struct, frozen=True):
     refresh_seconds: float = 1.0
     slowest_seconds: float = 2.0
     """A slow commit counts less and less, and no longer after so many seconds."""
+    slow_write_seconds: float = 0.025
+    """Copies are slowed while writes take longer than this, and than twice the usual time; 0:
+    never."""
+    copy_rate_min: float = 4 << 20
+    """Bytes per second that are always left to the copies of a node together."""
     status_seconds: float = 0.005
     """The least time between two reports of changes to the coordinator."""
     log_entries_kept: int = 16_000

@@ -11,8 +11,11 @@ from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
 from limosa.core.participant.marks import Marks
 from limosa.core.participant.owner import Owner
+from limosa.core.participant.pace import CopyPace
+from limosa.core.participant.pairs import Pairs
 from limosa.core.participant.settings import ParticipantSettings
 from limosa.core.participant.tickets import Tickets
+from limosa.core.participant.vitals import Vitals
 
 LOG_ENTRIES_MIN = 100
 LOG_BYTES_MIN = 1 << 20
@@ -34,6 +37,9 @@ class NodeState:
         self.failed_volumes: dict[str, str] = {}
         """Volumes that failed since then, and why."""
         self.tickets = Tickets()
+        self.pace = CopyPace(settings)
+        self.vitals = Vitals()
+        self.pairs = Pairs(settings)
         self.measured = Measured({}, {})
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []

@@ -4,9 +4,16 @@ Shares of the cluster's totals are weighted, added and scaled to whole numbers. 
 numbers do not depend on their order, so a plan that was carried out looks exactly as planned.
 """
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
+
+from limosa.core.model.keys import PartitionId
+from limosa.errors import BadInput
 
 Whole = NDArray[np.int64]
 Real = NDArray[np.float64]
@@ -33,6 +40,33 @@ class Weights(Struct, frozen=True):
     writes: float = 1.0
     reads: float = 1.0
     replicas: float = 0.1
+
+
+GIVEN = Weights(bytes=0.0, writes=1.0, reads=0.0)
+"""Weights of loads that a load source gave: its figure takes the place of all measured ones."""
+
+
+def check_load(told: object) -> dict[PartitionId, float]:
+    """What a load source returned: a number that is not negative for each partition it knows."""
+    if not isinstance(told, Mapping):
+        raise BadInput(f"it returned {type(told).__name__}", "return a number for each partition")
+    for name, load in told.items():
+        is_number = isinstance(load, int | float) and not isinstance(load, bool)
+        if not isinstance(name, str) or not is_number or not 0 <= load < math.inf:
+            raise BadInput(
+                f"it returned the load {load!r} for {name!r}", "return finite numbers from 0 up"
+            )
+    return {name: float(load) for name, load in told.items()}
+
+
+def as_given(
+    measured: Mapping[PartitionId, Load], told: Mapping[PartitionId, float]
+) -> dict[PartitionId, Load]:
+    """Loads as a load source gave them, 0 where it gave none. Sizes stay: replicas need space."""
+    return {
+        name: replace(load, writes=told.get(name, 0.0), reads=0.0)
+        for name, load in measured.items()
+    }
 
 
 class MeasuredLoads(Struct, frozen=True):
