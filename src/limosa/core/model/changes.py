@@ -166,20 +166,32 @@ class Commit(Struct, frozen=True):
         return any(change_key(change).startswith(TOPOLOGY) for change in self.changes)
 
 
-class Trail:
-    """Which keys changed since the state before: it finds changes quickly, and is not part of the
-    state's value."""
+class Revisions(dict[str, Revision]):
+    """The revision of each key, and which keys changed since the state before this one.
 
-    __slots__ = ("keys", "since")
+    Who knows that state finds the changes without comparing all revisions. They are not part of
+    the value: two that hold the same revisions are equal.
+    """
 
-    def __init__(self, since: Revision = -1, keys: Iterable[str] = ()) -> None:
+    __slots__ = ("changed", "since")
+
+    def __init__(self, known: dict[str, Revision], since: Revision) -> None:
+        super().__init__(known)
         self.since = since
-        self.keys = tuple(dict.fromkeys(keys))
+        self.changed: dict[str, None] = {}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Trail)
 
-    __hash__ = None  # type: ignore[assignment]
+def changed_keys(
+    before: dict[str, Revision], at: Revision, after: dict[str, Revision]
+) -> Iterable[str]:
+    """The keys that were changed or deleted since the revisions `before`, which were those of the
+    state at this revision."""
+    if before is after:
+        return ()
+    if isinstance(after, Revisions) and after.since == at:
+        return after.changed
+    keys = [key for key, revision in after.items() if before.get(key) != revision]
+    return keys + [key for key in before if key not in after]
 
 
 class Topology(Struct, frozen=True):
@@ -194,17 +206,13 @@ class Topology(Struct, frozen=True):
     revisions: dict[str, Revision] = {}
     cluster: Cluster | None = None
     features: Features = Features()
-    trail: Trail = Trail()
 
     def revision_of(self, partition: PartitionId) -> Revision:
         return self.revisions.get(f"topology/partition/{partition}", 0)
 
     def changed_since(self, before: "Topology") -> list[PartitionId]:
         """Partitions whose record was changed or deleted."""
-        if self.trail.since == before.generation:
-            keys: Iterable[str] = self.trail.keys
-        else:
-            keys = _changed(before.revisions, self.revisions)
+        keys = changed_keys(before.revisions, before.generation, self.revisions)
         start = partition_key("")
         return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
@@ -228,23 +236,13 @@ class Agreed(Struct, frozen=True):
     moves: dict[str, dict[int, RunMove]] = {}
     """The moves of each run, by number."""
     controls: Controls = Controls()
-    trail: Trail = Trail()
 
     def revision_of(self, key: str) -> Revision:
         return self.topology.revisions.get(key, 0) or self.revisions.get(key, 0)
 
     def changed_since(self, before: "Agreed") -> Iterable[str]:
         """The keys outside the topology that were changed or deleted."""
-        if self.trail.since == before.revision:
-            return self.trail.keys
-        return _changed(before.revisions, self.revisions)
-
-
-def _changed(old: dict[str, Revision], new: dict[str, Revision]) -> list[str]:
-    if old is new:
-        return []
-    keys = [key for key, revision in new.items() if old.get(key) != revision]
-    return keys + [key for key in old if key not in new]
+        return changed_keys(before.revisions, before.revision, self.revisions)
 
 
 def change_key(change: Change) -> str:
@@ -263,22 +261,18 @@ def apply_dated(
 
     Each collection that changes is copied once, however many of its records change.
     """
-    topology, other = _Draft(agreed.topology), _Draft(agreed)
-    keys: tuple[list[str], list[str]] = ([], [])
+    topology = _Draft(agreed.topology, agreed.topology.generation)
+    other = _Draft(agreed, agreed.revision)
     for change, at in changes:
         key = change_key(change)
         record = change.record if isinstance(change, Put) else None
         if key.startswith(TOPOLOGY):
             topology.fields["generation"] = at
             _change(topology, key, record, at)
-            keys[0].append(key)
         else:
             _change(other, key, record, at)
-            keys[1].append(key)
     other.fields["revision"] = revision
-    other.fields["trail"] = Trail(agreed.revision, keys[1])
     if topology.fields:
-        topology.fields["trail"] = Trail(agreed.topology.generation, keys[0])
         other.fields["topology"] = replace(agreed.topology, **topology.fields)
     return replace(agreed, **other.fields)
 
@@ -286,10 +280,11 @@ def apply_dated(
 class _Draft:
     """The changed fields of a state."""
 
-    __slots__ = ("fields", "of")
+    __slots__ = ("_since", "fields", "of")
 
-    def __init__(self, of: Topology | Agreed) -> None:
+    def __init__(self, of: Topology | Agreed, since: Revision) -> None:
         self.of = of
+        self._since = since
         self.fields: dict[str, Any] = {}
 
     def copied(self, field: str) -> dict[str, Any]:
@@ -297,6 +292,13 @@ class _Draft:
             self.fields[field] = dict(getattr(self.of, field))
         records: dict[str, Any] = self.fields[field]
         return records
+
+    def date(self, key: str, revision: Revision | None) -> None:
+        """None: the key is deleted."""
+        if "revisions" not in self.fields:
+            self.fields["revisions"] = Revisions(self.of.revisions, self._since)
+        self.fields["revisions"].changed[key] = None
+        self.change("revisions", key, revision)
 
     def change(self, field: str, name: str, value: object | None) -> None:
         if value is None:
@@ -317,7 +319,7 @@ _SINGLETONS: dict[str, tuple[str, Record | None]] = {
 
 
 def _change(draft: _Draft, key: str, record: Record | None, revision: Revision) -> None:
-    draft.change("revisions", key, None if record is None else revision)
+    draft.date(key, None if record is None else revision)
     if key in _SINGLETONS:
         field, without = _SINGLETONS[key]
         draft.fields[field] = without if record is None else record

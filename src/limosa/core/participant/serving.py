@@ -248,9 +248,9 @@ class Serving:
             self._tell_of_silence(now, self._node.owners[partition])
 
     def _tell_of_silence(self, now: float, owner: Owner) -> None:
-        """Replicas become silent by time, and not by an event."""
+        """Replicas become silent by time, and not by an event; while they are, that is repeated."""
         silent = owner.silent(now)
-        if silent != owner.told_silent:
+        if silent or silent != owner.told_silent:
             owner.told_silent = silent
             self._node.changed.mark(owner.held.partition)
 
