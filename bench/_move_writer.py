@@ -14,6 +14,7 @@ from msgspec import Struct
 
 VALUE_BYTES = 120
 QUIET_SECONDS_MIN = 2.0
+QUIET_SECONDS_MAX = 20.0
 ACKNOWLEDGED_SECONDS_MAX = 30.0
 JOIN_SECONDS_MAX = 5.0
 _POLL_SECONDS = 0.001
@@ -71,7 +72,8 @@ class Pair(Protocol):
 def measure(pair: Pair, keys: int) -> Moved:
     with Writer(pair.write, keys) as writer:
         opened = writer.wait_for_next()
-        time.sleep(max(QUIET_SECONDS_MIN, pair.expected_seconds))
+        expected = min(pair.expected_seconds, QUIET_SECONDS_MAX)
+        time.sleep(max(QUIET_SECONDS_MIN, expected))
         start = perf_counter()
         pair.move()
         end = writer.wait_for_next()

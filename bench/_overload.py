@@ -1,6 +1,8 @@
 """Some writers that never wait: each has a connection of its own and several batches under way.
 
-python bench/_overload.py ADDRESSES SECRET TABLE SECONDS WRITERS
+Prints how many rows were acknowledged.
+
+    python bench/_overload.py ADDRESSES SECRET TABLE SECONDS WRITERS
 """
 
 import json
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import limosa
 from limosa.cli.generate import sample
+from limosa.client import TableHandle
 from limosa.core.client import Finished
 from limosa.errors import LimosaError
 from limosa.tabular.rows import Batch
@@ -24,41 +27,53 @@ ROWS = 1_000
 UNDER_WAY = 8
 
 
-def write(addresses: list[str], secret: str, table: str, until: float, start: int) -> None:
-    while time.monotonic() < until:
-        try:
-            with limosa.connect(addresses, cluster_name=NAME, secret=secret) as connection:
-                write_on(connection, table, until, start)
-        except LimosaError:
-            time.sleep(0.1)  # that is what an overload does
+class Writer(threading.Thread):
+    def __init__(
+        self, addresses: list[str], secret: str, table: str, until: float, start: int
+    ) -> None:
+        super().__init__(daemon=True)
+        self._where = addresses, secret
+        self._table = table
+        self._until = until
+        self._next = start
+        self.rows = 0
+        """That were acknowledged."""
 
+    def run(self) -> None:
+        addresses, secret = self._where
+        while time.monotonic() < self._until:
+            try:
+                with limosa.connect(addresses, cluster_name=NAME, secret=secret) as connection:
+                    self._write(connection.table(self._table))
+            except LimosaError:
+                time.sleep(0.1)  # that is what an overload does
 
-def write_on(connection: limosa.Connection, table: str, until: float, start: int) -> None:
-    handle = connection.table(table)
-    under_way: deque[Future[Finished]] = deque()
-    while time.monotonic() < until:
-        (batch,) = sample(start, start + ROWS).combine_chunks().to_batches()
-        under_way.append(handle.submit(Batch.of(handle.definition, batch)))
-        start += ROWS
-        if len(under_way) > UNDER_WAY:
-            under_way.popleft().result()
-    for future in under_way:
-        future.result()
+    def _write(self, table: TableHandle) -> None:
+        under_way: deque[Future[Finished]] = deque()
+        while time.monotonic() < self._until:
+            (batch,) = sample(self._next, self._next + ROWS).combine_chunks().to_batches()
+            self._next += ROWS
+            under_way.append(table.submit(Batch.of(table.definition, batch)))
+            if len(under_way) > UNDER_WAY:
+                self._settle(under_way.popleft())
+        for future in under_way:
+            self._settle(future)
+
+    def _settle(self, future: "Future[Finished]") -> None:
+        self.rows += ROWS if future.result().outcome == "done" else 0
 
 
 def main() -> None:
     addresses, secret, table = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     until, count = time.monotonic() + float(sys.argv[4]), int(sys.argv[5])
-    threads = [
-        threading.Thread(
-            target=write, args=(addresses, secret, table, until, number * 10_000_000), daemon=True
-        )
-        for number in range(count)
+    writers = [
+        Writer(addresses, secret, table, until, number * 10_000_000) for number in range(count)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    print(sum(writer.rows for writer in writers))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from limosa.core.model.runs import RunPlan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._cluster import BenchCluster
+from bench._moving import LOAD_ROWS, fill
 from bench._report import Report, end_cleanly_when_told
 from bench._rows import SCHEMA
-from bench.move import LOAD_ROWS, fill
 
 # fmt: off
 AIMS: dict[str, tuple[str, float]] = {

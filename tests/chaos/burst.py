@@ -1,6 +1,6 @@
 """What is an overload made of? Processes of many writers, none of which waits for the others.
 
-Each batch has a few rows for nearly every partition, so that a node gets many small parts. A writer
+Each batch has single rows for many partitions, so that a node gets many small parts. A writer
 uses the same keys again and again, and each batch has its own value: what is there in the end must
 be the last value that was acknowledged, or one whose outcome is unknown.
 
@@ -29,7 +29,7 @@ from limosa.tabular.rows import Batch
 
 SLOTS = 8
 """Sets of keys of one writer."""
-UNDER_WAY_MAX = 4
+UNDER_WAY_MAX = 2
 """Batches of one writer; fewer than slots, so that no key is written twice at once."""
 TIMEOUT_SECONDS = 10.0
 PREFIX, END = "o", "o~"

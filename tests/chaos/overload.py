@@ -44,7 +44,7 @@ class Options(Struct, frozen=True):
     processes: int = 3
     writers: int = 10
     """Of each process."""
-    rows: int = 400
+    rows: int = 100
     """Of each batch, for all partitions together."""
     seconds: float = 8.0
     """How long a burst lasts."""
@@ -197,8 +197,9 @@ class Overload(Torment[Report]):
         return struck
 
     def _end(self, processes: "list[subprocess.Popen[str]]") -> list[Burst]:
-        """What the writers report. They end soon after the burst, since every call has a limit."""
-        deadline = self.options.seconds + OPERATION_SECONDS + SLACK_SECONDS
+        """What the writers report. They end soon after the burst: a call may wait for room as long
+        as an operation may take, and then for its answer."""
+        deadline = self.options.seconds + 2 * OPERATION_SECONDS + SLACK_SECONDS
         bursts = []
         for process in processes:
             try:

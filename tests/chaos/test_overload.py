@@ -9,7 +9,7 @@ from tests.chaos.burst import Burst, Slot, judge
 from tests.chaos.overload import KILLS, Options, Overload, plan
 
 SEED = 5
-SHORT = Options(bursts=1, seed=SEED, contenders=2, processes=2, writers=8, seconds=3.0)
+SHORT = Options(bursts=1, seed=SEED, contenders=3, processes=1, writers=16, seconds=2.0)
 
 
 @pytest.mark.processes

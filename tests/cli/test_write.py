@@ -291,7 +291,7 @@ class Reluctant:
 
 def sent(table: Reluctant, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("limosa.cli.write.command.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("limosa.cli.write.command.BATCHES_UNDER_WAY", 2)
+    monkeypatch.setattr("limosa.cli.write.command.BYTES_UNDER_WAY", 60)
     advanced: list[int] = []
     sender = Sender(table, advanced.append)  # type: ignore[arg-type]
     for id in range(4):

@@ -27,7 +27,7 @@ from limosa.client.rows import to_arrow
 from limosa.client.session import Session, settle
 from limosa.client.table import TableHandle
 from limosa.core import invariants
-from limosa.core.client import ClientSettings, Finished
+from limosa.core.client import Client, ClientSettings, Finished
 from limosa.core.model.changes import Agreed, Put, Remove, Topology, apply, node_key
 from limosa.core.model.requests import DrainNodes, JoinCluster, RemoveNode, Request, UndrainNodes
 from limosa.core.model.runs import RunPlan
@@ -36,6 +36,7 @@ from limosa.core.model.topology import NamedTable, Node
 from limosa.errors import LimosaError, OutcomeUnknown, Refused
 from limosa.protocol.peers import Dialer
 from limosa.runtime.local import LocalCluster
+from limosa.simulation.rows import SimulatedRow, SimulatedRows
 from limosa.tabular.rows import Batch
 from limosa.tabular.schema import Table
 from limosa.transport.links import Outbound
@@ -460,6 +461,27 @@ def test_an_answer_that_is_none_does_not_end_the_thread_that_asks() -> None:
         switchboard.answer = msgspec.msgpack.encode(topology(8))
         session._wanted.set()
         eventually(lambda: session.topology.generation == 8, "it asks again")
+
+
+# --------------------------------------------------------------------------------- room
+
+
+def test_writes_wait_while_too_much_waits_for_the_nodes_and_reads_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A write that can't be sent yet must not time out in the client: its caller waits."""
+    full = [True]
+    monkeypatch.setattr(Client, "is_full", property(lambda self: full[0]))
+    with session_with(Switchboard(topology(7))) as session:
+        session.ask("unknown", keys=("k",))
+        rows = {"rows": SimulatedRows((SimulatedRow("k", 0, "v"),))}
+        writer = threading.Thread(target=session.ask, args=("unknown", 10), kwargs=rows)
+        writer.start()
+        writer.join(0.2)
+        assert writer.is_alive()
+        full[0] = False
+        writer.join(5.0)
+        assert not writer.is_alive()
 
 
 # --------------------------------------------------------------------------------- the order

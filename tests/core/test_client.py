@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from limosa.core.client import LARGE_BYTES, Asked, Client, ClientSettings, Finished
+from limosa.core.client import Asked, Client, ClientSettings, Finished
+from limosa.core.client.brain import LARGE_BYTES
 from limosa.core.effects import Effect, ReadTopology, Send
 from limosa.core.events import Disconnected, Received, Ticked, TopologyRead
 from limosa.core.messages import (
@@ -28,7 +29,9 @@ from tests.core.samples import OLD, cluster, stable
 from tests.core.stage import done, rows, sent
 
 LEFT, RIGHT = TokenRange(TOKEN_MIN, 0), TokenRange(0, TOKEN_END)
-SETTINGS = ClientSettings(attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0)
+SETTINGS = ClientSettings(
+    attempt_seconds=1.0, again_seconds=0.1, operation_seconds=6.0, gather_parts=100
+)
 ASKED = Asked("o", "z", rows("k"))
 
 
@@ -340,15 +343,6 @@ def test_a_refresh_is_not_asked_for_again_at_once() -> None:
     assert not done(answer(client, Redirect("o2.1", "b", 1, 1), 0.14), ReadTopology)
 
 
-def test_a_late_answer_to_an_earlier_attempt_does_not_count() -> None:
-    client = knowing()
-    client.handle(0.0, ASKED)
-    client.handle(1.0, Ticked())
-    assert answer(client, Written("o.1", 7), 1.1) == []
-    assert outcome(answer(client, Written("o.2", 7), 1.2)) == ("done", 7)
-    assert answer(client, Written("o.2", 7), 1.3) == []
-
-
 def test_a_partition_without_an_owner_is_waited_for() -> None:
     client = knowing(cluster(stable(owner=None)).topology)
     effects = client.handle(0.2, ASKED)
@@ -441,7 +435,7 @@ def test_what_is_given_up_does_not_go_with_what_it_waited_for() -> None:
     answer(client, Wait(first.id, "not open yet"), 0.1)
     client.handle(0.1, Asked("o2", "z", rows("k")))
     client.handle(0.1, Asked("o3", "z", rows("k")))
-    client._end(0.1, client.operations["o2"], "failed", "no")
+    client._give_up(0.1, client._groups["o2"], "no")
     again = sent(client.handle(0.2, Ticked()), Write)
     assert [(w.sequence, w.after) for w in again] == [(1, 0), (3, 1)]
 
@@ -523,17 +517,17 @@ def test_each_write_names_the_last_one_before_it_that_is_not_acknowledged(
     while waiting:
         answer(client, Written(waiting.pop().id, 7))
     assert client.operations == {}
-    assert client._first is client._last is None
-    assert client._lanes._lanes == {}
+    assert client._order._first is client._order._last is None
+    assert client._order._lanes._lanes == {}
 
 
 def _under_way(client: Client, number: int) -> list[Write]:
     """What a client has sent of an operation, as it would send it again."""
-    operation = client.operations[f"o{number}"]
+    group = client._groups[f"o{number}"]
     return [
         Write(p.id, p.partition or "", p.version, 3, "x", number, 0, 0, p.range, p.rows)
-        for p in operation.under_way.values()
-        if p.rows is not None
+        for p in group.parts
+        if p.id and p.rows is not None
     ]
 
 

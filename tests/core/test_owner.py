@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import ceil
 
 import pytest
 from msgspec.structs import replace
@@ -182,12 +183,14 @@ def test_what_is_not_in_memory_is_read_once_at_a_time_for_each_peer() -> None:
     (reading,) = done(stage.say(probed(B, 1), "b"), ReadTail)
     assert (reading.partition, reading.incarnation, reading.after) == (P, "first", 1)
     assert not done(stage.say(probed(B, 1), "b"), ReadTail)
+    stage.now += ORDINARY.resend_seconds
+    assert not done(stage.say(probed(B, 1), "b"), ReadTail), "the first read is still under way"
     assert done(stage.say(probed(C, 1), "c"), ReadTail)
     (message,) = sent(stage.tell(TailRead(reading.ticket, log[1:])), Replicate)
     assert (message.previous, message.entries, message.how) == (1, log[1:], "append")
     assert stage.tell(TailRead(reading.ticket, log[1:])) == []
     assert not done(stage.say(probed(B, 1), "b"), ReadTail)
-    stage.now += ORDINARY.resend_seconds
+    stage.now += 2 * ORDINARY.resend_seconds
     assert done(stage.say(probed(B, 1), "b"), ReadTail)
 
 
@@ -491,12 +494,18 @@ SETTINGS = ParticipantSettings(
 
 
 def later(stage: Stage, seconds: float) -> list[Effect]:
-    stage.now += seconds
-    return stage.tell(Ticked())
+    """Time passes, in which the node is not behind with its work: it ticks often enough."""
+    ticks = ceil(seconds / SETTINGS.tick_seconds_max)
+    effects: list[Effect] = []
+    for _ in range(ticks):
+        stage.now += seconds / ticks
+        effects += stage.tell(Ticked())
+    return effects
 
 
 def test_whoever_owes_an_answer_for_too_long_is_reported_as_silent() -> None:
     stage = owner_on_stage(settings=SETTINGS)
+    stage.tell(Ticked())
     stage.say(write(), "client")
     later(stage, 1.0)
     assert stage.status().replicas[P][0].silent == ()
@@ -726,7 +735,26 @@ def test_many_proposals_are_voided_by_few_commits_and_by_smaller_ones_if_that_fa
         assert all(len(c.guards) == len(c.changes) + 1 for c in commits)
         assert [change for commit in commits for change in commit.changes] == put
         sizes.append([len(commit.changes) for commit in commits])
-    assert sizes == [[128, 128, 44], [64] * 4 + [44], [32] * 9 + [12]]
+    assert sizes == [[100] * 3, [50] * 6, [25] * 12]
+    for name in list(stage.brain.owners)[:5]:
+        stage.brain.owners[name].touched = 7
+    first, *others = touches(later(stage, 1.2))
+    assert len(first.changes) == 1, "those that failed often are no part of large commits"
+    assert [len(commit.changes) for commit in others] == [1] * 4 + [12] * 24 + [7]
+
+
+def test_a_commit_that_voids_proposals_gives_no_replica_more_time() -> None:
+    """Otherwise a replica in sync that does not answer would never be reported as long as another
+    one is proposed again and again."""
+    stage = owner_on_stage(stable(in_sync=(A, B)), settings=SETTINGS)
+    later(stage, 0.1)
+    stage.say(write(), "client")
+    stage.store()
+    for _ in range(11):
+        later(stage, 0.1)
+    assert stage.status().replicas[P][0].silent == (B, C)
+    stage.agree(stable(in_sync=(A, B)))
+    assert stage.status().replicas[P][0].silent == (B,)
 
 
 def test_a_seal_that_nothing_comes_of_is_lifted_by_a_commit_and_not_by_time() -> None:

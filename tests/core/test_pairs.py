@@ -8,7 +8,16 @@ from msgspec.structs import replace
 
 from limosa.core.effects import Effect, Send
 from limosa.core.events import Ticked
-from limosa.core.messages import Acked, Look, Probe, Probed, Replicate, Status, Unheld
+from limosa.core.messages import (
+    Acked,
+    Look,
+    Probe,
+    Probed,
+    Replicate,
+    Status,
+    Unheld,
+    Written,
+)
 from limosa.core.model.keys import position
 from limosa.core.model.topology import Replica
 from limosa.core.participant.owner import Owner
@@ -105,8 +114,9 @@ def test_a_node_that_answers_nothing_is_silent_for_every_partition() -> None:
         told += [stage.now for status in sent(effects, Status) if status.replicas["p3"][0].silent]
     assert silent(stage) == [(C,)] * COUNT
     assert len(told) == 4
-    (status,) = sent(answer(stage, ("c", "p9")), Status)
-    assert [each[0].silent for each in status.replicas.values()] == [()] * COUNT, "told at once"
+    effects = answer(stage, ("c", "p9")) + later(stage)
+    (status,) = sent(effects, Status)
+    assert [each[0].silent for each in status.replicas.values()] == [()] * COUNT, "told, too"
     assert silent(stage) == [()] * COUNT
 
 
@@ -141,6 +151,66 @@ def test_another_run_of_a_node_is_matched_anew_for_every_partition() -> None:
     assert probes(answer(stage, ("b", "p5"), run=4711)) == []
 
 
+def test_a_node_that_is_behind_with_its_own_work_calls_nobody_silent_for_it() -> None:
+    """Answers may have arrived and wait here. Time counts again once the node keeps up, and a node
+    that is behind all the time notices a dead one later, but does notice it."""
+    stage = owners()
+    stage.say(replace(write(), partition="p3"), "client")
+    later(stage, 30.0)
+    assert silent(stage) == [()] * COUNT
+    for _ in range(6):
+        later(stage)
+    assert silent(stage) == [()] * COUNT
+    for _ in range(2):
+        later(stage)
+    assert silent(stage)[3] == (B, C)
+    slow = owners()
+    slow.say(replace(write(), partition="p3"), "client")
+    for _ in range(4):
+        later(slow, 2.0)
+        assert silent(slow) == [()] * COUNT
+    later(slow, 2.0)
+    assert silent(slow)[3] == (B, C)
+
+
+def test_a_replica_that_waits_its_turn_on_a_volume_that_makes_progress_is_not_silent() -> None:
+    """Its node has much to do: it acknowledges the writes of other partitions all the time. But a
+    replica that never gets its turn is stuck."""
+    stage = owners()
+    for name in ("p1", "p2"):
+        stage.say(replace(write(), partition=name), "client")
+    began, written = stage.now, 1
+    while stage.now < began + 5.8:
+        later(stage)
+        for replica in (B, C):
+            acked = Acked("p2", replica, 3, position(3, written), 0)
+            stage.say(acked, replica.node)
+        written += 1
+        stage.say(replace(write(f"w.{written}", written), partition="p2"), "client")
+        assert silent(stage) == [()] * COUNT
+    for _ in range(3):
+        later(stage)
+    assert silent(stage)[1] == (B, C)
+    assert silent(stage)[2] == ()
+
+
+def test_progress_on_another_volume_of_the_node_does_not_count() -> None:
+    """A disk that hangs is noticed although the other disk of the node works."""
+    other = Replica("b", "first", "v2")
+    stage = owners()
+    first, second, *_ = stage.agreed.topology.partitions.values()
+    stage.agree(replace(second, replicas=(A, other, C), in_sync=(A, other, C)))
+    stage.say(Acked(second.id, other, 3, 0, 0), "b")
+    for name in (first.id, second.id):
+        stage.say(replace(write(), partition=name), "client")
+    for number in range(1, 12):
+        later(stage)
+        for replica in (other, C):
+            stage.say(Acked(second.id, replica, 3, position(3, number), 0), replica.node)
+        stage.say(replace(write(f"w.{number}", number + 1), partition=second.id), "client")
+    assert silent(stage)[0] == (B,)
+
+
 def test_a_node_without_replicas_of_what_is_owned_here_is_not_asked() -> None:
     stage = owners()
     records = stage.agreed.topology.partitions.values()
@@ -167,3 +237,60 @@ def test_a_node_keeps_its_pair_while_one_of_two_replicas_there_is_left() -> None
     stage.agree(*(replace(r, replicas=(A, other, C), in_sync=(A, C)) for r in records))
     asked = {node for _ in range(20) for node, _ in probes(later(stage))}
     assert asked == {"b", "c"}
+
+
+def test_another_run_is_noticed_although_the_answer_is_a_refusal() -> None:
+    """Otherwise one lost replica, which is probed all the time, hides that the node was restarted,
+    and the others there never hear the last watermark."""
+    stage = owners()
+    answer(stage, ("b", "p4"))
+    refusal = Unheld("p0", B, 3, 50, "lost", LEASES["b"])
+    assert probes(stage.say(refusal, "b")) == []
+    effects = stage.say(replace(refusal, run=4711), "b")
+    assert sorted(probes(effects)) == sorted(("b", f"p{number}") for number in range(1, COUNT))
+    assert probes(stage.say(replace(refusal, run=0), "b")) == [], "a node of an earlier version"
+
+
+def test_a_node_is_first_asked_about_partitions_whose_records_have_not_changed() -> None:
+    """It may not have read the others yet, and would answer nothing about them."""
+    stage = owners()
+    for name, record in list(stage.agreed.topology.partitions.items())[:10]:
+        stage.agree(replace(record, fence=1))
+        for node in ("b", "c"):
+            answer(stage, (node, name))
+    asked: list[str] = []
+    for _ in range(10):
+        asked += [partition for node, partition in probes(later(stage)) if node == "c"]
+    assert asked
+    assert all(int(name[1:]) >= 10 for name in asked)
+
+
+def test_a_replica_that_joins_a_silent_node_has_time_to_answer() -> None:
+    """The node may have come back just now."""
+    stage = owners()
+    for _ in range(30):
+        for each in probes(later(stage)):
+            if each[0] == "b":
+                answer(stage, each)
+    assert silent(stage)[0] == (C,)
+    new = Replica("c", "second")
+    first, *_ = stage.agreed.topology.partitions.values()
+    stage.agree(replace(first, replicas=(A, B, new), in_sync=(A, B, new)))
+    assert silent(stage)[:2] == [(), (C,)]
+    for _ in range(10):
+        later(stage)
+    assert silent(stage)[0] == (new,)
+
+
+def test_what_one_event_leads_to_for_many_partitions_is_sent_in_one_turn() -> None:
+    """The driver sends what one turn has for a node as one frame: here the watermarks of many
+    partitions after one sync, once all of their writes are acknowledged."""
+    stage = owners()
+    for name in stage.brain.owners:
+        stage.say(replace(write(), partition=name), "client")
+        for replica in (B, C):
+            stage.say(Acked(name, replica, 3, position(3, 1), 0), replica.node)
+    assert len(sent(stage.store(), Written)) == COUNT
+    told = [effect for effect in later(stage) if isinstance(effect, Send)]
+    assert sorted(effect.to for effect in told) == ["b"] * COUNT + ["c"] * COUNT
+    assert {message.watermark for message in sent([*told], Replicate)} == {position(3, 1)}

@@ -677,7 +677,7 @@ def work_of_a_write(record: Partition) -> tuple[int, int]:
 
 def test_without_a_move_a_write_costs_nothing_more_and_with_one_about_double() -> None:
     """F54: the same work as ever, and during the dual write one replica more to write to. (What it
-    takes in time is told by `make bench NAME=move`.)"""
+    takes in time is told by `make bench NAME=move`, in its part `cost`.)"""
     alone = replace(stable(), replicas=(A,), in_sync=(A,))
     moved = moving(STREAMING, targets=(D,))
     moved = replace(moved, replicas=(A,), in_sync=(A, D))

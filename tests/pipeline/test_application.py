@@ -18,6 +18,7 @@ import pytest
 from limosa.pipeline import application, java
 from limosa.pipeline.application import News, Options, settings_of
 from limosa.pipeline.package import as_zip
+from limosa.pipeline.priority import make_group
 from tests.waiting import eventually
 
 ENABLED = "spark.python.unix.domain.socket.enabled"
@@ -104,10 +105,12 @@ def test_spark_starts_in_the_longest_path_that_has_room(short_path: Path) -> Non
     """Java's limit is not the kernel's: where a path was one byte too long, no move ever began."""
     scratch = of_length(short_path, application.SOCKET_DIRECTORY_BYTES_MAX)
     scratch.mkdir()
-    with running(Options(str(scratch)), {"TMPDIR": str(scratch)}) as process:
+    group = make_group(str(scratch))
+    with running(Options(str(scratch), group=group), {"TMPDIR": str(scratch)}) as process:
         news, words = news_of(process)
     assert news.what == "ready", words
     assert not scratch.exists()
+    assert not group or not Path(group).exists(), "its parent may have been killed"
 
 
 @pytest.mark.processes

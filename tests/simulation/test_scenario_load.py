@@ -1,10 +1,12 @@
 """Are load reports mere advice, and does load keep a replica from returning?"""
 
+from collections import Counter
+
 import pytest
 
 from limosa.core.client import Finished
 from limosa.core.events import Measured
-from limosa.core.messages import Status
+from limosa.core.messages import Status, Write
 from limosa.core.model.changes import lease_key
 from limosa.simulation.hosts import SimulatedNode
 from tests.simulation.scenarios import Scenario, said
@@ -94,3 +96,27 @@ def test_a_replica_returns_while_clients_never_stop_writing(
     assert len(world.record().in_sync) == replicas
     assert world.rows_at(follower) == world.rows_at(owner)
     assert len(world.rows_at(owner)) == len(answers)
+
+
+@pytest.mark.parametrize("late_seconds", [1.5, 4.0])
+def test_answers_that_take_longer_than_an_attempt_count(late_seconds: float) -> None:
+    """S127: every answer reaches the client long after it sent another attempt. All writes and
+    reads end well, none is repeated without end, and every row is there once."""
+    world = Scenario(nodes=3, partitions=2)
+    client = world.clients[0]
+    world.wire.slow[client.name] = late_seconds
+    began = len(world.wire.said)
+    for number in range(10):
+        assert world.put(f"k{number}", number).outcome == "done"
+    found = world.send_get("k3")
+    world.until(lambda: bool(found))
+    assert found[0].outcome == "done"
+    attempts = [each.message for each in world.wire.said[began:] if each.sender == client.name]
+    writes = Counter(each.sequence for each in attempts if isinstance(each, Write))
+    assert len(writes) == 10
+    assert 1 < max(writes.values()) <= 3
+    world.wire.slow.clear()
+    assert {f"k{number}": world.get(f"k{number}") for number in range(10)} == {
+        f"k{number}": number for number in range(10)
+    }
+    world.conclude()

@@ -14,7 +14,16 @@ from limosa.simulation.mutants import MUTANTS
 from limosa.simulation.mutants import SEEDS as RECORDED
 from limosa.simulation.run import is_about_runs, run_seed, theme_of
 from limosa.simulation.story import story_of, told
-from limosa.simulation.themes import MEMBERS, OUTAGES, REPAIRS, RUNS, SEALS, STORIES, THEMES
+from limosa.simulation.themes import (
+    MEMBERS,
+    OUTAGES,
+    OVERLOAD,
+    REPAIRS,
+    RUNS,
+    SEALS,
+    STORIES,
+    THEMES,
+)
 
 SEEDS = 300
 CHUNK = 25
@@ -31,9 +40,19 @@ def test_seeds_are_clean(first: int) -> None:
             pytest.fail(told(story_of(seed)))
 
 
+@pytest.mark.parametrize("seed", [98, 818])
+def test_soon_after_an_overload_all_is_in_sync_and_writable(seed: int) -> None:
+    """F195: clients write more than the nodes can take; in the second seed, each node is killed
+    meanwhile. Then the load ends: within five seconds all partitions are in sync and open, what was
+    written is answered, and a write to each of them succeeds at once. While the load lasts, nobody
+    who was not killed loses a lease, the office, or its place among the replicas in sync."""
+    if run_seed(seed).violations:
+        pytest.fail(told(story_of(seed)))
+
+
 def test_every_theme_is_drawn() -> None:
     drawn = {theme_of(seed, Random(f"shape {seed}")).name for seed in range(FIRST_HALF)}
-    themes = (*THEMES, *OUTAGES, *RUNS, *STORIES, MEMBERS, REPAIRS, SEALS)
+    themes = (*THEMES, *OUTAGES, *RUNS, *STORIES, MEMBERS, OVERLOAD, REPAIRS, SEALS)
     assert drawn == {theme.name for theme in themes}
 
 

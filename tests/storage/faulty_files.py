@@ -300,6 +300,14 @@ class FaultyFiles:
         self._inner.sync_directory(path)
         self.ask(operation, "after")
 
+    def sync_together(self, syncs: Sequence[Callable[[], None]]) -> None:
+        for sync in syncs:
+            sync()
+
+    def sync_directories(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.sync_directory(path)
+
     # --- what does not
 
     def reopen(self, path: str) -> FaultyFile:

@@ -26,7 +26,7 @@ from limosa.core.effects import (
 from limosa.core.model.keys import WHOLE, Position, TokenRange, position
 from limosa.core.model.rows import Entry
 from limosa.core.producers import ProducersValue
-from limosa.storage import maintenance, segment, view
+from limosa.storage import flush, maintenance, segment, view
 from limosa.storage.log import HEADER_BYTES
 from limosa.storage.maintenance import Maintenance
 from limosa.storage.replica import StoredReplica
@@ -266,6 +266,7 @@ def small_pieces(rows_of_a_block: int = 4, piece_bytes: int = 400) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "BLOCK_ROWS", rows_of_a_block)
         patch.setattr(maintenance, "MERGE_BYTES", piece_bytes)
+        patch.setattr(flush, "PIECE_BYTES", piece_bytes)
         patch.setattr(view, "SCAN_BYTES", piece_bytes)
         yield
 

@@ -307,6 +307,22 @@ def test_a_file_is_replaced_durably(files: Files, root: str) -> None:
 # ------------------------------------------------------------------------ the real one
 
 
+def test_syncs_together_all_end_before_an_error_is_raised(files: Files) -> None:
+    ended: list[int] = []
+
+    def sync(number: int) -> None:
+        ended.append(number)
+        if number == 19:
+            raise OSError(errno.EIO, "one of them")
+
+    files.sync_together([partial(sync, number) for number in range(19)])
+    assert sorted(ended) == list(range(19))
+    ended.clear()
+    with pytest.raises(OSError, match="one of them"):
+        files.sync_together([partial(sync, number) for number in range(20)])
+    assert sorted(ended) == list(range(20))
+
+
 @pytest.fixture
 def posix(tmp_path: Path) -> tuple[PosixFiles, str]:
     return PosixFiles(), str(tmp_path)

@@ -20,7 +20,16 @@ from limosa.storage.store import Store
 from limosa.storage.volume import StorageSettings
 from limosa.tabular.rows import Bundle
 from limosa.tabular.schema import Table
-from tests.storage.faulty_files import FaultyFiles, Moment, Operation, at_label, fails
+from tests.storage.faulty_files import (
+    Died,
+    FaultyFiles,
+    Moment,
+    Operation,
+    at_label,
+    at_operation,
+    die,
+    fails,
+)
 from tests.storage.medium import MediumFiles
 from tests.storage.samples import BIRDS, TINY, Hand, Host, batch_of, birds, in_view
 from tests.storage.sole import SoleOwner
@@ -287,6 +296,28 @@ def test_many_writers_of_one_partition_lose_nothing(tmp_path: Path) -> None:
         found = in_view(SoleOwner(store, "p1", "r1").view)
         assert len(found) == writers * batches * rows
         assert sum(value or 0 for value in found.values()) == writers * batches * sum(range(rows))
+
+
+def test_replicas_that_are_flushed_together_survive_a_crash_at_any_point() -> None:
+    """Each of them has its rows in its segments or in the log, whatever the others have."""
+    for number in range(1, 100):
+        host, died = Host(TINY), False
+        for eggs, name in enumerate(("p1", "p2", "p3")):
+            host.hand(name).put(birds(("wren", eggs)))
+        host.volume.sync()
+        host.files.arm(at_operation(number, "before", die))
+        try:
+            host.maintenance._flush(*host.volume.replicas.values())
+        except Died:
+            died = True
+            host.lose_power(number)
+        for eggs, name in enumerate(("p1", "p2", "p3")):
+            assert in_view(host.view(name)) == {"wren": eggs}, number
+        if not died:
+            assert number > 20, "directories, segments, manifests and VOLUME"
+            assert not any(replica.is_dirty for replica in host.volume.replicas.values())
+            return
+    raise AssertionError("a flush does not come to an end")
 
 
 def test_flushes_leave_a_turn_to_the_log() -> None:

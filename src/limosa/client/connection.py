@@ -70,6 +70,9 @@ class Connection:
         A secured cluster needs a `token`, or `secret`, the path of the cluster's secret, from
         which the client makes its own tokens; with an address, `cluster_name` says for which
         cluster. `authority` (and `certificate`, `key`) are PEM files for TLS (and mTLS).
+
+        An operation without an answer within `timeout_seconds` fails; time in the client's own
+        queue does not count while the nodes accept other writes.
         """
         wanted = cluster if cluster is not None else os.environ.get(VARIABLE)
         known_as = cluster_name or ""

@@ -62,6 +62,8 @@ class Session:
         self._ended: deque[tuple[AnswerFuture[Finished], Finished]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
+        self._blocked = 0
+        """How many callers wait for room."""
         self._links = NodeLinks(
             dialer,
             self._hear,
@@ -92,11 +94,13 @@ class Session:
         return self._brain.topology
 
     def ask(self, zone: str, size: int = 0, **what: Any) -> "Future[Finished]":
-        """Start an operation; blocks while too many operations are in flight."""
+        """Start an operation; blocks while too much is in flight, or waits for the nodes."""
         future: AnswerFuture[Finished] = AnswerFuture()
         with self._lock:
-            while len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX:
+            while not self._has_room(writes="rows" in what):
+                self._blocked += 1
                 self._room.wait(1.0)
+                self._blocked -= 1
                 self._check_open()
             self._check_open()
             self._check_authenticated()
@@ -111,6 +115,10 @@ class Session:
             future.turns = next(iter(links)).turns if send_here and len(links) == 1 else None
         self._settle(links, send_here)
         return future
+
+    def _has_room(self, writes: bool) -> bool:
+        full = len(self._futures) >= OPERATIONS_MAX or self._bytes > BYTES_MAX
+        return not full and not (writes and self._brain.is_full)
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -145,6 +153,8 @@ class Session:
         links: set[Outbound] = set()
         for effect in self._brain.handle(time.monotonic(), event):
             self._carry_out(effect, links)
+        if self._blocked and self._has_room(writes=False):
+            self._room.notify_all()
         return links
 
     def _carry_out(self, effect: Effect, links: set[Outbound]) -> None:
@@ -160,7 +170,6 @@ class Session:
             case Finished():
                 future = self._futures.pop(effect.id, None)
                 self._bytes -= self._sizes.pop(effect.id, 0)
-                self._room.notify_all()
                 if future is not None:
                     self._ended.append((future, effect))
 

@@ -178,6 +178,8 @@ class Unheld(ReplicaReply, frozen=True, gc=False):
     revision: Revision
     """The revision in the refused message."""
     why: Objection
+    run: LeaseId = 0
+    """The run of the replica's node; 0: a node of an earlier version."""
 
 
 # --- a mover (a task that carries rows from source to target) and replicas

@@ -90,6 +90,7 @@ class Application:
     def __init__(self, options: Options, out: TextIO, java_options: str = "") -> None:
         self._out = out
         self._telling = threading.Lock()
+        self._is_ending = False
         scratch = Path(options.scratch)
         from pyspark import SparkConf, SparkContext
 
@@ -140,7 +141,8 @@ class Application:
     def _watch_java(self) -> None:
         """Exit when Java has died; the parent notices."""
         self._jvm.wait()
-        os._exit(3)
+        if not self._is_ending:
+            os._exit(3)
 
     def tell(self, news: News) -> None:
         with self._telling, suppress(OSError):
@@ -148,6 +150,7 @@ class Application:
             self._out.flush()
 
     def stop(self) -> None:
+        self._is_ending = True
         with suppress(Exception):
             self._context.stop()
 

@@ -105,7 +105,8 @@ class CoordinatorDriver:
         self.peers = peers
         self.log = log
         self.now = clock.now
-        self._mover = mover(self._tell_of_pipeline)
+        self._pipeline: Pipeline | None = None
+        """The state of Spark; None: copies need no Spark."""
         self._load = None if load_source is None else LoadAsking(load_source, self._tell_load, log)
         self._failed = failed
         self._lock = threading.Lock()
@@ -114,6 +115,7 @@ class CoordinatorDriver:
         self._trimmed_at = -1e9
         self._heartbeat = Heartbeat(COORDINATOR_KEY, open_metastore, clock, log, self._fail)
         self._watcher = Watcher(open_metastore, self._followed, log, self._fail)
+        self._mover = mover(self._tell_of_pipeline)
         self._committing = False
         self.ticks = 0
         """Rises as long as the coordinator does not hang."""
@@ -278,6 +280,8 @@ class CoordinatorDriver:
     def _elect(self, lease: int, revision: int, sent_at: float) -> None:
         self._office.taken(lease)
         self.log("became the active coordinator", revision=revision)
+        if self._pipeline is not None:
+            self._record_pipeline(self._pipeline)
         self._watcher.look()
         self.deliver(Elected(revision))
 
@@ -295,9 +299,11 @@ class CoordinatorDriver:
         self.deliver(AgreedRead(agreed))
 
     def _tell_of_pipeline(self, state: PipelineState, detail: str) -> None:
-        """Record the pipeline's state for operators; the record ends with our lease."""
-        record = Pipeline(self.name, state, detail, time.time())
+        """Record the pipeline's state, which moves wait for; the record ends with our lease."""
+        self._pipeline = record = Pipeline(self.name, state, detail, time.time())
+        self._record_pipeline(record)
 
+    def _record_pipeline(self, record: Pipeline) -> None:
         def tell(store: AgreedStore) -> None:
             lease = self._office.lease
             if lease is not None:

@@ -90,6 +90,7 @@ def mover_for(
             )
             words = scratch.with_name(scratch.name + ".log")
             carrier = SparkCarrier(options, changed, journal, str(words))
+            changed("off", "")
         return PipelineMover(carrier, access, permit, config.bytes_per_second, journal)
 
     return make

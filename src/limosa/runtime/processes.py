@@ -44,8 +44,8 @@ pa.array(np.zeros(1))
 happens at the start instead of during a write or a failover."""
 
 FEATURES = ("tables",)
-FRAME_WEIGHT_BYTES = 16 << 10
-"""A start replays about 15,000 frames a second; this bounds the replay to seconds."""
+FRAME_WEIGHT_BYTES = 8 << 10
+"""A start replays about 25,000 small frames a second; this bounds the replay to seconds."""
 RESERVE_BYTES = 16 << 20
 """More than clients have under way when a node notices that its disk is full."""
 TOKEN_SECONDS = 86_400.0

@@ -13,7 +13,7 @@ cache, but is no more durable than before.
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import RLock
@@ -404,6 +404,14 @@ class MemoryFiles:
         with self._guard:
             directory = self._directory(path)
             _settle({directory: len(directory.unsynced)})
+
+    def sync_together(self, syncs: Sequence[Callable[[], None]]) -> None:
+        for sync in syncs:
+            sync()
+
+    def sync_directories(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.sync_directory(path)
 
     def _rename(self, edits: dict[_Directory, dict[str, _Node | None]]) -> None:
         renaming = _Renaming(edits)

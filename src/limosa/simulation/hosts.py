@@ -6,6 +6,7 @@ margin that leases allow for. Answers to an earlier run of a process never reach
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,6 +80,7 @@ from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.checkers.durability import unsafe_ack, unsafe_commit
 from limosa.simulation.reads import NodeReads
 from limosa.simulation.rows import SimulatedRows
+from limosa.simulation.service import TICKS, TurnQueue, sender_of, size_of
 
 if TYPE_CHECKING:
     from limosa.simulation.world import World
@@ -86,8 +88,6 @@ if TYPE_CHECKING:
 METASTORE = "metastore"
 LOST_SECONDS = 1.0
 """A call of the metastore without an answer after so many seconds counts as lost."""
-OPERATIONS_MAX = 24
-"""Of one commit: few, so that united commits are divided here, too."""
 RESTART_SECONDS = 1.0
 """After so long a supervisor restarts a node that has ended."""
 VOLUMES = ("", "v2")
@@ -106,10 +106,14 @@ class Process(ABC):
     """A process that can stop and run again, with a clock of its own."""
 
     tick_seconds = 0.15
+    serves = False
+    """Whether its work takes time in a world in which work does."""
 
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
+        self.service = world.shape.service if self.serves else None
+        self.server = TurnQueue(world.schedule)
         self.run = 0
         """The number of this start of the process; 0: it does not run."""
         self.starts = 0
@@ -127,6 +131,7 @@ class Process(ABC):
         self.run = self.starts
         self.paused = False
         self._inbox.clear()
+        self.server.clear()
         self.boot()
         self.tick(self.run)
 
@@ -138,6 +143,7 @@ class Process(ABC):
         self.run = 0
         self.paused = False
         self._inbox.clear()
+        self.server.clear()
 
     def pause(self) -> None:
         self.paused = bool(self.run)
@@ -151,16 +157,34 @@ class Process(ABC):
 
     def tick(self, run: int) -> None:
         if run == self.run:
-            if not self.paused:
+            if not self.paused and not self.server.has(TICKS):
+                self.on_tick()
                 self.deliver(run, Ticked())
             jitter = 0.8 + 0.4 * self.world.dice.random()
             self.world.schedule(self.tick_seconds * jitter, self.tick, run)
+
+    def on_tick(self) -> None:  # noqa: B027
+        """What the thread that ticks does before it waits for the brain."""
 
     def receive(self, sender: str, message: Message) -> None:
         if self.run:
             self.deliver(self.run, Received(sender, message))
 
     def deliver(self, run: int, event: Any) -> None:
+        """Handle an event, when its turn has come."""
+        if run != self.run or not run:
+            return
+        if self.service is None or self.is_beside(event):
+            self.take(run, event)
+        else:
+            seconds = self.service.of_event(event)
+            self.server.put(sender_of(event), seconds, self.take, run, event)
+
+    def is_beside(self, event: Any) -> bool:
+        """Is the event handled by a thread that never waits for the brain?"""
+        return False
+
+    def take(self, run: int, event: Any) -> None:
         if run != self.run or not run:
             return
         if self.paused:
@@ -185,15 +209,26 @@ class Process(ABC):
         if target is not None:
             self.world.network.send(self.name, to, message, target.receive, self.name, message)
 
-    def call(self, what: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Call the metastore: the call may be lost, or have its effect and the answer is lost."""
+    def call(
+        self,
+        what: Callable[[], Any],
+        then: Callable[[Any], None],
+        operations: int = 0,
+        beside: bool = False,
+    ) -> None:
+        """Call the metastore: the call may be lost, or have its effect and the answer is lost.
+
+        `operations` are those of a transaction; 0: it is a read. `beside`: the answer does not wait
+        for the brain.
+        """
         run, network = self.run, self.world.network
+        arrive = self.take if beside else self.deliver
 
         def ask() -> None:
             answer = _Later(then, what())
-            network.send(METASTORE, self.name, None, self.deliver, run, answer)
+            network.send(METASTORE, self.name, None, arrive, run, answer)
 
-        network.send(self.name, METASTORE, None, ask)
+        network.send(self.name, METASTORE, None, self.world.serve_call, self.name, operations, ask)
 
     def read_topology(self, asked: bool) -> None:
         def read(agreed: Agreed) -> None:
@@ -211,6 +246,8 @@ class _Later(NamedTuple):
 
 class SimulatedNode(Process):
     """A node: a participant, a disk, and a lease."""
+
+    serves = True
 
     def __init__(self, world: "World", name: str, settings: ParticipantSettings) -> None:
         super().__init__(world, name)
@@ -249,7 +286,8 @@ class SimulatedNode(Process):
         lease = self.brain.lease
         if lease is not None:
             self.on_event(LeaseEnded(lease.id))
-            self.call(lambda: self.world.metastore.revoke(lease.id), lambda answer: None)
+            revoke = partial(self.world.metastore.revoke, lease.id)
+            self.call(revoke, lambda answer: None, operations=1)
         self.brain.is_over = True
 
     def crash(self) -> None:
@@ -290,7 +328,12 @@ class SimulatedNode(Process):
             else:
                 self.on_event(LeaseEnded(lease))
 
-        self.call(lambda: self.world.metastore.renew(lease_key(self.name), lease), answered)
+        renew = partial(self.world.metastore.renew, lease_key(self.name), lease)
+        self.call(renew, answered, operations=1, beside=True)
+
+    def is_beside(self, event: Any) -> bool:
+        """Reads do not wait for the brain."""
+        return isinstance(event, Received) and type(event.message) is Read
 
     def on_event(self, event: Any) -> None:
         if self.brain.is_over:
@@ -362,7 +405,8 @@ class SimulatedNode(Process):
             case ShelveSlice():
                 self._shelve(effect)
             case MakeCommit(commit=commit):
-                self.call(lambda: self.world.commit(commit, self.name), lambda answer: None)
+                make = partial(self.world.commit, commit, self.name)
+                self.call(make, lambda answer: None, operations=size_of([commit]))
             case AbandonVolume(volume=volume, why=why):
                 # What the volume holds is there again after a restart.
                 self.world.tell(f"{self.name} gives up its volume {volume!r}: {why}")
@@ -394,7 +438,8 @@ class SimulatedNode(Process):
             if answer is not None:
                 self.on_event(LeaseGranted(answer[0], answer[1], sent_at))
 
-        self.call(lambda: self.world.metastore.register(self.name, previous), answered)
+        register = partial(self.world.metastore.register, self.name, previous)
+        self.call(register, answered, operations=2)
 
     def _store(self, change: VolumeEffect) -> None:
         if isinstance(change, ApplySlice):
@@ -496,6 +541,7 @@ class SimulatedCoordinator(Process):
     """One of several candidates for the office."""
 
     tick_seconds = 0.3
+    serves = True
 
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
@@ -508,12 +554,10 @@ class SimulatedCoordinator(Process):
         """The number of the commit call under way; 0: none."""
         self._calls = 0
 
-    def on_event(self, event: Any) -> None:
-        if isinstance(event, Ticked):
-            self._keep_office()
-        self._handle(event)
+    def on_tick(self) -> None:
+        self._keep_office()
 
-    def _handle(self, event: Any) -> None:
+    def on_event(self, event: Any) -> None:
         for effect in self.brain.handle(self.now, event, self.world.now):
             match effect:
                 case Send(to=to, message=message):
@@ -553,7 +597,7 @@ class SimulatedCoordinator(Process):
 
     def _commit_next(self) -> None:
         """Make one commit at a time, as a real coordinator does; give up one without an answer."""
-        together = self.brain.commits.take(OPERATIONS_MAX)
+        together = self.brain.commits.take(self.world.shape.operations_max)
         if not together:
             return
         self._calls += 1
@@ -561,6 +605,7 @@ class SimulatedCoordinator(Process):
         self.call(
             lambda: self.world.commit_all(together, self.name),
             lambda answer: self._committed(call, answer),
+            operations=size_of(together),
         )
         self.later(LOST_SECONDS, self._given_up, call)
 
@@ -571,7 +616,7 @@ class SimulatedCoordinator(Process):
                 self.brain.commits.made(answer.agreed.revision)
             else:
                 self.brain.commits.stale(answer.stale)
-        self._handle(AgreedRead(answer.agreed))
+        self.on_event(AgreedRead(answer.agreed))
 
     def _given_up(self, call: int) -> None:
         if self._committing == call:
@@ -585,26 +630,28 @@ class SimulatedCoordinator(Process):
                 self.call(
                     lambda: self.world.metastore.take_office(self._office),
                     self._office_answered,
+                    operations=1,
                 )
             case RenewOffice(lease=lease):
                 self.call(
                     lambda: self.world.metastore.renew(COORDINATOR_KEY, lease),
                     lambda alive: None if alive else self._lose(lease),
+                    operations=1,
                 )
             case None:
                 return
-        self.call(lambda: self.world.agreed, lambda agreed: self._handle(AgreedRead(agreed)))
+        self.call(lambda: self.world.agreed, lambda agreed: self.on_event(AgreedRead(agreed)))
 
     def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:
         if answer is not None and self._office.lease is None:
             lease, revision, agreed = answer
             self._office.taken(lease)
-            self._handle(AgreedRead(agreed))
-            self._handle(Elected(revision))
+            self.on_event(AgreedRead(agreed))
+            self.on_event(Elected(revision))
 
     def _lose(self, lease: int) -> None:
         if self._office.lost(lease):
-            self._handle(Deposed())
+            self.on_event(Deposed())
 
 
 class ClientProcess(Process):

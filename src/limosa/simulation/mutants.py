@@ -32,6 +32,7 @@ from limosa.core.participant.owner import Owner
 from limosa.core.participant.reading import Admitted, Reading
 from limosa.core.participant.renewals import Renewals
 from limosa.core.producers import Applied, Producers
+from limosa.simulation import load_mutants as load_mutants
 from limosa.simulation import recovery_mutants as recovery_mutants
 from limosa.simulation import run_mutants as run_mutants
 from limosa.simulation.disk import SimulatedDisk, SimulatedReplica, SimulatedView
@@ -506,10 +507,10 @@ def shelved_before_the_beginning(shelved: Any, self: Copying, now: float, event:
 
 @mutant("tombstones are collected when no transition runs")
 def tombstone_collected_early(change: Any) -> None:
-    def collect(self: Owner, now: float) -> None:
+    def collect(self: Owner) -> None:
         upto = self.held.watermark
         if upto:
-            self.append(now, Entry(self.next_position(), self.held.last, None, collects=upto))
+            self.append(Entry(self.next_position(), self.held.last, None, collects=upto))
 
     change(Owner, "collect", collect)
 

@@ -1,13 +1,13 @@
 """What are rows in the simulator? Tuples (key, token, value), and a version once they have one."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from msgspec import Struct
 
 from limosa.core.model.keys import Position, TokenRange
-from limosa.core.model.rows import Starts
+from limosa.core.model.rows import Rows, Starts
 
 
 def token_of(key: str) -> int:
@@ -68,3 +68,16 @@ class SimulatedRows(Struct, frozen=True, gc=False):
         if len(shares) == 1:
             return [(index, self) for index in shares]
         return [(index, SimulatedRows(tuple(rows))) for index, rows in sorted(shares.items())]
+
+    def places(self, starts: Starts) -> list[int]:
+        return sorted({bisect_right(starts.starts, row.token) - 1 for row in self.rows})
+
+    def joins(self, other: Rows) -> bool:
+        return isinstance(other, SimulatedRows)
+
+    def joined(self, others: Sequence[Rows]) -> "SimulatedRows":
+        by_key = {row.key: row for row in self.rows}
+        for each in others:
+            assert isinstance(each, SimulatedRows)
+            by_key.update((row.key, row) for row in each.rows)
+        return SimulatedRows(tuple(by_key.values()))

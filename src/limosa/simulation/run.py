@@ -27,16 +27,19 @@ from limosa.core.model.requests import (
     ReverseMove,
 )
 from limosa.core.model.topology import Layout, Partition
+from limosa.core.participant.settings import ParticipantSettings
 from limosa.simulation.checkers.leftovers import leftovers, unfinished
 from limosa.simulation.checkers.linearizability import check
 from limosa.simulation.checkers.recovery import not_well
 from limosa.simulation.faults import inject
 from limosa.simulation.membership import Membership
+from limosa.simulation.overload import Overload
 from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
 from limosa.simulation.themes import (
     MEMBERS,
     OUTAGES,
+    OVERLOAD,
     REPAIRS,
     RUNS,
     SEALS,
@@ -67,7 +70,7 @@ LIVE_MOVES = 6
 RUN_SEEDS = 12
 """Of so many seeds, two are about runs of many moves, and one is about repairs."""
 RARE_SEEDS = 60
-"""Of so many seeds, one is about sealed owners, and one follows a story."""
+"""Of so many seeds, one is about sealed owners, one about overload, and one follows a story."""
 
 
 class Result(Struct, frozen=True):
@@ -95,6 +98,8 @@ def theme_of(seed: int, dice: Random) -> Theme:
         return REPAIRS
     if seed % RARE_SEEDS == 14:
         return SEALS
+    if seed % RARE_SEEDS == 38:
+        return OVERLOAD
     if seed % RARE_SEEDS == 59:
         return dice.choice(STORIES)
     if seed % RUN_SEEDS in (1, 8):
@@ -106,7 +111,7 @@ def theme_of(seed: int, dice: Random) -> Theme:
 
 def shape_of(theme: Theme, dice: Random) -> WorldShape:
     replicas = dice.choice(theme.replicas)
-    return WorldShape(
+    shape = WorldShape(
         nodes=dice.choice((replicas + 1, *theme.nodes)),
         partitions=dice.choice(theme.partitions),
         replicas=replicas,
@@ -119,6 +124,15 @@ def shape_of(theme: Theme, dice: Random) -> WorldShape:
         sync_seconds=2.0,
         loaded=theme.loaded,
         weather=weather_of(theme, dice),
+    )
+    if not theme.services:
+        return shape
+    usual = ParticipantSettings()
+    return structs.replace(
+        shape,
+        service=dice.choice(theme.services),
+        operations_max=500,
+        silence_seconds=usual.silence_seconds_max,
     )
 
 
@@ -140,7 +154,8 @@ def run_seed(
     world = world_type(seed, shape, telling)
     world.mix = theme.clients
     history = OperationHistory(world)
-    drama = Drama(world, history, theme, dice)
+    kind = OverloadDrama if theme.services else Drama
+    drama = kind(world, history, theme, dice)
     try:
         drama.trouble()
         drama.recover()
@@ -427,3 +442,18 @@ class Drama:
         if self.history.outstanding:
             self.world.violate("a read of a healed world was not answered", "")
         return rows
+
+
+class OverloadDrama(Drama):
+    """Too many writes, instead of requests and faults."""
+
+    def __init__(self, world: World, history: OperationHistory, theme: Theme, dice: Random) -> None:
+        super().__init__(world, history, theme, dice)
+        self.overload = Overload(world, history, dice)
+        self.workloads = [*self.overload.floods]
+
+    def trouble(self) -> None:
+        self.overload.trouble()
+
+    def recover(self) -> None:
+        self.overload.recover()

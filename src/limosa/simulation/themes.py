@@ -12,6 +12,7 @@ from limosa.core.machines.catalogue import FALLBACK, READ_NEW, REPAIR
 from limosa.core.machines.machine import Work
 from limosa.simulation.faults import FAULTS
 from limosa.simulation.network import Weather
+from limosa.simulation.service import WorkSeconds
 
 
 class Theme(Struct, frozen=True):
@@ -65,6 +66,8 @@ class Theme(Struct, frozen=True):
     """Whether all clients also transfer money, and read the accounts from any replica."""
     at_turns: float = 0.0
     """How often the coordinator is replaced when a run changes its state."""
+    services: tuple[WorkSeconds, ...] = ()
+    """How long work takes; empty: no time. See `overload`."""
 
 
 OPERATOR = {
@@ -328,6 +331,24 @@ MEMBERS = Theme(
     nodes=(4,),
     member_seconds=0.5,
 )
+
+OVERLOAD = Theme(
+    "overload",
+    {},
+    {},
+    {},
+    dropped=(0.0,),
+    slow=(0.0,),
+    stuck=(0.0,),
+    replicas=(3,),
+    partitions=(30, 40, 60),
+    nodes=(4,),
+    client_counts=(8, 16, 30),
+    entries_kept=(10_000,),
+    loaded=True,
+    services=(WorkSeconds(), WorkSeconds(transaction=0.05, operation=0.001)),
+)
+"""Clients write more than the nodes can take."""
 
 RUNS: tuple[Theme, ...] = (
     Theme(

@@ -41,8 +41,11 @@ from limosa.simulation.membership import CLUSTER
 from limosa.simulation.metastore import SimulatedMetastore
 from limosa.simulation.network import Network, Weather
 from limosa.simulation.rows import SimulatedRows
+from limosa.simulation.service import TurnQueue, WorkSeconds
 
 ZONE = "zone"
+SMALL_WINDOW_BYTES = 40_000
+"""Room for two small parts."""
 
 
 class WorldShape(Struct, frozen=True):
@@ -69,6 +72,10 @@ class WorldShape(Struct, frozen=True):
     """The mover copies slices one after the other, dies between them, and corrupts some."""
     real_storage: bool = False
     """Nodes store rows in the real log and segments, on a file system in memory."""
+    operations_max: int = 24
+    """Of one commit: few, so that united commits are divided here, too."""
+    service: WorkSeconds | None = None
+    """How long the work of nodes, coordinators and the metastore takes; None: no time."""
 
 
 def edge(life: Life, was: str, now: str) -> list[tuple[str, str]]:
@@ -114,6 +121,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events = 0
         self._placed: dict[tuple[PartitionId, str, int], Position] = {}
+        self.on_agreed: Callable[[Agreed, Agreed], None] = lambda before, after: None
         self.on_stage: Callable[[Partition], None] = lambda record: None
         self.on_record: Callable[[PartitionId], None] = lambda partition: None
         self.on_wait: Callable[[PartitionId, Work | None], None] = lambda partition, work: None
@@ -131,6 +139,8 @@ class World:
         self.settings = settings
         self.network = Network(self.dice, self.schedule, shape.weather)
         self.metastore = SimulatedMetastore(lambda: self.now, self.schedule, settings.lease_seconds)
+        self._calls = TurnQueue(self.schedule)
+        """The calls of the metastore that wait, in a world in which work takes time."""
         self.agreed = Agreed()
         self.processes: dict[str, Process] = {}
         self.nodes = {
@@ -240,9 +250,12 @@ class World:
         return StoredDisk(self.on_row_commit, node, dice, self.violate)
 
     def make_client(self, name: str) -> Client:
-        patient = name.startswith("c1")
-        seconds = self.shape.patience_seconds if patient else 1.0
-        return Client(name, ClientSettings(attempt_seconds=seconds))
+        """One client waits long for answers; one has small windows, and gathers writes early."""
+        if name.startswith("c1"):
+            return Client(name, ClientSettings(attempt_seconds=self.shape.patience_seconds))
+        if name.startswith("c2"):
+            return Client(name, ClientSettings(gather_parts=2, window_bytes=SMALL_WINDOW_BYTES))
+        return Client(name, ClientSettings())
 
     # --- time
 
@@ -268,6 +281,13 @@ class World:
             node.disk.close()
 
     # --- the agreed state
+
+    def serve_call(self, caller: str, operations: int, ask: Callable[[], None]) -> None:
+        """A call reaches the metastore, which serves one call at a time."""
+        if self.shape.service is None:
+            ask()
+        else:
+            self._calls.put(caller, self.shape.service.of_call(operations), ask)
 
     def commit(self, commit: Commit, by: str) -> tuple[bool, Agreed]:
         answer = self.commit_all([commit], by)
@@ -321,6 +341,7 @@ class World:
         self.agreed = after
         for problem in broken(before, after):
             self.violate(problem, "")
+        self.on_agreed(before, after)
         if after.topology.generation != before.topology.generation:
             self._notice_stages(before, after)
         self._notice_runs(before, after)

@@ -9,8 +9,11 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from threading import Thread
 from typing import Protocol
 
 import pyarrow as pa
@@ -20,6 +23,7 @@ from limosa.storage.mapping import mapped
 from limosa.tabular.bodies import Piece
 
 IOV_MAX = 1024
+SYNCS_AT_ONCE = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -88,6 +92,13 @@ class Files(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None: ...
+
+    def sync_together(self, syncs: Sequence[Callable[[], None]]) -> None:
+        """Do syncs that need not wait for each other. Raises an error if one of them does, when
+        all have ended."""
+        ...
+
+    def sync_directories(self, paths: Sequence[str]) -> None: ...
 
     def lock(self, path: str) -> FileLock:
         """Held until it is closed or the process ends; a second lock raises VolumeInUse."""
@@ -205,6 +216,34 @@ class PosixFiles:
         finally:
             os.close(descriptor)
 
+    def sync_together(self, syncs: Sequence[Callable[[], None]]) -> None:
+        waiting = deque(syncs)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            with suppress(IndexError):
+                while True:
+                    sync = waiting.popleft()
+                    try:
+                        sync()
+                    except BaseException as error:
+                        errors.append(error)
+
+        helpers: list[Thread] = []
+        with suppress(RuntimeError):  # too many threads: fewer do the work
+            while len(helpers) < min(len(syncs), SYNCS_AT_ONCE) - 1:
+                helper = Thread(target=work, name="limosa-sync", daemon=True)
+                helper.start()
+                helpers.append(helper)
+        work()
+        for helper in helpers:
+            helper.join()
+        if errors:
+            raise errors[0]
+
+    def sync_directories(self, paths: Sequence[str]) -> None:
+        self.sync_together([partial(self.sync_directory, path) for path in paths])
+
     def lock(self, path: str) -> PosixFile:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
         try:
@@ -254,7 +293,21 @@ def write_durably(files: Files, path: str, pieces: Sequence[Piece]) -> None:
 
 def replace_durably(files: Files, directory: str, name: str, pieces: Sequence[Piece]) -> None:
     """Replace a file; after a crash it has either its old or its new content."""
-    new = f"{directory}/{name}.new"
-    write_durably(files, new, pieces)
-    files.replace(new, f"{directory}/{name}")
-    files.sync_directory(directory)
+    replace_all_durably(files, [(directory, name, pieces)])
+
+
+def replace_all_durably(files: Files, replaced: Sequence[tuple[str, str, Sequence[Piece]]]) -> None:
+    """Replace files, given as directory, name and content. After a crash each has either its old or
+    its new content."""
+    unsynced: list[OpenFile] = []
+    try:
+        for directory, name, pieces in replaced:
+            unsynced.append(files.create(f"{directory}/{name}.new"))
+            unsynced[-1].append(pieces)
+        files.sync_together([file.sync for file in unsynced])
+    finally:
+        for file in unsynced:
+            file.close()
+    for directory, name, _ in replaced:
+        files.replace(f"{directory}/{name}.new", f"{directory}/{name}")
+    files.sync_directories([directory for directory, _, _ in replaced])

@@ -6,7 +6,8 @@ and is retried after the disk was full.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -19,18 +20,18 @@ from limosa.storage import compaction
 from limosa.storage.adoption import link, shelve
 from limosa.storage.compaction import Job
 from limosa.storage.files import is_full
+from limosa.storage.flush import TOGETHER_MAX, few_enough, flush
 from limosa.storage.log import HEADER_BYTES, file_name
 from limosa.storage.manifest import Manifest
-from limosa.storage.replica import Logged, StoredReplica, describe_table, name_of
+from limosa.storage.replica import Logged, StoredReplica, name_of
 from limosa.storage.shelf import Shelf, directory
-from limosa.storage.view import NEW, SETTLED, Ranged, TableView, records
+from limosa.storage.view import SETTLED, Ranged, TableView, records
 from limosa.storage.volume import Volume
-from limosa.tabular.merge import cut, merged, newest_rows, sweep
-from limosa.tabular.rows import Batch, Bundle, concat
+from limosa.tabular.merge import cut, merged
+from limosa.tabular.rows import Batch, Bundle
 from limosa.tabular.schema import Table
 
 MERGE_BYTES = 16 << 20
-FLUSH_BYTES_MAX = 256 << 20
 LOCKED_REPLICAS = 64
 """So many replicas are looked at before writers get their turn."""
 OnDamage: TypeAlias = Callable[[PartitionId, Incarnation, DamagedFile], None]
@@ -58,7 +59,7 @@ class Maintenance:
         self._flushed_last = False
         self._considered = 0
         """The log file for which `_to_flush` was made."""
-        self._to_flush: list[StoredReplica] = []
+        self._to_flush: deque[StoredReplica] = deque()
         self.is_copied: Callable[[PartitionId], bool] = lambda partition: False
         """Is a copy of this partition in progress? A merge would take processor time from the copy,
         and the merged rows would have to be hashed again for the comparison."""
@@ -73,9 +74,9 @@ class Maintenance:
             if self.volume.dropped:
                 self._attempt(self._shelf.drop_directories)
                 return self.trouble is None
-            replica = self._fullest()
-            if replica is not None and not self._flushed_last:
-                self._attempt(lambda: self._flush(replica))
+            fullest = self._fullest()
+            if fullest and not self._flushed_last:
+                self._attempt(lambda: self._flush(*fullest))
                 self._flushed_last = self.trouble is None
                 return self._flushed_last
             self._flushed_last = False
@@ -86,7 +87,7 @@ class Maintenance:
             self.trouble = self.trouble or trouble
             if not is_compacted and self.trouble is None:
                 self._attempt(self.volume.keep_reserve)
-            return is_compacted or (replica is not None and self.trouble is None)
+            return is_compacted or (bool(fullest) and self.trouble is None)
 
     @property
     def troubles(self) -> list[str]:
@@ -210,54 +211,14 @@ class Maintenance:
 
     # ------------------------------------------------------------ flush
 
-    def _fullest(self) -> StoredReplica | None:
-        """The replica that must be flushed because rows take too much memory."""
+    def _fullest(self) -> list[StoredReplica]:
+        """The replicas that must be flushed because rows take too much memory."""
         with self.volume.lock:
-            return self.volume.tally.fullest(self.volume.settings.memory_bytes)
+            settings = self.volume.settings
+            return few_enough(self.volume.tally.fullest(settings.memory_bytes, TOGETHER_MAX))
 
-    def _flush(self, replica: StoredReplica) -> None:
-        if self.volume.dropped:
-            self._shelf.drop_directories()  # an earlier replica may have had the same ids
-        with self.volume.lock:
-            if not replica.is_dirty or not self.volume.holds(replica):
-                return
-            beginnings = replica.beginnings
-            manifest = replica.freeze(self.volume.log.sequence)
-            tables = replica.view.tables
-        self._files.make_directory(self._shelf.path(replica))
-        self._files.sync_directory(f"{self.volume.directory}/replicas")
-        with self._shelf.given_up_files(replica):
-            made = {name: self._write_frozen(replica, view) for name, view in tables.items()}
-            self._files.sync_directory(self._shelf.path(replica))
-        # The manifest must not be ahead of the log: the log must hold all entries it relies on.
-        if self.volume.durable_sequence < manifest.sequence:
-            self.volume.sync()
-        described = [
-            describe_table(_thawed(view, made[name])) for name, view in sorted(tables.items())
-        ]
-        manifest = structs.replace(manifest, tables=tuple(described))
-        self._shelf.put_manifest(replica, manifest)
-        with self.volume.lock:
-            if replica.beginnings == beginnings:
-                replica.thaw(manifest, made)
-            else:
-                replica.rest(manifest)
-            self.volume.tally.note(replica)
-            self.volume.measure()
-        self._shelf.remove_unnamed(replica)
-
-    def _write_frozen(self, replica: StoredReplica, view: TableView) -> list[Ranged]:
-        if not view.frozen:
-            return []
-        batches: Iterable[Batch]
-        if view.table.kind == "stream":
-            batches = (batch for each in view.frozen for batch in each.batches)
-        else:
-            batches = _sorted_out(view)
-        in_memory = sum(len(each) for each in (*view.frozen, *view.memtables))
-        offset = max(0, view.next_offset - in_memory)
-        ranged = self._shelf.write(replica, view.table, batches, "flush", NEW, WHOLE, offset)
-        return [] if ranged is None else [ranged]
+    def _flush(self, *replicas: StoredReplica) -> None:
+        flush(self._shelf, replicas)
 
     # ------------------------------------------------------------ the log
 
@@ -270,8 +231,8 @@ class Maintenance:
             if not self._is_log_too_long() or oldest >= volume.catalogue.last_log:
                 return False
             behind = self._behind(oldest)
-        if behind is not None:
-            self._flush(behind)  # one at a time; other steps get their turn
+        if behind:
+            self._flush(*behind)  # only a few; other steps get their turn
             return True
         for replica in self._pinned(oldest):
             try:
@@ -286,21 +247,20 @@ class Maintenance:
         self._forget_log(oldest)
         return True
 
-    def _behind(self, file: int) -> StoredReplica | None:
-        """A replica that must be flushed before this log file can be removed: it had changes that
-        were only in the log when the file was first considered. Later changes are in later files.
-        """
+    def _behind(self, file: int) -> list[StoredReplica]:
+        """Some replicas that must be flushed before this log file can be removed: they had changes
+        that were only in the log when the file was first considered. Later changes are in later
+        files."""
+        volume, last = self.volume, self.volume.last_sequences[file]
         if self._considered != file:
-            last = self.volume.last_sequences[file]
-            dirty = [r for r in self.volume.replicas.values() if r.is_dirty_before(last)]
-            self._considered, self._to_flush = file, dirty
-        last = self.volume.last_sequences[file]
+            dirty = [r for r in volume.replicas.values() if r.is_dirty_before(last)]
+            self._considered, self._to_flush = file, deque(dirty)
         while self._to_flush:
-            replica = self._to_flush[-1]
-            if replica.is_dirty_before(last) and self.volume.holds(replica):
-                return replica
-            self._to_flush.pop()
-        return None
+            replica = self._to_flush[0]
+            if replica.is_dirty_before(last) and volume.holds(replica):
+                break
+            self._to_flush.popleft()
+        return few_enough(self._to_flush)
 
     def _pinned(self, file: int) -> list[StoredReplica]:
         """The replicas that need entries of this log file. A replica that needs none will never
@@ -442,26 +402,6 @@ class Maintenance:
         offset = job.inputs[0].offset
         ranged = self._shelf.write(replica, view.table, batches, "merge", job.level, WHOLE, offset)
         return [] if ranged is None else [ranged]
-
-
-def _thawed(view: TableView, made: Sequence[Ranged]) -> TableView:
-    return structs.replace(view, frozen=(), segments=(*view.segments, *made))
-
-
-def _sorted_out(view: TableView) -> Iterator[Batch]:
-    """The newest frozen row of each key of a table, sorted by token.
-
-    All at once if that needs little memory: sorting piece by piece reads each row several times.
-    """
-    if sum(each.bytes for each in view.frozen) > FLUSH_BYTES_MAX:
-        for piece in sweep(view.table, view.frozen, WHOLE, MERGE_BYTES):
-            yield from piece
-        return
-    every = concat(view.table, [batch for each in view.frozen for batch in each.parts])
-    order = newest_rows(every)
-    step = max(1, len(every) * MERGE_BYTES // max(1, every.bytes))
-    for start in range(0, len(order), step):
-        yield every.take(order[start : start + step])
 
 
 def is_lost(logged: Logged, file: int) -> bool:

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from limosa.core.model.keys import Incarnation, PartitionId, Position, TokenRange
 from limosa.core.producers import ProducersValue
-from limosa.storage.files import Files, replace_durably
+from limosa.storage.files import Files, replace_all_durably
 from limosa.storage.log import damaged
 
 MANIFEST = "MANIFEST"
@@ -67,10 +67,14 @@ class VolumeManifest(Struct, array_like=True, frozen=True):
     """Directories that must exist."""
 
 
-def write_manifest(files: Files, directory: str, name: str, manifest: Struct) -> None:
+def write_manifests(files: Files, manifests: Iterable[tuple[str, str, Struct]]) -> None:
+    """Replace files by directory and name, each atomically."""
+    replace_all_durably(files, [(path, name, [_sealed(each)]) for path, name, each in manifests])
+
+
+def _sealed(manifest: Struct) -> bytes:
     encoded = msgspec.msgpack.encode(manifest)
-    front = _FRONT.pack(_MAGIC, len(encoded), xxh3_64_intdigest(encoded))
-    replace_durably(files, directory, name, [front + encoded])
+    return _FRONT.pack(_MAGIC, len(encoded), xxh3_64_intdigest(encoded)) + encoded
 
 
 def read_manifest(files: Files, directory: str) -> Manifest:
@@ -120,10 +124,11 @@ class Catalogue:
         with self._changing:
             self._write(number, self.last_log, self.replicas)
 
-    def add_replica(self, name: str) -> None:
+    def add_replicas(self, names: Iterable[str]) -> None:
         with self._changing:
-            if name not in self.replicas:
-                self._write(self.first_log, self.last_log, self.replicas | {name})
+            new = frozenset(names) - self.replicas
+            if new:
+                self._write(self.first_log, self.last_log, self.replicas | new)
 
     def remove_replicas(self, names: Iterable[str]) -> None:
         with self._changing:
@@ -134,5 +139,5 @@ class Catalogue:
     def _write(self, first_log: int, last_log: int, replicas: frozenset[str]) -> None:
         """Write VOLUME first; the fields change only if that succeeds."""
         manifest = VolumeManifest(first_log, last_log, tuple(sorted(replicas)))
-        write_manifest(self._files, self._directory, VOLUME, manifest)
+        write_manifests(self._files, [(self._directory, VOLUME, manifest)])
         self.first_log, self.last_log, self.replicas = first_log, last_log, replicas

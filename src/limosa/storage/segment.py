@@ -20,7 +20,7 @@ from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from limosa.core.model.keys import Position, TokenRange
-from limosa.storage.files import Files
+from limosa.storage.files import Files, OpenFile
 from limosa.storage.log import damaged
 from limosa.storage.memtable import NOTHING, span, span_of
 from limosa.tabular.bodies import ALL_EXTRAS, padded, stored_schema, unpack
@@ -65,9 +65,16 @@ SYNC_BYTES = 4 << 20
 was written and is not on disk yet."""
 
 
-def write_segment(files: Files, path: str, table: Table, batches: Iterable[Batch]) -> bool:
+def write_segment(
+    files: Files,
+    path: str,
+    table: Table,
+    batches: Iterable[Batch],
+    unsynced: list[OpenFile] | None = None,
+) -> bool:
     """Write sorted batches to a new segment file; its bytes are durable, its name is not yet.
 
+    `unsynced`: add the file to this list instead; the caller syncs and closes it.
     False: there are no rows, and no file was written."""
     file = None
     blocks: list[Block] = []
@@ -98,7 +105,11 @@ def write_segment(files: Files, path: str, table: Table, batches: Iterable[Batch
         )
         encoded = msgspec.msgpack.encode(index)
         file.append([encoded, _trailer(at, len(encoded), xxh3_64_intdigest(encoded))])
-        file.sync()
+        if unsynced is None:
+            file.sync()
+        else:
+            unsynced.append(file)
+            file = None
         return True
     finally:
         if file is not None:

@@ -4,14 +4,14 @@ A file counts only if a manifest names it. Files that no manifest names are remo
 that made them obsolete, or at the next start.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from xxhash import xxh3_64_hexdigest
 
 from limosa.core.model.keys import TokenRange
 from limosa.errors import UnusableFile
-from limosa.storage.files import replace_durably
+from limosa.storage.files import OpenFile, replace_durably
 from limosa.storage.log import file_name
 from limosa.storage.manifest import (
     DAMAGED,
@@ -19,7 +19,7 @@ from limosa.storage.manifest import (
     Manifest,
     directory_of,
     read_manifest,
-    write_manifest,
+    write_manifests,
 )
 from limosa.storage.replica import StoredReplica
 from limosa.storage.segment import Segment, write_segment
@@ -39,7 +39,7 @@ class Shelf:
         """The log file that this process started with; no other process started with it."""
         self._files_named = 0
         self._trashed = 0
-        self._making: list[str] = []
+        self._making: dict[StoredReplica, list[str]] = {}
         self.unsettled: dict[StoredReplica, None] = dict.fromkeys(volume.replicas.values())
         """Replicas whose segments changed since they were last considered for a merge."""
         self._tidy()
@@ -58,10 +58,11 @@ class Shelf:
         level: int,
         token_range: TokenRange,
         offset: int = 0,
+        unsynced: list[OpenFile] | None = None,
     ) -> Ranged | None:
         path = f"{self.path(replica)}/{self._new_name(replica, why)}"
-        self._making.append(path)
-        if not write_segment(self.files, path, table, batches):
+        self._making[replica].append(path)
+        if not write_segment(self.files, path, table, batches, unsynced):
             return None
         name = path.rsplit("/", 1)[1]
         return Ranged(name, level, token_range, offset, Segment(self.files, path))
@@ -76,15 +77,17 @@ class Shelf:
     @contextmanager
     def given_up_files(self, replica: StoredReplica) -> Iterator[None]:
         """Remove new files again if the step fails before a manifest names them."""
-        self._making = []
+        self._making[replica] = []
         try:
             yield
         except Exception:
             named = self._named_on_disk(replica)
-            for path in self._making:
+            for path in self._making[replica]:
                 if path.rsplit("/", 1)[1] not in named:
                     self.files.remove(path)
             raise
+        finally:
+            del self._making[replica]
 
     def _named_on_disk(self, replica: StoredReplica) -> set[str]:
         """A manifest may be on the disk, though a later part of the step failed."""
@@ -95,10 +98,14 @@ class Shelf:
         return {each.file for table in manifest.tables for each in table.segments}
 
     def put_manifest(self, replica: StoredReplica, manifest: Manifest) -> None:
-        write_manifest(self.files, self.path(replica), MANIFEST, manifest)
-        self.unsettled[replica] = None
-        if self.volume.holds(replica):
-            self.volume.catalogue.add_replica(directory(replica))
+        self.put_manifests([(replica, manifest)])
+
+    def put_manifests(self, manifests: Sequence[tuple[StoredReplica, Manifest]]) -> None:
+        """Replace the manifests of replicas, each atomically."""
+        write_manifests(self.files, [(self.path(r), MANIFEST, m) for r, m in manifests])
+        self.unsettled.update((replica, None) for replica, _ in manifests)
+        held = (replica for replica, _ in manifests if self.volume.holds(replica))
+        self.volume.catalogue.add_replicas(map(directory, held))
 
     def mark_damaged(self, replica: StoredReplica, why: str) -> None:
         """Remember the damage across restarts: a start reads no rows, and would not find it."""

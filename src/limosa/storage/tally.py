@@ -4,6 +4,7 @@ A node may have thousands of replicas, and needs these totals many times a secon
 """
 
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
 
 from limosa.storage.replica import ReplicaKey, StoredReplica
 from limosa.storage.view import Size
@@ -57,11 +58,11 @@ class Tally:
             else:
                 self._large.pop(replica, None)
 
-    def fullest(self, memory_bytes_max: int) -> StoredReplica | None:
-        """The replica with the most rows in memory, if there are too many of them."""
+    def fullest(self, memory_bytes_max: int, count: int) -> list[StoredReplica]:
+        """So many replicas with the most rows in memory, if there are too many rows there."""
         self.count()
         among: Iterable[StoredReplica] = self._large
         if self.memory_bytes >= memory_bytes_max:
             among = self._replicas.values()
-        fullest = max(among, key=lambda replica: replica.counted[0], default=None)
-        return fullest if fullest is not None and fullest.counted[0] else None
+        fullest = nlargest(count, among, key=lambda replica: replica.counted[0])
+        return [replica for replica in fullest if replica.counted[0]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from limosa.core.lookup import Lookup
 from limosa.core.model.keys import Position, TokenRange
-from limosa.core.model.rows import Starts
+from limosa.core.model.rows import Rows, Starts
 from limosa.core.tokens import tokens
 from limosa.errors import BadInput
 from limosa.tabular.digest import row_hashes
@@ -374,12 +374,52 @@ class Bundle:
         """The rows of each partition; if one partition gets all rows, this bundle itself."""
         if len(starts.starts) == 1:
             return [(0, self)] if self.batches else []
-        if not isinstance(starts.prepared, Lookup):
-            starts.prepared = Lookup(starts.starts)
+        lookup = _lookup_of(starts)
         shares: dict[int, list[Batch]] = {}
         for batch in self.batches:
-            for index, part in batch.split(starts.prepared):
+            for index, part in batch.split(lookup):
                 shares.setdefault(index, []).append(part)
         if len(shares) == 1:
             return [(index, self) for index in shares]
         return [(index, Bundle(parts)) for index, parts in sorted(shares.items())]
+
+    def places(self, starts: Starts) -> list[int]:
+        if len(starts.starts) == 1:
+            return [0] if self.batches else []
+        lookup = _lookup_of(starts)
+        found: set[int] = set()
+        for batch in self.batches:
+            found.update(lookup.partition_indexes(batch.tokens).tolist())
+        return sorted(found)
+
+    def joins(self, other: Rows) -> bool:
+        """Rows of one table, by the same definition of its columns."""
+        assert isinstance(other, Bundle)
+        tables = {batch.table.fingerprint for batch in self.batches + other.batches}
+        return len(tables) == 1 and all(
+            batch.versions is None for batch in self.batches + other.batches
+        )
+
+    def joined(self, others: Sequence[Rows]) -> "Bundle":
+        batches = list(self.batches)
+        for each in others:
+            assert isinstance(each, Bundle)
+            batches += each.batches
+        tokens = [batch.given_tokens for batch in batches]
+        known = [each for each in tokens if each is not None]
+        flagged = any(batch.deleted is not None for batch in batches)
+        joined = Batch(
+            batches[0].table,
+            concat_columns([batch.columns for batch in batches]),
+            np.concatenate(known) if len(known) == len(batches) else None,
+            None,
+            np.concatenate([deleted_of(batch) for batch in batches]) if flagged else None,
+        )
+        joined.note_bytes(sum(batch.bytes for batch in batches))
+        return Bundle([joined])
+
+
+def _lookup_of(starts: Starts) -> Lookup:
+    if not isinstance(starts.prepared, Lookup):
+        starts.prepared = Lookup(starts.starts)
+    return starts.prepared

@@ -34,7 +34,8 @@ from limosa.errors import (
 from limosa.tabular.rows import Batch
 from limosa.tabular.schema import Table
 
-BATCHES_UNDER_WAY = 16
+BYTES_UNDER_WAY = 32 << 20
+"""Enough for large parts even where there are many partitions: see `core.client.gathering`."""
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
 """How long to retry while the cluster accepts no writes."""
@@ -177,13 +178,14 @@ class Sender:
         self._table = table
         self._advance = advance
         self._under_way: deque[tuple[Batch, Future[Finished]]] = deque()
+        self._bytes = 0
         self._failing_since: float | None = None
         self.acked = 0
 
     def send(self, batch: pa.RecordBatch) -> None:
         for piece in in_pieces(pa.Table.from_batches([batch])):
             self._submit(Batch.of(self._table.definition, piece))
-            while len(self._under_way) > BATCHES_UNDER_WAY:
+            while self._bytes > BYTES_UNDER_WAY and len(self._under_way) > 1:
                 self._settle()
             while self._under_way and self._under_way[0][1].done():
                 self._settle()
@@ -202,6 +204,7 @@ class Sender:
 
     def _submit(self, batch: Batch) -> None:
         self._under_way.append((batch, self._table.submit(batch)))
+        self._bytes += batch.bytes
 
     def _settle(self) -> None:
         batch, future = self._under_way[0]
@@ -214,6 +217,7 @@ class Sender:
             return
         self._failing_since = None
         self._under_way.popleft()
+        self._bytes -= batch.bytes
         self.acked += len(batch)
         self._advance(len(batch))
 
@@ -226,6 +230,7 @@ class Sender:
         time.sleep(PAUSE_SECONDS)
         batches = [batch for batch, _ in self._under_way]
         self._under_way.clear()
+        self._bytes = 0
         for batch in batches:
             self._submit(batch)
 

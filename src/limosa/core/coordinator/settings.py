@@ -25,6 +25,8 @@ class CoordinatorSettings(Struct, frozen=True):
     """Expected cost of a hand-over beyond the writes in flight, until one was measured."""
     pipeline_always: bool = False
     """Keep the pipeline running, also while nothing is to be copied."""
+    pipeline_seconds_max: float = 60.0
+    """How long a move waits until the pipeline is ready before it begins nevertheless."""
     moves_refused: str = ""
     """Why moves are refused here; empty: they are allowed."""
     moves_advice: str = ""

@@ -13,10 +13,11 @@ from limosa.core import routing
 from limosa.core.coordinator.checks import check
 from limosa.core.coordinator.memory import SealAsked
 from limosa.core.coordinator.ownership import enter, given_up, in_sync_side, next_epoch
+from limosa.core.coordinator.readiness import pipeline_is_awaited
 from limosa.core.coordinator.reports import report_of
 from limosa.core.coordinator.turns import topology_request_waits
 from limosa.core.coordinator.view import ClusterView, with_stage
-from limosa.core.effects import Compare, Effect, Send, StartCopy
+from limosa.core.effects import Compare, Effect, Send, StartCopy, StartPipeline
 from limosa.core.machines.catalogue import MACHINES
 from limosa.core.machines.machine import END, REVERT, Side, Stage, Work
 from limosa.core.messages import DropReplica, Link, Seal, Trouble, Verify
@@ -37,6 +38,7 @@ class Waiting(NamedTuple):
 
 
 CANCELLED = "cancelled"
+SPARK_STARTS = "Spark is starting; the move begins afterwards"
 NO_TAKER = "hand-over: no in-sync replica of the new side is alive"
 
 
@@ -80,6 +82,8 @@ def start(view: ClusterView, record: Partition, intent: Intent) -> Commit | Wait
         report = Put(report_of(view, record, never, "reverted"))
         settled = settle(view, record, False)
         return view.commit(record, record, f"given up: {problem}", (*settled, report))
+    if pipeline_is_awaited(view, pending, record.id):
+        return Waiting(SPARK_STARTS, (StartPipeline(),))
     stage = MACHINES[pending.kind].first.name
     change = Transition(
         transition,

@@ -46,6 +46,15 @@ class Rows(Protocol):
         """For each partition that gets rows: its index in the layout, and its rows in their
         order."""
 
+    def places(self, starts: Starts) -> Sequence[int]:
+        """The indexes of the partitions that get rows."""
+
+    def joins(self, other: "Rows") -> bool:
+        """Whether the rows of both can be written together."""
+
+    def joined(self, others: "Sequence[Rows]") -> "Rows":
+        """These rows and those of others, which join; of rows with the same key the last counts."""
+
 
 class Entry(Struct, frozen=True):
     """One entry of a partition's log: rows that become visible together, and their producer."""

@@ -30,14 +30,20 @@ class Following:
         if why:
             replica = Replica(node.node, message.to) if held is None else held.replica
             named = self._named(message.partition, message.to) or replica
-            refusal = Unheld(message.partition, named, message.epoch, message.revision, why)
-            node.send(sender, refusal)
+            self._refuse(sender, message, named, why)
             return
         assert held is not None
         if isinstance(message, Probe):
             node.send(sender, self._probed(held, message, held.last))
         else:
             self._replicate(sender, held, message)
+
+    def _refuse(
+        self, sender: str, message: Probe | Replicate, replica: Replica, why: Objection
+    ) -> None:
+        run, revision = self._node.run(), message.revision
+        refusal = Unheld(message.partition, replica, message.epoch, revision, why, run)
+        self._node.send(sender, refusal)
 
     def _named(self, partition: PartitionId, incarnation: Incarnation) -> Replica | None:
         record = self._node.topology.partitions.get(partition)
@@ -81,8 +87,7 @@ class Following:
             self.cut(held, common)
             held.matched = message.epoch
         elif held.matched != message.epoch:
-            epoch, revision = message.epoch, message.revision
-            node.send(sender, Unheld(held.partition, held.replica, epoch, revision, "unmatched"))
+            self._refuse(sender, message, held.replica, "unmatched")
             return
         if message.previous > held.last:
             node.send(sender, self._probed(held, message, held.last))

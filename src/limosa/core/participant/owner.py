@@ -99,15 +99,17 @@ class Owner(Returning):
 
     def adopt(self, now: float, record: Partition, revision: Revision, needed: int) -> None:
         """Another revision of the record: perhaps other peers; every seal and proposal is void."""
+        is_the_same = record == self.record
         self.record = record
         self.revision = revision
         self.needed = needed
         self.sealed = self.unsealed()
         self.touched, self.touched_at = 0, -inf
         self.note_record(record)
-        self.follow(now, [r for r in routing.written(record) if r != self.held.replica])
+        self.follow([r for r in routing.written(record) if r != self.held.replica])
         for peer in self.peers.values():
-            peer.since = now
+            if not is_the_same:  # a commit that only voids proposals gives nobody more time
+                peer.since = self.clock.now
             peer.hurry()
             peer.reading = 0  # it would be sent under an old revision
             if peer.replica in self.returning:
@@ -139,10 +141,10 @@ class Owner(Returning):
             why = f"sequence {message.after} of this producer comes first"
             return Wait(message.id, why, message.after)
         if message.expected is not None and message.expected != found:
-            self.order(now, message, None, found)
+            self.order(message, None, found)
             self.wait_for(now, client, self.answer_to(message, held.last, found))
         else:
-            self.order(now, message, rows, None)
+            self.order(message, rows, None)
             self.wait_for(now, client, self.answer_to(message, held.last, None))
         return None
 
@@ -164,9 +166,8 @@ class Owner(Returning):
         self.pending.append(pending)
         self.commit(now)
 
-    def order(self, now: float, message: Write, rows: Rows | None, found: Position | None) -> None:
+    def order(self, message: Write, rows: Rows | None, found: Position | None) -> None:
         self.append(
-            now,
             Entry(
                 self.next_position(),
                 self.held.last,
@@ -176,10 +177,10 @@ class Owner(Returning):
                 message.floor,
                 message.range,
                 found,
-            ),
+            )
         )
 
-    def collect(self, now: float) -> None:
+    def collect(self) -> None:
         """Collect tombstones that every replica has, in sync or not, if no transition runs."""
         point = self.held.watermark
         for replica in self.record.replicas:
@@ -188,7 +189,7 @@ class Owner(Returning):
                 point = min(point, peer.acked if peer is not None and peer.matched else 0)
         if point and self.may_collect() and not self.is_collecting():
             self.collecting = (position(self.epoch, self.counter + 1), self.revision)
-            self.append(now, Entry(self.next_position(), self.held.last, None, collects=point))
+            self.append(Entry(self.next_position(), self.held.last, None, collects=point))
 
     def may_collect(self) -> bool:
         return self.record.transition is None and not self.record.eligible
@@ -200,14 +201,14 @@ class Owner(Returning):
         self.counter += 1
         return position(self.epoch, self.counter)
 
-    def append(self, now: float, entry: Entry) -> None:
+    def append(self, entry: Entry) -> None:
         held = self.held
         held.append(entry)
         ticket = self.tickets.appending(held, self.revision)
         self.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, (entry,)))
         for peer in self.peers.values():
             if peer.matched and peer.acked >= entry.previous:
-                peer.since = now
+                peer.since = self.clock.now
             if peer.matched and peer.sent == entry.previous:
                 self.replicate(peer, entry.previous)
 
@@ -283,9 +284,8 @@ class Owner(Returning):
             if not peer.matched:
                 self.probe(peer)
             elif peer.acked < held.last:
-                if (
-                    now - peer.since >= self.settings.resend_seconds
-                ):  # otherwise entries are still under way
+                # Otherwise entries are still under way.
+                if self.clock.now - peer.since >= self.settings.resend_seconds:
                     self.resend(now, peer, peer.acked)
             elif peer.told < held.watermark or held.check is not None:
                 self.replicate(peer, held.last)
@@ -326,7 +326,7 @@ class Owner(Returning):
         """
         if self.sealed is not None and now - self.sealed_at > self.settings.seal_seconds_max:
             return "nothing came of a seal"
-        if self.is_held_up(now):
+        if self.is_held_up():
             return "a proposed replica does not answer"
         return ""
 

@@ -30,7 +30,9 @@ class Peer:
     replica: Replica
     pair: Pair
     since: float
-    """When the replica began to owe an acknowledgement, or last made progress."""
+    """When the replica began to owe an acknowledgement, or last made progress: awake seconds."""
+    joined: float
+    """Since when the replica gets the log: awake seconds."""
     matched: bool = False
     reachable: bool = True
     """False: the replica needs entries that this log no longer has."""
@@ -72,6 +74,7 @@ class Replication(ABC):
         self.lease = lease
         self.tickets = tickets
         self.pairs = pairs
+        self.clock = pairs.clock
         self.settings = settings
         self.epoch = record.epoch
         self.peers: dict[Replica, Peer] = {}
@@ -81,29 +84,32 @@ class Replication(ABC):
     def commit(self, now: float) -> None:
         """A replica has acknowledged more."""
 
-    def follow(self, now: float, replicas: Sequence[Replica]) -> None:
+    def follow(self, replicas: Sequence[Replica]) -> None:
         """From now on, these replicas get the log."""
         partition = self.held.partition
         nodes = {replica.node for replica in replicas}
         for replica in self.peers:
             if replica.node not in nodes:
                 self.pairs.leave(replica.node, partition)
+        now = self.clock.now
         self.peers = {
             replica: self.peers.get(replica)
-            or Peer(replica, self.pairs.join(now, replica.node, partition), now)
+            or Peer(replica, self.pairs.join(replica.node, partition), now, now)
             for replica in replicas
         }
+        for peer in self.peers.values():
+            peer.pair.changed(partition)
 
-    def unmatch(self, now: float, peer: Peer) -> None:
+    def unmatch(self, peer: Peer) -> None:
         if peer.matched and peer.acked >= self.held.last:
-            peer.since = now
+            peer.since = self.clock.now
         peer.matched = False
 
-    def run_changed(self, now: float, node: NodeId) -> None:
+    def run_changed(self, node: NodeId) -> None:
         """Another run of a node has begun: the replicas there must be matched anew."""
         for peer in self.peers.values():
             if peer.replica.node == node and peer.matched:
-                self.unmatch(now, peer)
+                self.unmatch(peer)
                 peer.hurry()
                 self.probe(peer)
 
@@ -139,7 +145,7 @@ class Replication(ABC):
             peer.reachable = False
             return
         if not (peer.matched and message.last >= peer.acked):
-            self.unmatch(now, peer)
+            self.unmatch(peer)
             self.resend(now, peer, common, "match", message.run)
         elif message.last < self.held.last:
             self.resend(now, peer, message.last)
@@ -245,7 +251,8 @@ class Replication(ABC):
         peer.told = message.watermark
         if message.position > peer.acked:
             peer.acked = message.position
-            peer.since = now
+            peer.since = self.clock.now
+            peer.pair.progressed(peer.replica.volume)
             peer.hurry()
         if peer.sent <= peer.acked < self.held.last:
             self.replicate(peer, peer.acked)
@@ -254,7 +261,7 @@ class Replication(ABC):
     def unheld(self, now: float, message: Unheld) -> None:
         peer = self.peers[message.replica]
         if message.why in ("unmatched", "lost"):
-            self.unmatch(now, peer)
+            self.unmatch(peer)
             peer.acked = 0 if message.why == "lost" else peer.acked
         if message.why == "unmatched":
             self.probe(peer)
@@ -276,10 +283,12 @@ class Replication(ABC):
 
     # --- silence
 
-    def is_silent(self, now: float, peer: Peer) -> bool:
-        return peer.pair.is_silent(now) or self.is_late(now, peer)
+    def is_silent(self, peer: Peer) -> bool:
+        """A replica that has just joined may be on a node that has just come back."""
+        is_new = self.clock.now - peer.joined <= self.settings.silence_seconds_max
+        return (peer.pair.is_silent() and not is_new) or self.is_late(peer)
 
-    def is_late(self, now: float, peer: Peer) -> bool:
+    def is_late(self, peer: Peer) -> bool:
         """Has the replica owed an acknowledgement for too long?"""
         owes = not peer.matched or peer.acked < self.held.last
-        return owes and now - peer.since > self.settings.silence_seconds_max
+        return owes and peer.pair.is_late(peer.replica.volume, peer.since)

@@ -92,11 +92,11 @@ class Returning(Replication):
             if self.peers[replica].matched and self.peers[replica].acked >= committed
         )
 
-    def is_held_up(self, now: float) -> bool:
+    def is_held_up(self) -> bool:
         """Does a write, or the opening, wait for a proposed replica that has owed an answer for too
         long? Otherwise proposals stand."""
         waits = self.held.watermark < self.held.last or not self.open
-        return waits and any(self.is_late(now, self.peers[replica]) for replica in self.proposed)
+        return waits and any(self.is_late(self.peers[replica]) for replica in self.proposed)
 
     def silent(self, now: float) -> tuple[Replica, ...]:
         """Replicas that have not answered for too long, whether or not there is anything to send.
@@ -107,5 +107,5 @@ class Returning(Replication):
         return tuple(
             peer.replica
             for peer in self.peers.values()
-            if peer.replica in required and self.is_silent(now, peer)
+            if peer.replica in required and self.is_silent(peer)
         )

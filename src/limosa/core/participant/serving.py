@@ -30,7 +30,7 @@ from limosa.core.participant.pairs import Pair
 from limosa.core.participant.space import lacks_space
 from limosa.core.participant.state import NodeState
 
-VOIDED_TOGETHER_MAX = 128
+VOIDED_TOGETHER_MAX = 100
 
 
 class Serving:
@@ -50,7 +50,7 @@ class Serving:
         owner = node.owners.get(held.partition)
         if owner is None or owner.epoch != record.epoch or owner.held is not held:
             if owner is not None:
-                owner.follow(now, ())
+                owner.follow(())
             owner = Owner(
                 held, record, node.lease, node.tickets, node.pairs, node.settings, node.pace
             )
@@ -63,7 +63,7 @@ class Serving:
         owner = self._node.owners.get(held.partition)
         if owner is None or owner.held is not held:
             return
-        owner.follow(inf, ())
+        owner.follow(())
         del self._node.owners[held.partition]
         self._restless.pop(held.partition, None)
         for pending in owner.pending:
@@ -163,7 +163,7 @@ class Serving:
     def collection_due(self, now: float, event: CollectionDue) -> None:
         owner = self.serving(now, event.partition)
         if owner is not None:
-            owner.collect(now)
+            owner.collect()
             self.collect_from(owner)
 
     # --- other replicas, volumes and time
@@ -174,13 +174,13 @@ class Serving:
         if owner is None or peer is None:
             return
         was_silent = peer.pair.was_told
-        for waiting in peer.pair.hear(now):
+        for waiting in peer.pair.hear():
             self._restless[waiting] = self._node.owners[waiting]
         if was_silent:
             self._tell_of_pair(now, peer.pair)
-        if isinstance(message, Probed) and peer.pair.began(message.run):
+        if not isinstance(message, Acked) and peer.pair.began(message.run):
             for other in peer.pair.partitions:
-                self._node.owners[other].run_changed(now, message.replica.node)
+                self._node.owners[other].run_changed(message.replica.node)
                 self.collect_from(self._node.owners[other])
         match message:
             case Acked():
@@ -220,6 +220,7 @@ class Serving:
             self._node.changed.mark(owner.held.partition)  # it serves again
 
     def tick(self, now: float) -> None:
+        self._node.pairs.clock.tick(now)
         if now - self._ticked_at < self._node.settings.resend_seconds:
             return
         self._ticked_at = now
@@ -234,12 +235,12 @@ class Serving:
 
     def _ask(self, now: float, node: NodeId, pair: Pair) -> None:
         """Ask another node whether it is there, if it has answered nothing for long."""
-        partition = pair.next_to_ask(now)
+        partition = pair.next_to_ask()
         if partition is not None:
             owner = self._node.owners[partition]
             owner.ask(node)
             self.collect_from(owner)
-        if pair.must_tell(now):
+        if pair.must_tell():
             self._tell_of_pair(now, pair)
 
     def _tell_of_pair(self, now: float, pair: Pair) -> None:
@@ -260,7 +261,7 @@ class Serving:
         One record that changed meanwhile makes the whole commit fail. So the commits of a second
         attempt are half as large, and so on.
         """
-        owners.sort(key=lambda owner: owner.touched)
+        owners.sort(key=lambda owner: owner.touched, reverse=True)
         while owners:
             count = max(1, VOIDED_TOGETHER_MAX >> owners[0].touched)
             self._node.out.append(MakeCommit(voiding(owners[:count])))

@@ -14,6 +14,11 @@ class ParticipantSettings(Struct, frozen=True):
     resend_seconds_max: float = 2.0
     silence_seconds_max: float = 1.5
     """A replica that has not answered for so long is reported as silent."""
+    stuck_seconds_max: float = 6.0
+    """A replica that makes no progress for so long is silent although others on its volume do."""
+    tick_seconds_max: float = 0.25
+    """If more time passes between two ticks, the node is behind with its own work: silence of other
+    nodes counts only up to this time."""
     idle_seconds_max: float = 2.0
     """A node that has answered nothing for so long is asked whether it is still the same run."""
     seal_seconds_max: float = 2.0
