@@ -197,6 +197,18 @@ def test_a_commit_beside_the_topology_leaves_the_generation_alone() -> None:
     assert with_mark(commit) == commit.changes
 
 
+def written(name: str) -> Change:
+    return Put(replace(stable(), id=name))
+
+
+def intended(name: str) -> Change:
+    return Put(Intent(name, ()))
+
+
+def removed(name: str) -> Change:
+    return Remove(partition_key(name))
+
+
 def test_an_unknown_key_has_revision_zero() -> None:
     agreed = cluster(stable())
     assert agreed.revision_of("topology/node/nobody") == 0
@@ -313,4 +325,40 @@ def test_partitions_that_changed_came_or_went_are_told_apart_from_the_others() -
     before = apply(Agreed(), [Put(replace(stable(), id=name)) for name in "abc"], 5)
     changes = (Put(replace(stable(), id="b")), Remove(partition_key("c")), Put(Node("a")))
     after = apply(before, (*changes, Put(replace(stable(), id="d"))), 6)
-    assert after.topology.changed_since(before.topology) == ["b", "d", "c"]
+    assert sorted(after.topology.changed_since(before.topology)) == ["b", "c", "d"]
+    assert after.topology.changed_since(after.topology) == []
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(
+                [change(name) for name in "abc" for change in (written, intended, removed)]
+            ),
+            max_size=3,
+        ),
+        max_size=5,
+    )
+)
+def test_changes_are_found_quickly_after_the_state_before_and_after_any_earlier_one(
+    commits: list[list[Change]],
+) -> None:
+    """The revisions name what changed since the state before; after an earlier one, all of them
+    are compared. Both find every change."""
+    states = [apply(Agreed(), [written("a"), intended("b")], 5)]
+    for number, changes in enumerate(commits):
+        states.append(apply(states[-1], changes, 6 + number))
+    for place, before in enumerate(states):
+        for after in states[place:]:
+            old, new = before.topology, after.topology
+            records = {n for n in "abc" if old.revision_of(n) != new.revision_of(n)}
+            keys = before.revisions | after.revisions
+            others = {k for k in keys if before.revisions.get(k) != after.revisions.get(k)}
+            assert records <= set(new.changed_since(old))
+            assert others <= set(after.changed_since(before))
+
+
+def test_how_a_state_came_about_is_not_part_of_its_value() -> None:
+    at_once = apply(Agreed(), [written("a"), written("b")], 5)
+    steps = apply(apply(Agreed(), [written("a")], 5), [written("b")], 5)
+    assert at_once == steps

@@ -62,7 +62,7 @@ def damaged(stage: Stage, replica: Replica) -> Stage:
 def test_a_node_reports_the_first_damage_at_once() -> None:
     """F193."""
     stage = follower_on_stage()
-    stage.brain.changed = False
+    stage.brain.changed.take()
     damaged(stage, B)
     assert stage.brain.changed
     (known,) = stage.status().replicas[P]

@@ -114,7 +114,9 @@ def test_a_node_that_answers_nothing_is_silent_for_every_partition() -> None:
         told += [stage.now for status in sent(effects, Status) if status.replicas["p3"][0].silent]
     assert silent(stage) == [(C,)] * COUNT
     assert len(told) == 4
-    assert answer(stage, ("c", "p9")) == []
+    effects = answer(stage, ("c", "p9")) + later(stage)
+    (status,) = sent(effects, Status)
+    assert [each[0].silent for each in status.replicas.values()] == [()] * COUNT, "told, too"
     assert silent(stage) == [()] * COUNT
 
 

@@ -55,7 +55,7 @@ def test_a_coordinator_that_stops_asking_is_noticed() -> None:
 def test_a_coordinator_that_does_not_take_up_reports_is_noticed() -> None:
     stage = registered()
     stage.say(Look(50, heard=1), "coordinator")
-    sequence = stage.status().sequence - 1
+    sequence = stage.status().sequence
     stage.now += 1.0
     stage.say(Look(50, heard=sequence), "coordinator")
     assert seen(stage).unheard_seconds == 0.0

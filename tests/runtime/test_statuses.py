@@ -1,14 +1,14 @@
-"""Statuses on a link: what is put together at its end is what was said."""
+"""Statuses on a link: what arrives is what was said, also if an earlier version said it."""
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limosa.core.messages import ReplicaStatus, Status
+from limosa.core.messages import WHOLE_STATUS, Look, ReplicaStatus, Status
 from limosa.core.model.topology import Replica
 from limosa.errors import BadInput
-from limosa.protocol.statuses import WHOLE, StatusHearer, StatusTeller
+from limosa.protocol.statuses import DigestNews, StatusNews, packed, unpacked
 from limosa.protocol.wire import Decoder, Encoder
 
 few = st.integers(0, 2)
@@ -33,14 +33,10 @@ statuses = st.builds(
     st.dictionaries(names, few),
     st.dictionaries(names, st.lists(replicas, max_size=2).map(tuple)),
     st.dictionaries(st.just("volume"), few),
+    st.just(()),
+    st.integers(WHOLE_STATUS, 2),
+    st.lists(names, max_size=2).map(tuple),
 )
-
-
-def holding(sequence: int, *partitions: str, last: int = 1) -> Status:
-    held: dict[str, tuple[ReplicaStatus, ...]] = {
-        name: (ReplicaStatus(Replica("n1", "i1"), 1, last, 1),) for name in partitions
-    }
-    return Status("n1", 7, sequence, 1, {}, held)
 
 
 @settings(max_examples=200)
@@ -52,30 +48,20 @@ def test_statuses_arrive_as_they_were_said(frames: list[list[Status]]) -> None:
         assert decoder(pa.py_buffer(encoder(said))) == said
 
 
-def test_only_what_changed_is_said() -> None:
-    tell = StatusTeller()
-    first = tell(holding(1, "p", "q", "r"))
-    assert (first.after, set(first.replicas), first.gone) == (WHOLE, {"p", "q", "r"}, ())
-    changed = Status(
-        "n1", 7, 2, 1, {}, {**holding(2, "p").replicas, **holding(2, "q", last=9).replicas}
-    )
-    news = tell(changed)
-    assert (news.after, set(news.replicas), news.gone) == (1, {"q"}, ("r",))
+def test_a_digest_of_a_replica_that_is_not_named_is_refused() -> None:
+    news = packed(Status("n1", 7, 1, 1, {}, {}))
+    for place in (-1, 0):
+        odd = DigestNews("p", place, "s", 1, "ff")
+        fields = [getattr(news, name) for name in StatusNews.__struct_fields__]
+        fields[StatusNews.__struct_fields__.index("digests")] = (odd,)
+        with pytest.raises(BadInput, match="does not name"):
+            unpacked(StatusNews(*fields))
 
 
-def test_the_next_run_of_a_node_says_all_again() -> None:
-    tell = StatusTeller()
-    tell(holding(1, "p"))
-    assert tell(Status("n1", 8, 1, 1, {}, holding(1, "p").replicas)).after == WHOLE
-
-
-def test_news_of_what_was_not_heard_are_refused() -> None:
-    """As when a stream was taken for another one: it is opened again, and begins with all."""
-    tell, hear = StatusTeller(), StatusHearer()
-    tell(holding(1, "p"))
-    second = tell(holding(2, "p"))
-    with pytest.raises(BadInput, match="not received"):
-        hear(second)
-    hear(StatusTeller()(holding(0, "p")))
-    with pytest.raises(BadInput, match="not received"):
-        hear(second)
+def test_a_look_of_an_earlier_version_asks_for_a_whole_status() -> None:
+    """Its coordinator does not say what it knows."""
+    encoder = Encoder(define=True)
+    decoder = Decoder(lambda fingerprint: None, trusted=True)
+    frame = encoder([Look(7, whole=False)])
+    assert decoder(pa.py_buffer(frame)) == [Look(7, whole=False)]
+    assert Look(7).whole

@@ -95,7 +95,7 @@ def test_a_failover_closes_the_session_and_opens_another() -> None:
     old, world.wire.waiting = world.wire.waiting, []
     world.nodes[source].crash()
     world.until(lambda: len(sessions(world)) == 2 and world.is_open("p0"))
-    world.run_for(0.3)
+    world.run_for(1.0)  # the target has what was committed meanwhile
     assert session_of(world) == sessions(world)[1] != sessions(world)[0]
     (stored,) = world.stored(target)
     before = dict(stored.rows)

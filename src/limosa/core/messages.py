@@ -4,7 +4,7 @@ A message to a replica names its incarnation, the epoch, and the revision of the
 sender acted on, so that the receiver can recognise a message that arrives too late.
 """
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -270,12 +270,18 @@ class Link(SessionMessage, frozen=True, gc=False):
 # --- the coordinator and nodes
 
 
+WHOLE_STATUS: Final = -1
+
+
 class Look(Message, frozen=True, gc=False):
     """Read the topology, and send a status."""
 
     generation: Revision
     heard: int = 0
     """The node's last status that the coordinator has taken up; 0: the coordinator does not say."""
+    whole: bool = True
+    """Of all replicas, and not only of those that changed. A coordinator of an earlier version does
+    not say, and needs the whole status."""
 
 
 class Seal(Message, frozen=True, gc=False):
@@ -340,16 +346,25 @@ class ReplicaStatus(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Status(Message, frozen=True, gc=False):
-    """The state of a node. What it says stays true while the node's lease lasts."""
+    """The state of a node. What it says stays true while the node's lease lasts.
+
+    It names all replicas of the node, or those that changed since an earlier status of the same
+    lease: see `after`.
+    """
 
     node: NodeId
     lease: LeaseId
     sequence: int
     generation: Revision
     busy: dict[PartitionId, Revision]
-    """By partition: the oldest revision under which work is still under way on the node."""
+    """By partition: the oldest revision under which work is still under way on the node, if that is
+    older than the record that the node has applied."""
     replicas: dict[PartitionId, tuple[ReplicaStatus, ...]]
     free_bytes: dict[str, int] = {}
     """By volume, as the node last measured it."""
     failed_volumes: tuple[str, ...] = ()
     """Volumes of the member that this run of the node can't use."""
+    after: int = WHOLE_STATUS
+    """The sequence of the status before this one, if only changes since then are named."""
+    gone: tuple[PartitionId, ...] = ()
+    """Partitions that have no replica here any more."""

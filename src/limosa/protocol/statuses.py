@@ -1,24 +1,15 @@
-"""How does a status travel? As the difference from the status before it on the same link.
+"""How does a status travel? Digests have more bits than a msgpack number, so they go as text."""
 
-A node with a thousand replicas reports its status at every step of a move, and hardly anything in
-it is new. A stream delivers every message or breaks, and the first status on it is complete; so the
-receiver rebuilds exactly the status that the node sent.
-"""
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from typing import Final
-
-from msgspec import Struct
-from msgspec.structs import astuple, replace
-
-from limosa.core.messages import ReplicaStatus, Status
-from limosa.core.model.keys import PartitionId, Position, SessionId
+from limosa.core.messages import WHOLE_STATUS, Message, ReplicaStatus, Status
+from limosa.core.model.keys import LeaseId, NodeId, PartitionId, Position, Revision, SessionId
 from limosa.errors import BadInput
-
-WHOLE: Final = -1
 
 
 class DigestNews(Struct, frozen=True, array_like=True):
-    """As text: a digest has more bits than a msgpack number."""
+    """The digest of the replica at a place among the partition's replicas."""
 
     partition: PartitionId
     place: int
@@ -27,73 +18,63 @@ class DigestNews(Struct, frozen=True, array_like=True):
     digest: str
 
 
-class StatusNews(Status, frozen=True, tag="Status"):
-    """A status with only those replicas that changed since an earlier status."""
+class StatusNews(Message, frozen=True, tag="Status"):
+    """A status on the wire; its fields are those of `Status`."""
 
+    node: NodeId
+    lease: LeaseId
+    sequence: int
+    generation: Revision
+    busy: dict[PartitionId, Revision]
+    replicas: dict[PartitionId, tuple[ReplicaStatus, ...]]
+    free_bytes: dict[str, int] = field(default_factory=dict)
+    failed_volumes: tuple[str, ...] = ()
     digests: tuple[DigestNews, ...] = ()
-    after: int = WHOLE
-    """The sequence of the earlier status."""
-    gone: tuple[str, ...] = ()
+    after: int = WHOLE_STATUS
+    gone: tuple[PartitionId, ...] = ()
 
 
-class StatusTeller:
-    """Encodes statuses on one stream: remembers the last one."""
-
-    def __init__(self) -> None:
-        self._last: Status | None = None
-
-    def __call__(self, status: Status) -> StatusNews:
-        before, self._last = self._last, status
-        if before is None or before.lease != status.lease:
-            return _news(status, status.replicas)
-        old, new = before.replicas, status.replicas
-        changed = {name: known for name, known in new.items() if old.get(name) != known}
-        gone = tuple(name for name in old if name not in new)
-        return _news(status, changed, before.sequence, gone)
-
-
-class StatusHearer:
-    """Decodes statuses on one stream: restores what the node sent."""
-
-    def __init__(self) -> None:
-        self._last: Status | None = None
-
-    def __call__(self, news: StatusNews) -> Status:
-        replicas = _replicas(news)
-        if news.after != WHOLE:
-            before = self._last
-            if before is None or (before.lease, before.sequence) != (news.lease, news.after):
-                raise BadInput("changes of a status that was not received", "reconnect")
-            replicas = {**before.replicas, **replicas}
-            for name in news.gone:
-                replicas.pop(name, None)
-        status = astuple(news)[: len(Status.__struct_fields__)]
-        self._last = replace(Status(*status), replicas=replicas)
-        return self._last
-
-
-def _news(
-    status: Status,
-    replicas: dict[PartitionId, tuple[ReplicaStatus, ...]],
-    after: int = WHOLE,
-    gone: tuple[str, ...] = (),
-) -> StatusNews:
-    plain, digests = dict(replicas), []
-    for partition, known in replicas.items():
+def packed(status: Status) -> StatusNews:
+    plain, digests = dict(status.replicas), []
+    for partition, known in status.replicas.items():
         for place, each in enumerate(known):
             if each.digest is not None:
                 session, at, digest = each.digest
                 digests.append(DigestNews(partition, place, session, at, f"{digest:x}"))
                 plain[partition] = tuple(replace(r, digest=None) for r in known)
-    fields = (*astuple(replace(status, replicas=plain)), tuple(digests), after, gone)
-    return StatusNews(*fields)
+    return StatusNews(
+        status.node,
+        status.lease,
+        status.sequence,
+        status.generation,
+        status.busy,
+        plain,
+        status.free_bytes,
+        status.failed_volumes,
+        tuple(digests),
+        status.after,
+        status.gone,
+    )
 
 
-def _replicas(news: StatusNews) -> dict[PartitionId, tuple[ReplicaStatus, ...]]:
-    replicas = dict(news.replicas)
+def unpacked(news: StatusNews) -> Status:
+    replicas = news.replicas
     for each in news.digests:
-        known = list(replicas[each.partition])
+        known = list(replicas.get(each.partition, ()))
+        if not 0 <= each.place < len(known):
+            raise BadInput("a digest of a replica that the status does not name", "reconnect")
         digest = (each.session, each.at, int(each.digest, 16))
         known[each.place] = replace(known[each.place], digest=digest)
         replicas[each.partition] = tuple(known)
-    return replicas
+    return Status(
+        news.node,
+        news.lease,
+        news.sequence,
+        news.generation,
+        news.busy,
+        replicas,
+        news.free_bytes,
+        news.failed_volumes,
+        news.after,
+        news.gone,
+    )

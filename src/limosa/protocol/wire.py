@@ -28,7 +28,7 @@ from limosa.core.messages import (
 from limosa.core.model.keys import Position, Revision
 from limosa.core.producers import ProducersValue
 from limosa.errors import BadInput, InvalidSchema, LimosaError, TooManyBytes, UnknownSchema
-from limosa.protocol.statuses import StatusHearer, StatusNews, StatusTeller
+from limosa.protocol.statuses import StatusNews, packed, unpacked
 from limosa.tabular.bodies import (
     ALIGNMENT,
     Bodies,
@@ -282,7 +282,6 @@ class Encoder:
         self._define = define
         self._pending = pending
         self._told: set[int] = set()
-        self._tell_status = StatusTeller()
 
     def __call__(self, said: Sequence[Message]) -> bytes:
         """Small messages, as one frame."""
@@ -313,10 +312,10 @@ class Encoder:
             return table.fingerprint
 
         bodies = Bodies(schema_of)
-        packed: list[Any] = []
+        encoded: list[Any] = []
         for message in said[first:] if first else said:
-            packed.append(
-                self._tell_status(message)
+            encoded.append(
+                packed(message)
                 if isinstance(message, Status)
                 else _pack(message, bodies, schema_of)
             )
@@ -324,8 +323,8 @@ class Encoder:
                 break
         pending = self._pending
         lone = len(said) == 1 and pending is not None and pending.is_lone()
-        head = _Head(tuple(definitions), tuple(packed), lone)
-        return frames.pack(_encoder.encode(head), bodies.pieces), first + len(packed)
+        head = _Head(tuple(definitions), tuple(encoded), lone)
+        return frames.pack(_encoder.encode(head), bodies.pieces), first + len(encoded)
 
 
 def _in_parts(message: Message) -> list[Message | _Part]:
@@ -414,7 +413,6 @@ class Decoder:
         """The rows of a slice that has not arrived completely."""
         self._learned: dict[int, Table] = {}
         self._required: dict[int, tuple[int, ...]] = {}
-        self._hear_status = StatusHearer()
         self.lone = False
         """The last frame was a lone request: see `transport.lone`."""
 
@@ -491,7 +489,7 @@ class Decoder:
             case _End():
                 return _plain(End, message, digest=int(message.digest, 16))
             case StatusNews():
-                return self._hear_status(message)
+                return unpacked(message)
             case _:
                 return message  # type: ignore[no-any-return]
 

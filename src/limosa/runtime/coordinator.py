@@ -221,7 +221,7 @@ class CoordinatorDriver:
 
     def _tell_nodes(self, generation: Revision) -> None:
         """Tell nodes to read the topology now: a hand-over waits until they have read it."""
-        look = Look(generation)
+        look = Look(generation, whole=False)
         for node in self.brain.agreed.leases:
             self.peers.send(node, look)
 

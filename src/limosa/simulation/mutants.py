@@ -386,7 +386,7 @@ def chunk_without_its_end(change: Any) -> None:
         landed.add(message.slice)
         if all(number in landed for number in range(2)):
             held.copied = message.session
-            node.changed = True
+            node.changed.mark(held.partition)
         ticket = next(node.tickets)
         node.out.append(ApplySlice(message.partition, message.to, ticket, (message.rows,), ()))
 

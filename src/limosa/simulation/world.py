@@ -207,11 +207,18 @@ class World:
             node.hangs = node.name in self.gone and node.hangs
             node.fill(False)
             node.scrub()
-            if node.brain.failed_volumes:
-                node.crash()  # an operator restarts it, now that the disk works
         for process in self.processes.values():
             process.resume()
             self.start(process)
+        self._restart_failed()
+        self.schedule(1.0, self._restart_failed)  # a node that was paused may notice it only now
+
+    def _restart_failed(self) -> None:
+        """An operator restarts nodes that gave a volume up, now that the disks work."""
+        for node in self.nodes.values():
+            if node.brain.failed_volumes and not node.hangs:
+                node.crash()
+                self.start(node)
 
     def heal(self) -> None:
         self.healed = True

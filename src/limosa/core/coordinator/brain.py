@@ -5,6 +5,10 @@ successor computes the same step. Every commit is guarded by the coordinator's l
 revisions of everything it was computed from, so a stale coordinator changes nothing.
 """
 
+from math import inf
+
+from msgspec.structs import replace
+
 from limosa.core import routing
 from limosa.core.coordinator import (
     balancer,
@@ -37,7 +41,7 @@ from limosa.core.events import (
     LoadTold,
     Received,
 )
-from limosa.core.messages import Look, Status
+from limosa.core.messages import WHOLE_STATUS, Look, Status
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     Agreed,
@@ -65,6 +69,9 @@ class Coordinator:
         """Empty while the coordinator is not in office. The driver puts commits in, takes them out,
         and reports the outcome."""
         self.statuses: dict[NodeId, Status] = {}
+        """The whole status of each node, as of its last report."""
+        self._missed: dict[NodeId, float] = {}
+        """Nodes of which a report was missed, and when they were asked for a whole status."""
         self.waits: dict[PartitionId, str] = {}
         self._attention = Attention(settings.ask_again_seconds)
         self._waiting: list[Request] = []
@@ -91,6 +98,7 @@ class Coordinator:
                 self.office = revision
                 self.commits.clear()
                 self.statuses.clear()
+                self._missed.clear()
                 self._attention.draw_to_all()
                 self._answered_at = (self.agreed, -1e9)
                 self._looked_at = -1e9
@@ -114,11 +122,21 @@ class Coordinator:
         return self.office is not None and self.agreed.revision_of(COORDINATOR_KEY) == self.office
 
     def _hear(self, status: Status) -> None:
-        """Keep a node's newest status; older ones that arrive late are ignored."""
+        """Keep a node's newest status; reports that arrive late are ignored. So are changes of a
+        status that is not known here: then the node is asked for a whole one."""
         known = self.statuses.get(status.node)
-        if known is None or (status.lease, status.sequence) > (known.lease, known.sequence):
-            self.statuses[status.node] = status
-            self._attention.hear(known, status, self.agreed)
+        if known is not None and (status.lease, status.sequence) <= (known.lease, known.sequence):
+            return
+        follows = known is not None and (known.lease, known.sequence) == (
+            status.lease,
+            status.after,
+        )
+        if status.after != WHOLE_STATUS and not follows:
+            self._missed.setdefault(status.node, -inf)
+            return
+        self._missed.pop(status.node, None)
+        self._attention.hear(known, status, self.agreed)
+        self.statuses[status.node] = merged_status(known, status)
 
     def _read(self, agreed: Agreed) -> None:
         self._attention.read(self.agreed, agreed)
@@ -128,18 +146,28 @@ class Coordinator:
         self.commits.read(agreed.revision)
 
     def _look(self, now: float) -> list[Effect]:
-        if now - self._looked_at < self.settings.look_seconds:
-            return []
-        self._looked_at = now
-        self._attention.draw_to_all()
-        generation = self.agreed.topology.generation
-        return [
-            Send(node, Look(generation, self._heard(node))) for node in sorted(self.agreed.leases)
+        """Ask all nodes for a status now and then, and at once those of which a report was
+        missed."""
+        nodes = [
+            node
+            for node, asked_at in self._missed.items()
+            if now - asked_at >= self.settings.ask_again_seconds and node in self.agreed.leases
         ]
+        if now - self._looked_at >= self.settings.look_seconds:
+            self._looked_at = now
+            self._attention.draw_to_next(self.agreed)
+            nodes = sorted(self.agreed.leases)
+        return [Send(node, self._look_at(now, node)) for node in nodes]
 
-    def _heard(self, node: NodeId) -> int:
-        status = self.statuses.get(node)
-        return 0 if status is None else status.sequence
+    def _look_at(self, now: float, node: NodeId) -> Look:
+        """The node's whole status is asked for, unless it is known up to its last report."""
+        known, lease = self.statuses.get(node), self.agreed.leases.get(node)
+        is_known = known is not None and lease is not None and known.lease == lease.lease
+        if node in self._missed:
+            self._missed[node] = now
+        heard = 0 if known is None else known.sequence
+        is_whole = node in self._missed or not is_known
+        return Look(self.agreed.topology.generation, heard, is_whole)
 
     def _decide(self, now: float, wall: float) -> list[Effect]:
         assert self.office is not None
@@ -150,8 +178,14 @@ class Coordinator:
         view = ClusterView(*seen, tuple(self._flights.open.values()), self._waiting)
         out: list[Effect] = []
         self._answer(view, out)
-        asked = {each.partition for each in self._waiting if not deferred(view, each)}
-        for partition in self._attention.take(now, self.agreed):
+        for partition in self._attention.due(now):
+            if self.commits.concerns(partition):
+                self._attention.keep(partition, now)
+            else:
+                self._attention.draw_to(partition)
+        names = self._attention.take(self.agreed)
+        asked = {each.partition for each in self._waiting if names and not deferred(view, each)}
+        for partition in names:
             record = self.agreed.topology.partitions.get(partition)
             if record is None:
                 self._forget(partition)
@@ -203,7 +237,9 @@ class Coordinator:
             self._attention.let_go(record.id)
         else:
             self._propose(view.now, record.id, decision, out)
-            self._attention.keep(record.id, self._asked[record.id][1])
+            asked_at = self._asked[record.id][1]
+            is_recent = view.now - asked_at < self.settings.ask_again_seconds
+            self._attention.keep(record.id, asked_at if is_recent else view.now)
 
     def next_step(
         self, view: ClusterView, record: Partition, held_since: float | None = None
@@ -319,6 +355,20 @@ class Coordinator:
             self._effects_at[record.id] = (waiting, view.now)
             out.extend(waiting.effects)
         self._attention.keep(record.id, self._effects_at[record.id][1])
+
+
+def merged_status(known: Status | None, said: Status) -> Status:
+    """The whole status after a report that follows the known one, or is whole itself.
+
+    The replicas of the known status are changed in place, so that a report costs what it names.
+    """
+    if said.after == WHOLE_STATUS:
+        return replace(said, replicas=dict(said.replicas))
+    assert known is not None
+    known.replicas.update(said.replicas)
+    for name in said.gone:
+        known.replicas.pop(name, None)
+    return replace(said, replicas=known.replicas, after=WHOLE_STATUS, gone=())
 
 
 def waits_for(missing: Replica) -> str:

@@ -166,6 +166,34 @@ class Commit(Struct, frozen=True):
         return any(change_key(change).startswith(TOPOLOGY) for change in self.changes)
 
 
+class Revisions(dict[str, Revision]):
+    """The revision of each key, and which keys changed since the state before this one.
+
+    Who knows that state finds the changes without comparing all revisions. They are not part of
+    the value: two that hold the same revisions are equal.
+    """
+
+    __slots__ = ("changed", "since")
+
+    def __init__(self, known: dict[str, Revision], since: Revision) -> None:
+        super().__init__(known)
+        self.since = since
+        self.changed: dict[str, None] = {}
+
+
+def changed_keys(
+    before: dict[str, Revision], at: Revision, after: dict[str, Revision]
+) -> Iterable[str]:
+    """The keys that were changed or deleted since the revisions `before`, which were those of the
+    state at this revision."""
+    if before is after:
+        return ()
+    if isinstance(after, Revisions) and after.since == at:
+        return after.changed
+    keys = [key for key, revision in after.items() if before.get(key) != revision]
+    return keys + [key for key in before if key not in after]
+
+
 class Topology(Struct, frozen=True):
     """What nodes and clients act on: a snapshot, named by its generation."""
 
@@ -184,9 +212,7 @@ class Topology(Struct, frozen=True):
 
     def changed_since(self, before: "Topology") -> list[PartitionId]:
         """Partitions whose record was changed or deleted."""
-        old, new = before.revisions, self.revisions
-        keys = [key for key, revision in new.items() if old.get(key) != revision]
-        keys += [key for key in old if key not in new]
+        keys = changed_keys(before.revisions, before.generation, self.revisions)
         start = partition_key("")
         return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
@@ -214,6 +240,10 @@ class Agreed(Struct, frozen=True):
     def revision_of(self, key: str) -> Revision:
         return self.topology.revisions.get(key, 0) or self.revisions.get(key, 0)
 
+    def changed_since(self, before: "Agreed") -> Iterable[str]:
+        """The keys outside the topology that were changed or deleted."""
+        return changed_keys(before.revisions, before.revision, self.revisions)
+
 
 def change_key(change: Change) -> str:
     return key_of(change.record) if isinstance(change, Put) else change.key
@@ -231,7 +261,8 @@ def apply_dated(
 
     Each collection that changes is copied once, however many of its records change.
     """
-    topology, other = _Draft(agreed.topology), _Draft(agreed)
+    topology = _Draft(agreed.topology, agreed.topology.generation)
+    other = _Draft(agreed, agreed.revision)
     for change, at in changes:
         key = change_key(change)
         record = change.record if isinstance(change, Put) else None
@@ -249,10 +280,11 @@ def apply_dated(
 class _Draft:
     """The changed fields of a state."""
 
-    __slots__ = ("fields", "of")
+    __slots__ = ("_since", "fields", "of")
 
-    def __init__(self, of: Topology | Agreed) -> None:
+    def __init__(self, of: Topology | Agreed, since: Revision) -> None:
         self.of = of
+        self._since = since
         self.fields: dict[str, Any] = {}
 
     def copied(self, field: str) -> dict[str, Any]:
@@ -260,6 +292,13 @@ class _Draft:
             self.fields[field] = dict(getattr(self.of, field))
         records: dict[str, Any] = self.fields[field]
         return records
+
+    def date(self, key: str, revision: Revision | None) -> None:
+        """None: the key is deleted."""
+        if "revisions" not in self.fields:
+            self.fields["revisions"] = Revisions(self.of.revisions, self._since)
+        self.fields["revisions"].changed[key] = None
+        self.change("revisions", key, revision)
 
     def change(self, field: str, name: str, value: object | None) -> None:
         if value is None:
@@ -280,7 +319,7 @@ _SINGLETONS: dict[str, tuple[str, Record | None]] = {
 
 
 def _change(draft: _Draft, key: str, record: Record | None, revision: Revision) -> None:
-    draft.change("revisions", key, None if record is None else revision)
+    draft.date(key, None if record is None else revision)
     if key in _SINGLETONS:
         field, without = _SINGLETONS[key]
         draft.fields[field] = without if record is None else record

@@ -35,7 +35,7 @@ class Copying:
         if event.digest is None:
             held.check = None
             held.trouble = "unreadable"
-            self._node.changed = True
+            self._node.changed.mark(held.partition)
         elif held.check[1] == event.at == held.checked[0]:
             digest = (held.check[0], event.at, event.digest << 64 | held.checked[1])
             held.check = None
@@ -48,7 +48,7 @@ class Copying:
     def _digest_stored(self, held: Held, digest: tuple[SessionId, Position, int]) -> None:
         if held.session == digest[0]:
             held.digest = digest
-            self._node.changed = True
+            self._node.changed.mark(held.partition)
 
     def permit(self, partition: PartitionId, session: str, epoch: int) -> bool:
         """The session is open at this epoch, and its stage copies or repairs rows."""
@@ -176,7 +176,7 @@ class Copying:
             return
         held, message, sender, beginnings = shelving
         held.permits.pop(event.ticket, None)
-        self._node.changed = True
+        self._node.changed.mark(held.partition)
         if event.problem:
             self._deny(sender, message, event.problem)
         elif (
@@ -206,7 +206,7 @@ class Copying:
         """The slice is durable. It counts only if the session is still open and the replica was not
         emptied since."""
         del held.permits[ticket]
-        self._node.changed = True
+        self._node.changed.mark(held.partition)
         permitted = self.permit(message.partition, message.session, message.epoch)
         if not permitted or held.beginnings != beginnings:
             return
@@ -241,7 +241,7 @@ class Copying:
             return
         held, source, link, begun = linking
         del held.permits[event.ticket]
-        self._node.changed = True
+        self._node.changed.mark(held.partition)
         if not self._still_links(held, link, begun):
             return
         if event.through is None:
@@ -259,7 +259,7 @@ class Copying:
 
     def _linked(self, held: Held, link: Link, begun: int, ticket: int) -> None:
         del held.permits[ticket]
-        self._node.changed = True
+        self._node.changed.mark(held.partition)
         if self._still_links(held, link, begun):
             held.copied = link.session
 

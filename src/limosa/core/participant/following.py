@@ -97,6 +97,7 @@ class Following:
     def _begin(self, held: Held, message: Replicate) -> None:
         if held.begun != message.epoch:
             held.begin(message.previous, message.epoch)
+            self._node.changed.mark(held.partition)
             incarnation, ticket = held.replica.incarnation, next(self._node.tickets)
             self._node.out.append(
                 BeginLog(held.partition, incarnation, ticket, message.previous, message.epoch)
@@ -109,6 +110,7 @@ class Following:
         if to < held.watermark:
             node.out.append(Surprise(held.partition, "an owner without committed rows"))
         held.truncate(to)
+        node.changed.mark(held.partition)
         ticket = next(node.tickets)
         node.out.append(TruncateLog(held.partition, held.replica.incarnation, ticket, to))
 
@@ -124,6 +126,8 @@ class Following:
             held.append(entry)
         if new:
             ticket = node.tickets.appending(held, message.revision)
+            if message.revision < held.revision:
+                node.watch_work(held)
             node.tickets.when_stored(
                 ticket,
                 held.replica.volume,
@@ -132,6 +136,7 @@ class Following:
             node.out.append(AppendEntries(held.partition, held.replica.incarnation, ticket, new))
         if message.check is not None and message.check[0] == held.copied:
             held.wish(message.check)
+            node.changed.mark(held.partition)
         node.out += held.advance(max(held.watermark, min(message.watermark, held.last)))
         node.out += node.trimmed(held)
         if not new:

@@ -128,7 +128,7 @@ class Hosting:
         if self.is_newer(event.topology):
             before = node.topology
             node.topology = event.topology
-            node.changed = True
+            node.changed.mark_node()
             if node.lease.registered:
                 for partition in node.topology.changed_since(before):
                     record = node.topology.partitions.get(partition)
@@ -151,7 +151,7 @@ class Hosting:
         node = self._node
         assert node.lease is not None
         node.lease.registered = True
-        node.changed = True
+        node.changed.mark_node()
         for partition in {partition: None for partition, _ in node.held} | dict.fromkeys(
             node.topology.partitions
         ):
@@ -163,7 +163,8 @@ class Hosting:
         named = (
             [] if record is None else [r for r in routing.everywhere(record) if r.node == node.node]
         )
-        for held in list(self._here.get(partition, ())):
+        for held in self.here(partition):
+            node.changed.mark(partition)
             if held.replica not in named:
                 self._discard(held)
         if record is None:
@@ -177,6 +178,14 @@ class Hosting:
                 self._create(record, replica)
 
     # --- replicas
+
+    def partitions(self) -> list[PartitionId]:
+        """Those that have replicas here."""
+        return list(self._here)
+
+    def here(self, partition: PartitionId) -> list[Held]:
+        """The partition's replicas on this node."""
+        return list(self._here.get(partition, ()))
 
     def _add(self, held: Held) -> None:
         self._node.held[held.partition, held.replica.incarnation] = held
@@ -193,7 +202,7 @@ class Hosting:
 
     def _create(self, record: Partition, replica: Replica) -> None:
         node = self._node
-        for held in list(self._here.get(record.id, ())):
+        for held in self.here(record.id):
             if held.replica not in record.in_sync and not held.damaged:
                 self._discard(held)
         held = self.empty(record, replica)
@@ -206,7 +215,7 @@ class Hosting:
     def _made(self, held: Held) -> None:
         """The replica counts from now on, whatever else is under way to the volume."""
         held.made = True
-        self._node.changed = True
+        self._node.changed.mark(held.partition)
 
     def empty(self, record: Partition, replica: Replica) -> Held:
         held = Held(record.id, replica, self._node.settings.recent_bytes)
@@ -230,7 +239,7 @@ class Hosting:
         held = self._node.held.get((event.partition, event.incarnation))
         if held is not None and not held.damaged:
             held.damaged = event.why
-            self._node.changed = True
+            self._node.changed.mark(held.partition)
 
     def log_lost(self, event: LogLost) -> None:
         held = self._node.held.get((event.partition, event.incarnation))
@@ -254,6 +263,7 @@ class Hosting:
         self._here[held.partition].remove(held)
         if not self._here[held.partition]:
             del self._here[held.partition]
+        self._node.changed.mark(held.partition)
         return key
 
     def _give_up(self, volume: str) -> None:
@@ -280,14 +290,15 @@ class Hosting:
             for key, replica in self.discarding.items()
             if replica.volume != event.volume
         }
-        node.changed = True
+        node.changed.mark_node()
 
     def _discarded(self, key: tuple[PartitionId, Incarnation]) -> None:
         self.discarding.pop(key, None)
-        self._node.changed = True
+        self._node.changed.mark_node()
 
     def _adopt(self, now: float, held: Held, record: Partition, revision: Revision) -> None:
         held.revision = revision
+        self._node.watch_work(held)
         self._promise(held, record.epoch)
         session = None if record.transition is None else record.transition.session
         if held.session != session:
@@ -308,7 +319,7 @@ class Hosting:
 
     def _promised(self, held: Held, epoch: int) -> None:
         held.epoch_durable = max(held.epoch_durable, epoch)
-        self._node.changed = True
+        self._node.changed.mark(held.partition)
 
     def is_mine(self, record: Partition, replica: Replica) -> bool:
         """An epoch is granted to one run of a process: another lease is another run."""

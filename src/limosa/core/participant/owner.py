@@ -44,9 +44,12 @@ class Pending(Struct, gc=False):
 
 
 OwnerReport: TypeAlias = tuple[
-    bool, tuple[Revision, Position] | None, tuple[tuple[Replica, Revision], ...]
+    bool,
+    tuple[Revision, Position] | None,
+    tuple[tuple[Replica, Revision], ...],
+    tuple[Replica, ...],
 ]
-"""Whether the owner is open, its seal, and the replicas that have caught up."""
+"""Whether the owner is open, its seal, and the replicas that have caught up, or can't."""
 
 
 class Owner(Returning):
@@ -83,8 +86,10 @@ class Owner(Returning):
         self.touched = 0
         """How often that was asked for under the present revision of the record."""
         self.touched_at = -inf
-        self.told: OwnerReport = (False, None, ())
+        self.told: OwnerReport = (False, None, (), ())
         """What was last reported to the coordinator."""
+        self.told_silent: tuple[Replica, ...] = ()
+        """The silent replicas that were last reported."""
 
     def holds(self, now: float) -> bool:
         """Whether the lease that this epoch was granted to holds; a later lease does not count."""
@@ -327,7 +332,11 @@ class Owner(Returning):
 
     def report(self) -> OwnerReport:
         """What the coordinator should know at once."""
-        return self.open, self.seal_report(), self.caught_up()
+        return self.open, self.seal_report(), self.caught_up(), self.unreachable()
+
+    def unreachable(self) -> tuple[Replica, ...]:
+        """Replicas that this log no longer reaches back to."""
+        return tuple(peer.replica for peer in self.peers.values() if not peer.reachable)
 
     def touch(self, why: str) -> None:
         """Have the record committed unchanged: this voids every seal and proposal of its

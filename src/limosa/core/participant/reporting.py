@@ -1,15 +1,27 @@
-"""What does a node report to the coordinator? The state of its replicas, and work under way."""
+"""What does a node report to the coordinator? The replicas that changed, and work under way.
+
+The first report under a lease to a coordinator names all replicas, and so does a report that the
+coordinator asks for because it missed one. Every other report names what changed since the report
+before it, so that it costs nothing for replicas that did not change.
+
+Logs that merely grow, sizes and rates are no reason for a report: about once a second a report
+names some more replicas, in turns, so that the coordinator gets to know these, too.
+"""
 
 from math import inf
 
 from limosa.core.events import Measured
-from limosa.core.messages import Look, ReplicaStatus, Status
-from limosa.core.model.keys import PartitionId, Revision
+from limosa.core.messages import WHOLE_STATUS, Look, ReplicaStatus, Status
+from limosa.core.model.keys import LeaseId, PartitionId, Revision
 from limosa.core.participant.held import Held
 from limosa.core.participant.hosting import Hosting
 from limosa.core.participant.state import NodeState
 
 STATUS_SECONDS_EACH = 0.00002
+TURN_SECONDS = 0.8
+"""The least time between two reports that name further partitions."""
+TURN_PARTITIONS = 256
+"""How many further partitions such a report names."""
 
 
 class Reporting:
@@ -20,10 +32,18 @@ class Reporting:
         self._hosting = hosting
         self._coordinator: str | None = None
         self._sequence = 0
+        self._told: tuple[str, LeaseId] | None = None
+        """Who got the last report, and the lease that it was made under."""
         self._told_at = -inf
+        self._told_count = 0
+        self._turn_at = -inf
+        self._turns: list[PartitionId] = []
+        """Partitions that are still to be named in this round, the next one last."""
+        self._whole_wanted = False
 
     def look(self, now: float, sender: str, message: Look) -> None:
         self._coordinator = sender
+        self._whole_wanted |= message.whole
         if message.generation > self._node.topology.generation:
             self._hosting.refresh(
                 now
@@ -33,7 +53,7 @@ class Reporting:
         self._node.vitals.looked(now, self._sequence, message.heard)
 
     def measured(self, event: Measured) -> None:
-        """Sizes are part of the next report."""
+        """Sizes are part of later reports."""
         self._node.measured = event
 
     def tell_changes(self, now: float) -> None:
@@ -41,44 +61,71 @@ class Reporting:
             self._tell(now)
 
     def _quiet_seconds(self) -> float:
-        """Seconds between two reports: a report of more replicas costs more."""
-        return self._node.settings.status_seconds + STATUS_SECONDS_EACH * len(self._node.held)
+        """Seconds until the next report: a report of more replicas costs more."""
+        return self._node.settings.status_seconds + STATUS_SECONDS_EACH * self._told_count
 
     def _tell(self, now: float) -> None:
         node = self._node
-        if self._coordinator is not None and node.lease is not None:
-            node.changed = False
-            self._told_at = now
-            node.send(self._coordinator, self.status(now))
+        if self._coordinator is None or node.lease is None:
+            return
+        to = (self._coordinator, node.lease.id)
+        is_whole = self._whole_wanted or to != self._told
+        marked = node.changed.take()
+        names = self._hosting.partitions() if is_whole else [*marked, *self._next_turn(now, marked)]
+        after = WHOLE_STATUS if is_whole else self._sequence
+        self._sequence += 1
+        self._told, self._told_at, self._told_count = to, now, len(names)
+        self._whole_wanted = False
+        node.send(self._coordinator, self._status(now, names, after))
+
+    def _next_turn(self, now: float, marked: dict[PartitionId, None]) -> list[PartitionId]:
+        """Further partitions, so that all of them are named now and then."""
+        if now - self._turn_at < TURN_SECONDS:
+            return []
+        self._turn_at = now
+        if not self._turns:
+            self._turns = self._hosting.partitions()
+        turn = self._turns[-TURN_PARTITIONS:]
+        del self._turns[-TURN_PARTITIONS:]
+        return [partition for partition in turn if partition not in marked]
 
     def status(self, now: float) -> Status:
-        assert self._node.lease is not None
-        self._sequence += 1
-        replicas: dict[PartitionId, list[ReplicaStatus]] = {}
+        """All that this node knows, for anybody who asks; the coordinator's reports go on as if
+        nobody had."""
+        return self._status(now, self._hosting.partitions(), WHOLE_STATUS)
+
+    def _status(self, now: float, names: list[PartitionId], after: int) -> Status:
+        node = self._node
+        assert node.lease is not None
+        replicas: dict[PartitionId, tuple[ReplicaStatus, ...]] = {}
+        gone: list[PartitionId] = []
+        for name in names:
+            made = [held for held in self._hosting.here(name) if held.made]
+            if made:
+                replicas[name] = tuple(self._replica_status(now, held) for held in made)
+            elif after != WHOLE_STATUS:
+                gone.append(name)
+        return Status(
+            node.node,
+            node.lease.id,
+            self._sequence,
+            node.topology.generation if node.lease.registered else 0,
+            self._busy(),
+            replicas,
+            node.measured.free_bytes,
+            tuple(node.failed_volumes),
+            after,
+            tuple(gone),
+        )
+
+    def _busy(self) -> dict[PartitionId, Revision]:
+        """Work that began under older records than the applied ones: barriers wait for its end."""
         busy: dict[PartitionId, Revision] = {}
-        for (partition, _), held in self._node.held.items():
-            record = self._node.topology.partitions.get(partition)
-            change = None if record is None else record.transition
-            oldest = held.oldest_work(None if change is None else change.session)
-            if oldest is not None:
-                busy[partition] = min(oldest, busy.get(partition, oldest))
-            owner = self._node.owners.get(partition)
-            if owner is not None and owner.collecting is not None and owner.is_collecting():
-                busy[partition] = min(owner.collecting[1], busy.get(partition, owner.revision))
-            if held.made:
-                replicas.setdefault(partition, []).append(self._replica_status(now, held))
+        for partition, oldest in self._node.outdated_work():
+            busy[partition] = min(oldest, busy.get(partition, oldest))
         for partition, _ in self._hosting.discarding:
             busy[partition] = 0
-        return Status(
-            self._node.node,
-            self._node.lease.id,
-            self._sequence,
-            self._node.topology.generation if self._node.lease.registered else 0,
-            busy,
-            {partition: tuple(all_of) for partition, all_of in replicas.items()},
-            self._node.measured.free_bytes,
-            tuple(self._node.failed_volumes),
-        )
+        return busy
 
     def _replica_status(self, now: float, held: Held) -> ReplicaStatus:
         owner = self._node.owners.get(held.partition)
@@ -112,7 +159,7 @@ class Reporting:
             held.digest,
             owner.silent(now),
             owner.caught_up(),
-            tuple(peer.replica for peer in owner.peers.values() if not peer.reachable),
+            owner.unreachable(),
             held.copying(),
             owner.commit_seconds(now),
             rows,

@@ -79,7 +79,7 @@ class Serving:
         report = owner.report()
         if report != owner.told:
             owner.told = report
-            node.changed = True
+            node.changed.mark(owner.held.partition)
         node.out += node.trimmed(owner.held)
         if owner.rests():
             self._restless.pop(owner.held.partition, None)
@@ -173,8 +173,11 @@ class Serving:
         peer = None if owner is None else owner.answerer(message)
         if owner is None or peer is None:
             return
+        was_silent = peer.pair.was_told
         for waiting in peer.pair.hear():
             self._restless[waiting] = self._node.owners[waiting]
+        if was_silent:
+            self._tell_of_pair(now, peer.pair)
         if not isinstance(message, Acked) and peer.pair.began(message.run):
             for other in peer.pair.partitions:
                 self._node.owners[other].run_changed(message.replica.node)
@@ -201,7 +204,8 @@ class Serving:
         concerned = node.tickets.stored(event.ticket, event.volume)
         for held in concerned:
             held.stored(event.ticket)
-            node.changed |= held.epoch == 0 or node.in_transition(held.partition)
+            if held.epoch == 0 or node.in_transition(held.partition):
+                node.changed.mark(held.partition)
         node.tickets.follow_up(now, event.ticket, event.volume)
         for held in concerned:
             owner = node.owners.get(held.partition)
@@ -213,6 +217,7 @@ class Serving:
         for owner in self._node.owners.values():
             owner.commit(now)
             self.collect_from(owner)
+            self._node.changed.mark(owner.held.partition)  # it serves again
 
     def tick(self, now: float) -> None:
         self._node.pairs.clock.tick(now)
@@ -220,15 +225,15 @@ class Serving:
             return
         self._ticked_at = now
         for node, pair in self._node.pairs:
-            self._ask(node, pair)
+            self._ask(now, node, pair)
         restless = list(self._restless.values())
         for owner in restless:
             owner.tick(now)
             self.collect_from(owner)
-            self._node.changed |= bool(owner.proposed or owner.silent(now))
+            self._tell_of_silence(now, owner)
         self._void([owner for owner in restless if owner.touches])
 
-    def _ask(self, node: NodeId, pair: Pair) -> None:
+    def _ask(self, now: float, node: NodeId, pair: Pair) -> None:
         """Ask another node whether it is there, if it has answered nothing for long."""
         partition = pair.next_to_ask()
         if partition is not None:
@@ -236,7 +241,19 @@ class Serving:
             owner.ask(node)
             self.collect_from(owner)
         if pair.must_tell():
-            self._node.changed = True
+            self._tell_of_pair(now, pair)
+
+    def _tell_of_pair(self, now: float, pair: Pair) -> None:
+        """The other node is silent, or answers again."""
+        for partition in pair.partitions:
+            self._tell_of_silence(now, self._node.owners[partition])
+
+    def _tell_of_silence(self, now: float, owner: Owner) -> None:
+        """Replicas become silent by time, and not by an event; while they are, that is repeated."""
+        silent = owner.silent(now)
+        if silent or silent != owner.told_silent:
+            owner.told_silent = silent
+            self._node.changed.mark(owner.held.partition)
 
     def _void(self, owners: list[Owner]) -> None:
         """Void seals and proposals of many partitions by few commits.

@@ -6,9 +6,10 @@ from limosa.core.effects import Effect, Send, TrimLog
 from limosa.core.events import Measured
 from limosa.core.messages import Message, Redirect
 from limosa.core.model.changes import Topology
-from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId
+from limosa.core.model.keys import Incarnation, LeaseId, NodeId, PartitionId, Revision
 from limosa.core.participant.held import Held
 from limosa.core.participant.lease import Lease
+from limosa.core.participant.marks import Marks
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.pace import CopyPace
 from limosa.core.participant.pairs import Pairs
@@ -43,8 +44,10 @@ class NodeState:
         """Free space, sizes of replicas and traffic, as they were last measured."""
         self.out: list[Effect] = []
         """The effects of the present event."""
-        self.changed = False
-        """The coordinator needs a new report."""
+        self.changed = Marks()
+        """What the coordinator must be told."""
+        self._outdated: dict[Held, None] = {}
+        """Replicas on which work may be under way that began under an older record."""
         self.is_outdated = False
         """A sender has a newer topology."""
         self.is_over = False
@@ -80,6 +83,33 @@ class NodeState:
         """During a transition, the coordinator may wait for work on this node."""
         record = self.topology.partitions.get(partition)
         return record is not None and record.transition is not None
+
+    def watch_work(self, held: Held) -> None:
+        """The work under way on this replica may have begun under an older record."""
+        self._outdated[held] = None
+
+    def outdated_work(self) -> list[tuple[PartitionId, Revision]]:
+        """Work that began under older records than the applied ones: its oldest revisions."""
+        found: list[tuple[PartitionId, Revision]] = []
+        for held in list(self._outdated):
+            oldest = self._oldest_work(held)
+            if oldest < held.revision:
+                found.append((held.partition, oldest))
+            else:
+                del self._outdated[held]
+        return found
+
+    def _oldest_work(self, held: Held) -> Revision:
+        key = (held.partition, held.replica.incarnation)
+        if self.held.get(key) is not held:
+            return held.revision  # it was dropped since
+        record = self.topology.partitions.get(held.partition)
+        change = None if record is None else record.transition
+        oldest = held.oldest_work(None if change is None else change.session)
+        owner = self.owners.get(held.partition)
+        if owner is not None and owner.collecting is not None and owner.is_collecting():
+            oldest = min(owner.collecting[1], held.revision if oldest is None else oldest)
+        return held.revision if oldest is None else oldest
 
     def trimmed(self, held: Held) -> list[TrimLog]:
         """Remove the oldest committed entries of a log that is too long."""
