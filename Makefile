@@ -28,7 +28,9 @@ test: check  ## Run `check` and all tests except the slow ones; core must have f
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" \
 	    --cov=limosa.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
 
-quick: $(STAMP)  ## Run the tests that start no processes, in about a minute
+# More workers than cores, because many of these tests wait.
+quick: JOBS = 4
+quick: $(STAMP)  ## Run the tests that start no processes, in about a minute and a half
 	@PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=.venv/pycache $(BIN)/python -m pytest -q -n $(JOBS) --quick
 
 check: $(STAMP)  ## Check formatting, lint, types, imports between packages, and generated docs

@@ -83,6 +83,7 @@ def test_first_names_the_first_seed(capsys: Output, in_this_process: None) -> No
     assert found["operations"] == run_seed(7).operations + run_seed(8).operations
 
 
+@pytest.mark.thorough
 def test_seeds_may_run_on_real_storage(capsys: Output, in_this_process: None) -> None:
     assert main(["simulate", "--seed", "7", "--storage", "real", "--json"]) == 0
     found = last_object(capsys.readouterr().out)

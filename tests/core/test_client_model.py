@@ -10,6 +10,7 @@ from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -241,6 +242,7 @@ def check_nothing_left(client: Client) -> None:
     assert {*client._gathering._under_way.values()} <= {0}
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**32),

@@ -336,6 +336,7 @@ def stuck(
     return [state for state in graph if state not in saved]
 
 
+@pytest.mark.thorough
 def test_no_row_is_lost_and_one_dead_node_never_ends_a_partition() -> None:
     """S114: whichever nodes stop, in any order, the loss of one node of three for good is survived,
     and a replica that misses a committed row is never elected."""

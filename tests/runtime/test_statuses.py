@@ -39,6 +39,7 @@ statuses = st.builds(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=200)
 @given(st.lists(st.lists(statuses, max_size=3), max_size=6))
 def test_statuses_arrive_as_they_were_said(frames: list[list[Status]]) -> None:

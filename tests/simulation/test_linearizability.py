@@ -385,6 +385,7 @@ def _explains(order: Sequence[ObservedOperation]) -> bool:
     return True
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 120),
@@ -398,6 +399,7 @@ def test_what_a_real_register_does_is_accepted(
     accepted(*real_history(Random(seed), count, clients, unknown))
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 6),

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from limosa.core.planning.plan import Impossible, Plan
 from limosa.core.planning.rebalance import plan_drain, plan_rebalance
 from limosa.core.planning.situation import Rules, Situation
 from tests.core.planning.clusters import carried_out, held_by, made, partition, racks_of, situation
+
+pytestmark = pytest.mark.thorough
 
 
 @dataclass(frozen=True)
