@@ -58,6 +58,8 @@ class State(NamedTuple):
     whole: Some = frozenset(ALL)
     """Replicas without which nothing was committed or may be: those in sync, and those that left
     since too few were, until the owner has enough others, or opens alone. All must be electable."""
+    former: int | None = None
+    """While an owner is elected: the one before, whose lease has ended."""
     late_status: bool = False
     """The coordinator has a status of the owner's node from before the election."""
 
@@ -122,6 +124,9 @@ class Rules(NamedTuple):
     elected_alone: bool = True
     """While others are eligible, an elected replica is in sync alone, and all others that have
     every row are eligible: a dead owner is not counted among those in sync."""
+    former_leaves: bool = True
+    """An election may take the former owner out, if enough replicas, and at least two, stay in
+    sync: every promise is younger than the end of its lease."""
     moves: bool = False
     """A move that drops a replica begins, ends, and is given up."""
     dropped_are_eligible: bool = True
@@ -166,10 +171,10 @@ def coordinator(rules: Rules, state: State) -> Iterator[State]:
     if state.owner is None:
         for node in (state.in_sync | state.eligible) & state.readers():
             if state.nodes[node] == UP:
-                yield elect(rules, state, node)
+                yield from elect(rules, state, node)
         return
     if owning is None:
-        yield state._replace(owner=None)
+        yield state._replace(owner=None, former=state.owner)
     if owning is None and rules.owner_reports:
         return
     if state.eligible:
@@ -183,13 +188,21 @@ def coordinator(rules: Rules, state: State) -> Iterator[State]:
                 yield with_eligible(rules, state, state.in_sync | {node})
 
 
-def elect(rules: Rules, state: State, node: int) -> State:
+def elect(rules: Rules, state: State, node: int) -> Iterator[State]:
     in_sync = state.in_sync | {node}
     if rules.elected_alone and state.eligible:
         in_sync = frozenset({node})
-    after = with_eligible(rules, state, in_sync)
+    elif rules.former_leaves and node != state.former:
+        stay = in_sync - {state.former}
+        if len(stay) >= max(2, state.needed) and not state.move:
+            yield elected(rules, state, node, frozenset(stay))
+    yield elected(rules, state, node, in_sync)
+
+
+def elected(rules: Rules, state: State, node: int, in_sync: Some) -> State:
+    after = with_eligible(rules, state, in_sync)._replace(owner=node, former=None)
     whole = after.whole if len(state.in_sync) >= state.needed else state.whole
-    return after._replace(owner=node, whole=whole, late_status=not rules.closed_is_sure)
+    return after._replace(whole=whole, late_status=not rules.closed_is_sure)
 
 
 def move(rules: Rules, state: State) -> Iterator[State]:

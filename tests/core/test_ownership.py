@@ -211,6 +211,39 @@ def test_a_failover_in_a_stage_without_a_session_opens_none() -> None:
     assert after.transition.session is None
 
 
+def after_failover(
+    record: Partition,
+    statuses: list[Status],
+    live: tuple[str, ...] = ("b", "c", "d"),
+    remembers: bool = True,
+) -> tuple[Replica, ...]:
+    """The owner's lease ends, and another one is elected: who is in sync then?"""
+    memory = Memory(CoordinatorSettings())
+    before = cluster(record, intends(), live=tuple(name for name in live if name != "a"))
+    gone = next_record(before, ownership.fail_over(seen(before, memory=memory), record))
+    agreed = cluster(gone, intends(), live)
+    view = seen(agreed, *statuses, memory=memory if remembers else None)
+    return next_record(agreed, ownership.elect(view, gone)).in_sync
+
+
+def test_an_election_takes_the_former_owner_out_so_that_writes_go_on_at_once() -> None:
+    """The promises are younger than the end of its lease, as a report of the new owner would be."""
+    heard = promised((B, 5), (C, 7))
+    assert after_failover(stable(), heard) == (B, C)
+    assert after_failover(stable(), heard, remembers=False) == (A, B, C)  # by a successor
+    returned = [*heard, *promised((A, 5))]
+    assert after_failover(stable(), returned, live=NODES) == (A, B, C)
+
+
+def test_the_former_owner_stays_if_it_may_be_needed() -> None:
+    """Then the new owner asks it first, and reports that it is silent."""
+    assert after_failover(stable(in_sync=(A, B)), promised((B, 5))) == (A, B)
+    damaged = [*promised((B, 5)), says("c", replace(of(C, 4, 7), damaged="its file"))]
+    assert after_failover(stable(), damaged) == (A, B, C)
+    in_transition = moving(ALLOW)
+    assert A in after_failover(in_transition, promised((B, 5), (C, 7)))
+
+
 # --- in sync
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.model.keys import PartitionId, Revision, SessionId
+from limosa.core.model.topology import Replica
 
 NEW_SHARE = 0.3
 """Weight of a new measurement against all earlier ones."""
@@ -53,6 +54,7 @@ class Memory:
         self._hand_overs: dict[PartitionId, HandOver] = {}
         self._copies: dict[PartitionId, tuple[object, float]] = {}
         self._seen: dict[PartitionId, tuple[object, float]] = {}
+        self._former: dict[PartitionId, tuple[int, Replica]] = {}
         self.balance_looked_at: float | None = None
         """When the loads of all nodes were last compared."""
         self.load_told: dict[PartitionId, float] | None = None
@@ -67,6 +69,7 @@ class Memory:
             self._hand_overs,
             self._copies,
             self._seen,
+            self._former,
             self._comparisons,
         ):
             known.pop(partition, None)
@@ -128,6 +131,15 @@ class Memory:
         return since
 
     # --- elections, and changes that were given up
+
+    def owner_gone(self, partition: PartitionId, epoch: int, owner: Replica) -> None:
+        """The lease of the owner has ended, and this epoch begins."""
+        self._former[partition] = (epoch, owner)
+
+    def former_owner(self, partition: PartitionId, epoch: int) -> Replica | None:
+        """Whose lease ended before this epoch began; None: unknown."""
+        known = self._former.get(partition)
+        return known[1] if known is not None and known[0] == epoch else None
 
     def seen_since(self, partition: PartitionId, state: object, now: float) -> float:
         """Since when this coordinator has seen the partition in this state without a break."""

@@ -4,8 +4,9 @@ A replica that does not answer is first taken out of the in-sync set by a commit
 owner continue without it. If the replica is one that a transition makes, the same commit gives the
 transition up.
 
-Only the owner's own report, made under its present lease, takes a silent replica out: if all nodes
-stop at once, nobody reports, and whichever replica returns can be elected. If too few replicas stay
+Only the owner's own report, made under its present lease, takes a silent replica out, or a promise
+that was made after the former owner's lease had ended takes that owner out: if all nodes stop at
+once, nobody reports or promises, and whichever replica returns can be elected. If too few replicas stay
 in sync, those that are taken out stay eligible, and the owner commits nothing until enough are in
 sync again.
 """
@@ -30,6 +31,8 @@ def session_for(transition: Transition, stage: str, epoch: int) -> str | None:
 def fail_over(view: ClusterView, record: Partition) -> Commit:
     """The owner's lease has ended: a new epoch begins, without an owner until one is elected."""
     after = next_epoch(record, None)
+    if record.owner is not None:
+        view.memory.owner_gone(record.id, after.epoch, record.owner.replica)
     return view.commit(record, after, f"the owner is gone; epoch {after.epoch} elects")
 
 
@@ -73,6 +76,7 @@ def elect(view: ClusterView, record: Partition) -> Commit | str:
         grant = Grant(best, view.lease_of(best.node))
         heard = tuple(replica for *_, replica in positions)
         after = with_in_sync(view, replace(record, owner=grant), best, heard)
+        after = without_former_owner(view, after)
         return view.commit(record, after, f"{best.node} owns epoch {record.epoch}")
     stage = routing.stage_of(record)
     if stage is not None and stage.switched and stage.given_up:
@@ -107,6 +111,22 @@ def with_in_sync(
     if gone and gives_up(record):
         return given_up(after, f"{gone[0].node} did not take part in the election", "cluster")
     return after
+
+
+def without_former_owner(view: ClusterView, record: Partition) -> Partition:
+    """The record of an election without the owner whose lease ended, so that writes go on at once.
+
+    Each promise is younger than the end of that lease, just as a report of the new owner would be.
+    If too few replicas would stay in sync, or only one, the new owner first asks the former one.
+    """
+    former = view.memory.former_owner(record.id, record.epoch)
+    stay = tuple(r for r in record.in_sync if r != former)
+    enough = max(2, routing.needed(record, view.agreed.topology.zones[record.zone]))
+    if former is None or view.is_live(former.node) or len(stay) < enough:
+        return record
+    if record.transition is not None or any(view.is_damaged(record, r) for r in stay):
+        return record
+    return replace(record, in_sync=stay)
 
 
 def is_overdue(view: ClusterView, record: Partition) -> bool:
