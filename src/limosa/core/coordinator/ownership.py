@@ -6,9 +6,9 @@ transition up.
 
 Only the owner's own report, made under its present lease, takes a silent replica out, or a promise
 that was made after the former owner's lease had ended takes that owner out: if all nodes stop at
-once, nobody reports or promises, and whichever replica returns can be elected. If too few replicas stay
-in sync, those that are taken out stay eligible, and the owner commits nothing until enough are in
-sync again.
+once, nobody reports or promises, and whichever replica returns can be elected. If too few replicas
+stay in sync, those that are taken out stay eligible, and the owner commits nothing until enough are
+in sync again.
 """
 
 from msgspec.structs import replace
