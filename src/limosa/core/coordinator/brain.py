@@ -71,7 +71,7 @@ class Coordinator:
         self.statuses: dict[NodeId, Status] = {}
         """The whole status of each node that has reported in this office, as of its last report."""
         self._bases: dict[NodeId, Status] = {}
-        """The whole statuses of the other nodes, as of their last reports in an earlier office. They
+        """The whole statuses of other nodes, as of their last reports in an earlier office. They
         decide nothing, but a report of what has changed since then is exact."""
         self._missed: dict[NodeId, float] = {}
         """Nodes of which a report was missed, and when they were asked for a whole status."""
