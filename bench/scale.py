@@ -5,7 +5,8 @@
     write       5M rows by `limosa write`; no replica may leave, no coordinator may lose its office
                 (the table has some rows already, so that connections and caches are warm)
     moves       CPU that one move costs (rows are copied by threads: Spark's start is no part of it)
-    kill        one node is killed (-9): until every partition is owned again and takes writes
+    kill        one node is killed (-9): until every partition is owned again (the aim), and takes
+                writes (new owners of idle partitions first notice that the killed node is silent)
     overload    30 s of 32 writers: until every replica is in sync and every partition takes writes
 
 Each count has a cluster of its own. A part that fails is reported, and the next one begins when the
@@ -267,7 +268,7 @@ def _measure_failover(report: Report, scene: Scene, victim: str, start: float) -
     if scene.count in KILL_LIMITS:
         more = KILL_LIMITS[scene.count]
         name = f"kill_{scene.count}_over_lease_and_{more:.0f}s"
-        report.ratio(name, writable / (LEASE_SECONDS + more))
+        report.ratio(name, owned / (LEASE_SECONDS + more))
 
 
 def overload(report: Report, scene: Scene, quick: bool, found: dict[str, float]) -> None:

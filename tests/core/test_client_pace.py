@@ -449,7 +449,9 @@ def test_small_writes_wait_for_a_moment_only() -> None:
         full.handle(0.011, Ticked())
     ask(full, "o3", 0.02)
     assert set(full._groups) == {"a", "b", "o1"}
-    full.handle(0.011 + 0.25, Ticked())
+    full.handle(0.95, Ticked())
+    assert set(full._groups) == {"a", "b", "o1"}
+    full.handle(0.011 + 1.0, Ticked())
     assert set(full._groups) == {"a", "b", "o1", "o2"}
 
 
@@ -534,6 +536,27 @@ def test_many_bytes_are_not_gathered_and_a_comparison_goes_alone() -> None:
     effects = ask(client, "o4", expected=7)
     assert [(w.id, w.after) for w in sent(effects, Write)] == [("o3.1", 4), ("o4.1", 5)]
     assert outcomes(ask(client, "o5", rows=SimulatedRows(()))) == {"o5": "done"}
+
+
+def test_if_one_partition_would_get_too_much_fewer_writes_are_sent_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two_rows = PART_BYTES + 2 * SimulatedRows((SimulatedRow("k", 0, "v"),)).bytes
+    monkeypatch.setattr("limosa.core.client.brain.GATHERED_PART_BYTES_MAX", two_rows)
+    client = gathering(halves(), window_bytes=100 * PART_BYTES)
+    for number, token in enumerate((-5, 5, 5, 5, 5)):
+        ask(client, f"o{number}", rows=rows(f"k{number}", token=token))
+    writes = sent(client.handle(0.02, Ticked()), Write)
+    assert [(write.partition, len(keys_of(write))) for write in writes] == [
+        ("p", 1),
+        ("q", 1),
+        ("q", 1),
+        ("q", 2),
+    ]
+    ended: dict[str, str] = {}
+    for write in writes:
+        ended |= outcomes(answer(client, Written(write.id, 9)))
+    assert ended == {f"o{number}": "done" for number in range(5)}
 
 
 def test_rows_that_do_not_join_are_sent_one_after_the_other(

@@ -13,6 +13,8 @@ from limosa.storage.segment import Segment
 PAUSE_SECONDS = 1.0
 """The least time between two passes."""
 STOP_SECONDS = 1.0
+CPU_SHARE = 0.02
+"""The most that a scrub takes of a core: small entries cost much more than their bytes."""
 AHEAD_SECONDS = 0.02
 """A scrub that is ahead of its rate by more than this pauses."""
 
@@ -37,10 +39,12 @@ class Scrub(threading.Thread):
             self._pace(verify(self._disk))
 
     def _pace(self, verified: Iterator[int]) -> None:
-        """Verify no more bytes a second than allowed."""
-        due = time.monotonic()
+        """Verify no more bytes a second than allowed, and leave the CPU to others."""
+        due, spent = time.monotonic(), time.thread_time()
         for size in verified:
-            due = max(due, time.monotonic() - AHEAD_SECONDS) + size / self._rate
+            before, spent = spent, time.thread_time()
+            cost = max(size / self._rate, (spent - before) / CPU_SHARE)
+            due = max(due, time.monotonic() - AHEAD_SECONDS) + cost
             ahead = due - time.monotonic()
             if self._stopping.is_set() or (ahead > AHEAD_SECONDS and self._stopping.wait(ahead)):
                 return

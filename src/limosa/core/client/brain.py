@@ -9,7 +9,7 @@ from collections import deque
 from heapq import heappop, heappush
 
 from limosa.core.client.asked import Asked, ClientEvent, ClientSettings, Finished, OperationOutcome
-from limosa.core.client.gathering import Gathering
+from limosa.core.client.gathering import GATHERED_PART_BYTES_MAX, Gathering
 from limosa.core.client.operations import ClientOperation, OperationGroup, Part, SentAttempt
 from limosa.core.client.order import WriteOrder
 from limosa.core.client.routes import ClientRoutes
@@ -33,7 +33,7 @@ from limosa.core.model.topology import Partition
 
 LARGE_BYTES = 4 << 20
 QUEUED_PARTS_MAX = 4_096
-QUEUED_FACTOR = 25
+QUEUED_FACTOR = 100
 """So many times longer do small writes wait for others while parts wait for their nodes."""
 
 
@@ -114,12 +114,18 @@ class Client:
             self._begin(now, held)
 
     def _begin(self, now: float, operations: list[ClientOperation]) -> None:
-        """Send the operations, together."""
+        """Send the operations: together, unless one partition would get too much at once."""
         self._begun += 1
         group = OperationGroup(operations, self._begun, len(operations))
+        self._routes.split_group(group)
+        if len(operations) > 1 and group.largest > GATHERED_PART_BYTES_MAX:
+            middle = len(operations) // 2
+            self._begin(now, operations[:middle])
+            self._begin(now, operations[middle:])
+            return
+        group.wait_for_parts()
         self._groups[group.asked.id] = group
         self._schedule(now + self.settings.operation_seconds, group, None)
-        self._routes.split_group(group)
         if group.asked.rows is not None:
             self._order.add(group)
             self._enter(group, group.parts)

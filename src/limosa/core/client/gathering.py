@@ -11,8 +11,9 @@ from limosa.core.client.operations import ClientOperation
 from limosa.core.model.keys import ZoneId
 from limosa.core.model.rows import Rows
 
-GATHERED_BYTES_MAX = 16 << 20
-"""A single partition may get all rows of a write, and accepts twice as many bytes."""
+GATHERED_BYTES_MAX = 32 << 20
+GATHERED_PART_BYTES_MAX = 16 << 20
+"""If a single partition would get more, fewer writes are sent together."""
 PART_BYTES_AIM = 256 << 10
 """No more is gathered once each partition gets so many bytes."""
 

@@ -129,12 +129,22 @@ class OperationGroup(Struct, eq=False):
         """The first operation, which stands for all."""
         return self.operations[0].asked
 
+    @property
+    def largest(self) -> int:
+        """The size of its largest part."""
+        return max((part.size for part in self.parts), default=0)
+
     def take(self, parts: list[Part]) -> None:
         """Replace the parts."""
         self.parts = parts
         versions = {part.version for part in parts}
         self.version = versions.pop() if len(versions) == 1 else 0
         self.routed = {part.partition: part for part in parts if part.partition is not None}
+
+    def wait_for_parts(self) -> None:
+        for part in self.parts:
+            for operation in part.waiters:
+                operation.left += 1
 
     def touches(self, part: Part) -> bool:
         """Can unacknowledged rows of this group lie in the range of that part?"""

@@ -61,9 +61,6 @@ class ClientRoutes:
             for operation, indexes in zip(operations, places, strict=True):
                 for index in indexes:
                     group.routed[layout.partitions[index]].waiters.append(operation)
-        for part in group.parts:
-            for operation in part.waiters:
-                operation.left += 1
 
     def split(self, asked: Asked, rows: Rows | None, waiters: list[ClientOperation]) -> list[Part]:
         """The parts of a group, or of a part that an older layout split, by today's layout."""
