@@ -89,7 +89,7 @@ class Owner(Returning):
         self.told: OwnerReport = (False, None, (), ())
         """What was last reported to the coordinator."""
         self.told_silent: tuple[Replica, ...] = ()
-        """The silent replicas that were last reported."""
+        """The silent replicas that the last report to the coordinator named."""
 
     def holds(self, now: float) -> bool:
         """Whether the lease that this epoch was granted to holds; a later lease does not count."""

@@ -109,11 +109,6 @@ class Pair:
         longest = self._settings.silence_seconds_max
         return self.asked is not None and self.clock.now - self.asked > longest
 
-    @property
-    def was_told(self) -> bool:
-        """Was the coordinator told that the other node is silent?"""
-        return self._told_at > -inf
-
     def must_tell(self) -> bool:
         """Must the coordinator be told, perhaps again, that the other node is silent?"""
         now = self.clock.now

@@ -76,7 +76,12 @@ class Reporting:
         self._sequence += 1
         self._told, self._told_at, self._told_count = to, now, len(names)
         self._whole_wanted = False
-        node.send(self._coordinator, self._status(now, names, after))
+        status = self._status(now, names, after)
+        node.send(self._coordinator, status)
+        for name, replicas in status.replicas.items():
+            if name in node.owners:
+                silent = tuple(each for replica in replicas for each in replica.silent)
+                node.owners[name].told_silent = silent
 
     def _next_turn(self, now: float, marked: dict[PartitionId, None]) -> list[PartitionId]:
         """Further partitions, so that all of them are named now and then."""

@@ -173,7 +173,7 @@ class Serving:
         peer = None if owner is None else owner.answerer(message)
         if owner is None or peer is None:
             return
-        was_silent = peer.pair.was_told
+        was_silent = peer.pair.is_silent()
         for waiting in peer.pair.hear():
             self._restless[waiting] = self._node.owners[waiting]
         if was_silent:
@@ -190,6 +190,8 @@ class Serving:
             case _:
                 owner.unheld(now, message)
         self.collect_from(owner)
+        if owner.told_silent and owner.silent(now) != owner.told_silent:
+            self._node.changed.mark(message.partition)  # its node may never have been silent
 
     def tail_read(self, event: TailRead) -> None:
         tail = self._node.tickets.tails.pop(event.ticket, None)
@@ -250,9 +252,7 @@ class Serving:
 
     def _tell_of_silence(self, now: float, owner: Owner) -> None:
         """Replicas become silent by time, and not by an event; while they are, that is repeated."""
-        silent = owner.silent(now)
-        if silent or silent != owner.told_silent:
-            owner.told_silent = silent
+        if owner.told_silent or owner.silent(now):
             self._node.changed.mark(owner.held.partition)
 
     def _void(self, owners: list[Owner]) -> None:
