@@ -278,7 +278,10 @@ class Serving:
     def verify(self, now: float, message: Verify) -> None:
         owner = self.serving(now, message.partition)
         if owner is not None:
+            before = owner.held.check
             owner.verify(now, message.session)
+            if owner.held.check != before:
+                self._node.changed.mark(message.partition)  # or the coordinator would ask again
             self.collect_from(owner)
 
 
