@@ -69,7 +69,10 @@ class Coordinator:
         """Empty while the coordinator is not in office. The driver puts commits in, takes them out,
         and reports the outcome."""
         self.statuses: dict[NodeId, Status] = {}
-        """The whole status of each node, as of its last report."""
+        """The whole status of each node that has reported in this office, as of its last report."""
+        self._bases: dict[NodeId, Status] = {}
+        """The whole statuses of other nodes, as of their last reports in an earlier office. They
+        decide nothing, but a report of what has changed since then is exact."""
         self._missed: dict[NodeId, float] = {}
         """Nodes of which a report was missed, and when they were asked for a whole status."""
         self.waits: dict[PartitionId, str] = {}
@@ -97,6 +100,7 @@ class Coordinator:
             case Elected(revision=revision):
                 self.office = revision
                 self.commits.clear()
+                self._bases.update(self.statuses)
                 self.statuses.clear()
                 self._missed.clear()
                 self._attention.draw_to_all()
@@ -124,7 +128,8 @@ class Coordinator:
     def _hear(self, status: Status) -> None:
         """Keep a node's newest status; reports that arrive late are ignored. So are changes of a
         status that is not known here: then the node is asked for a whole one."""
-        known = self.statuses.get(status.node)
+        heard = self.statuses.get(status.node)
+        known = heard or self._bases.get(status.node)
         if known is not None and (status.lease, status.sequence) <= (known.lease, known.sequence):
             return
         follows = known is not None and (known.lease, known.sequence) == (
@@ -135,7 +140,8 @@ class Coordinator:
             self._missed.setdefault(status.node, -inf)
             return
         self._missed.pop(status.node, None)
-        self._attention.hear(known, status, self.agreed)
+        self._bases.pop(status.node, None)
+        self._attention.hear(heard, status, self.agreed)
         self.statuses[status.node] = merged_status(known, status)
 
     def _read(self, agreed: Agreed) -> None:
