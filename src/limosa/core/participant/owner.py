@@ -365,7 +365,7 @@ class Owner(Returning):
         The slower replica needs time to read all of its rows, however many there are, so each
         attempt waits twice as long as the one before.
         """
-        chosen = self.held.check or self.held.digest
+        chosen = self.held.check or self.held.taken
         again = chosen is not None and chosen[0] == session
         if not again:
             self.verified_for = self.settings.idle_seconds_max

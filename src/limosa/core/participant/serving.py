@@ -57,6 +57,10 @@ class Serving:
             node.owners[held.partition] = owner
         needed = routing.needed(record, node.topology.zones[record.zone])
         owner.adopt(now, record, revision, needed)
+        if record.transition is None:
+            node.owned_in_transition.pop(held.partition, None)
+        else:
+            node.owned_in_transition[held.partition] = None
         self.collect_from(owner)
 
     def disown(self, held: Held) -> None:
@@ -66,6 +70,7 @@ class Serving:
         owner.follow(())
         del self._node.owners[held.partition]
         self._restless.pop(held.partition, None)
+        self._node.owned_in_transition.pop(held.partition, None)
         for pending in owner.pending:
             answer = self._node.redirect(held.partition, pending.answer.id, definite=False)
             self._node.send(pending.client, answer)
@@ -278,7 +283,10 @@ class Serving:
     def verify(self, now: float, message: Verify) -> None:
         owner = self.serving(now, message.partition)
         if owner is not None:
+            before = owner.held.check
             owner.verify(now, message.session)
+            if owner.held.check != before:
+                self._node.changed.mark(message.partition)  # or the coordinator would ask again
             self.collect_from(owner)
 
 
