@@ -3,6 +3,8 @@
 F196: what does not change costs nothing, however many partitions there are.
 """
 
+from math import inf
+
 import pytest
 from msgspec.structs import replace
 
@@ -20,6 +22,7 @@ from limosa.core.messages import (
 )
 from limosa.core.model.keys import position
 from limosa.core.model.topology import Replica
+from limosa.core.participant import reporting
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.settings import ParticipantSettings
 from tests.core.samples import LEASES, A, B, C
@@ -173,6 +176,40 @@ def test_the_end_of_a_nodes_silence_is_told_for_all_partitions_whatever_report_n
     stage.now += 0.02
     note(told, answer(stage, ("c", "p9")))
     assert list(told.values()) == [()] * COUNT
+
+
+def test_a_silent_node_costs_nothing_for_partitions_that_do_not_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As soon as its replicas are out of sync; the others are told of, now and then."""
+    stage = owners()
+    stage.say(Look(0), "coordinator")
+    records = stage.agreed.topology.partitions.values()
+    stage.agree(*(replace(each, in_sync=(A, B)) for each in records if each.id != "p3"))
+    for name in stage.brain.owners:
+        stage.say(Acked(name, B, 3, 0, 0), "b")
+    visited: list[str] = []
+    silent = Owner.silent
+
+    def noted(self: Owner, now: float) -> tuple[Replica, ...]:
+        visited.append(self.held.partition)
+        return silent(self, now)
+
+    told = dict[str, tuple[Replica, ...]]()
+    for _ in range(40):
+        answer(stage, ("b", "p9"))
+        note(told, later(stage))
+    assert [name for name in told if told[name]] == ["p3"]
+    monkeypatch.setattr(Owner, "silent", noted)
+    monkeypatch.setattr(reporting, "TURN_SECONDS", inf)
+    for _ in range(20):
+        answer(stage, ("b", "p9"))
+        later(stage)
+    assert set(visited) == {"p3"}
+    stage.agree(replace(stage.agreed.topology.partitions["p7"], in_sync=(A, B, C)))
+    for _ in range(10):
+        note(told, later(stage))
+    assert {name for name in told if told[name]} == {"p3", "p7"}
 
 
 def be_late(stage: Stage) -> None:

@@ -107,7 +107,9 @@ class Owner(Returning):
         self.touched, self.touched_at = 0, -inf
         self.note_record(record)
         self.follow([r for r in routing.written(record) if r != self.held.replica])
+        required = {replica.node for replica in self.writers}
         for peer in self.peers.values():
+            peer.pair.require(record.id, peer.replica.node in required)
             if not is_the_same:  # a commit that only voids proposals gives nobody more time
                 peer.since = self.clock.now
             peer.hurry()

@@ -251,8 +251,9 @@ class Serving:
             self._tell_of_pair(now, pair)
 
     def _tell_of_pair(self, now: float, pair: Pair) -> None:
-        """The other node is silent, or answers again."""
-        for partition in pair.partitions:
+        """The other node is silent, or answers again. Owners that have proposed a replica there
+        have no rest, so that each tick tells of them."""
+        for partition in pair.required:
             self._tell_of_silence(now, self._node.owners[partition])
 
     def _tell_of_silence(self, now: float, owner: Owner) -> None:
