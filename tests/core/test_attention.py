@@ -19,7 +19,7 @@ from limosa.core.coordinator.transitions import Waiting
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import Effect, MakeCommit
 from limosa.core.events import AgreedRead, Elected, Received, Ticked
-from limosa.core.machines.catalogue import ALLOW, STREAMING
+from limosa.core.machines.catalogue import ALLOW, READ_NEW, STREAMING
 from limosa.core.messages import ReplicaStatus, Status
 from limosa.core.model.changes import (
     Agreed,
@@ -43,6 +43,7 @@ from tests.core.samples import (
     A,
     B,
     C,
+    D,
     P,
     cluster,
     intends,
@@ -266,11 +267,12 @@ def test_an_answer_is_computed_once_for_each_state_and_again_after_a_while(
 
 # --- nothing is forgotten
 
-SAID = st.builds(
-    lambda node, news: (node, news),
+SAID = st.tuples(
     st.sampled_from("abc"),
+    st.booleans(),
     st.sampled_from(
         [
+            None,
             {},
             {"epoch": 4, "last": 3},
             {"last": 8},
@@ -301,20 +303,26 @@ AGREED = st.sampled_from(
 @settings(max_examples=150)
 @given(st.lists(SAID | AGREED, max_size=12))
 def test_what_is_not_looked_at_has_nothing_to_do(events: list[object]) -> None:
-    """After any events, a partition that is let go would be left alone by a full look, too."""
+    """After any events, a partition that is let go would be left alone by a full look, too. Some
+    nodes apply what is agreed late, and some lose their replica."""
     coordinator = settled()
     agreed = coordinator.agreed
+    generations = dict.fromkeys("abc", 70)
     for number, event in enumerate(events):
         now = 100.1 + number / 100
         if isinstance(event, tuple):
-            node, news = event
-            coordinator.tell(now, Received(node, status(node, 2 + number, 900, **news)))
+            node, applies, news = event
+            generations[node] = max(generations[node], agreed.revision * applies)
+            said = status(node, 2 + number, generations[node], **(news or {}))
+            if news is None:
+                del said.replicas[P]
+            coordinator.tell(now, Received(node, said))
         else:
             agreed = apply(agreed, (event,), 100 + number)  # type: ignore[arg-type]
             coordinator.tell(now, AgreedRead(agreed))
         view = ClusterView(agreed, coordinator.statuses, OFFICE, now)
         for name, record in agreed.topology.partitions.items():
-            if name not in coordinator._attention._unsettled:
+            if not coordinator._attention.is_kept(name):
                 assert Coordinator("other", RARELY).next_step(view, record) is None
 
 
@@ -378,7 +386,7 @@ def test_the_regular_look_goes_round_in_parts() -> None:
     assert sorted(looked) == sorted(coordinator.agreed.topology.partitions)
 
 
-def test_the_more_partitions_wait_the_longer_are_the_pauses_between_retries() -> None:
+def test_the_more_partitions_wait_the_longer_are_the_pauses_between_looks() -> None:
     attention = Attention(0.4)
     for number in range(int(3 * AGAIN_PER_SECOND)):
         attention.keep(f"x{number}", 100.0)
@@ -390,3 +398,114 @@ def test_the_more_partitions_wait_the_longer_are_the_pauses_between_retries() ->
     attention.let_go("x2")
     attention.keep("x1", 103.0)
     assert attention.due(106.0) == ["x1"]
+
+
+def test_what_must_be_repeated_or_decided_at_a_time_does_not_wait_longer() -> None:
+    attention = Attention(0.4)
+    for number in range(int(3 * AGAIN_PER_SECOND)):
+        attention.keep(f"x{number}", 100.0)
+    attention.keep("x1", 100.0, 100.4)
+    attention.keep("x2", 100.0, 101.0)
+    attention.keep("x3", 100.0, 100.5)
+    attention.keep("x3", 100.1, 100.5)
+    attention.keep("x4", 100.0, 200.0)
+    attention.keep("x5", 100.0, 100.5)
+    attention.let_go("x5")
+    attention.keep("x6", 100.0, 90.0)
+    assert attention.due(100.4) == ["x1"]
+    assert attention.due(100.9) == ["x3"]
+    assert attention.due(101.0) == ["x2"]
+    assert len(attention.due(103.0)) == 3 * AGAIN_PER_SECOND - 4
+    attention.keep("x4", 103.0, 200.0)
+    assert attention.due(199.0) == ["x4"]
+    attention.keep("x4", 199.0, 200.0)
+    assert attention.due(200.0) == ["x4"], "by the time, not because it has waited"
+
+
+def test_news_are_looked_at_before_everything_else() -> None:
+    coordinator, held = thousands(2 * AT_ONCE + 3)
+    for node in NODES:
+        first = Status(node, LEASES[node], 1, 70, {}, held.get(node, {}))
+        coordinator.handle(100.0, Received(node, first))
+    last = f"x{2 * AT_ONCE}"
+    said = Status("a", LEASES["a"], 2, 70, {}, {last: (of(A, open_epoch=9),)}, after=1)
+    looked = coordinator.tell(100.1, Received("a", said))
+    assert looked[0] == last
+    while more := coordinator.tell(100.1, Ticked()):
+        looked += more
+    assert looked.count(last) == 1
+
+
+def crowd(*records: Record) -> Counting:
+    """Some partitions, and thousands that wait for a replica to come back."""
+    waiting = [
+        Put(replace(stable(in_sync=(A, B)), id=f"x{number}"))
+        for number in range(int(2 * AGAIN_PER_SECOND))
+    ]
+    coordinator = Counting()
+    agreed = apply(cluster(stable()), [*waiting, *map(Put, records)], 60)
+    names = agreed.topology.partitions
+    coordinator.handle(100.0, AgreedRead(agreed))
+    coordinator.handle(100.0, Elected(OFFICE))
+    for replica in (*OLD, D):
+        held: dict[str, tuple[ReplicaStatus, ...]]
+        held = {name: (of(replica, open_epoch=3 if replica in (A, D) else 0),) for name in names}
+        said = Status(replica.node, LEASES[replica.node], 1, 60, {}, held)
+        coordinator.handle(100.0, Received(replica.node, said))
+    while coordinator.tell(100.0, Ticked()):
+        pass
+    return coordinator
+
+
+def test_a_call_is_repeated_soon_although_thousands_of_partitions_wait() -> None:
+    coordinator = crowd(moving(STREAMING), intends())
+    assert coordinator.waits[P].startswith("copy to d")
+    assert coordinator.tell(100.3, Ticked()) == []
+    assert coordinator.tell(100.5, Ticked()) == [P]
+    assert coordinator.tell(101.0, Ticked()) == [P]
+
+
+def test_an_election_ends_in_time_although_thousands_of_partitions_wait() -> None:
+    coordinator = crowd(stable(owner=None, epoch=4))
+    assert coordinator.tell(100.1, Ticked()) == []
+    promise: dict[str, tuple[ReplicaStatus, ...]] = {P: (of(B, epoch=4),)}
+    said = Status("b", LEASES["b"], 2, 60, {}, promise, after=1)
+    assert coordinator.tell(100.2, Received("b", said)) == [P]
+    seconds = coordinator.settings.promise_seconds
+    looked = [
+        name for tenth in range(30) for name in coordinator.tell(100.2 + tenth / 10, Ticked())
+    ]
+    assert looked.count(P) <= 2
+    assert P in coordinator.tell(100.2 + seconds, Ticked())
+    assert P not in coordinator.waits
+
+
+def test_a_hold_ends_in_time_although_thousands_of_partitions_wait() -> None:
+    coordinator = crowd(moving(READ_NEW, hold_seconds=1.5), intends())
+    assert coordinator.waits[P].startswith("held for another")
+    assert coordinator.tell(101.4, Ticked()) == []
+    assert coordinator.tell(101.5, Ticked()) == [P]
+    assert not coordinator.waits.get(P, "").startswith("held")
+
+
+@pytest.mark.parametrize(("node", "why"), [("a", "b takes over"), ("c", "c is taken out")])
+def test_a_replica_is_missed_as_soon_as_its_node_has_applied_the_record(
+    node: str, why: str
+) -> None:
+    """Its node reported the loss before it had read the newest record."""
+    coordinator = settled()
+    agreed = apply(coordinator.agreed, (Put(replace(stable(), fence=5)),), 80)
+    assert coordinator.tell(100.1, AgreedRead(agreed)) == [P]
+    lost = Status(node, LEASES[node], 2, 79, {}, {}, after=1, gone=(P,))
+    assert coordinator.tell(100.2, Received(node, lost)) == [P]
+    assert coordinator.waits == {P: f"{node} reports no replica, and has not applied generation 80"}
+    other = Status("d", LEASES["d"], 2, 80, {}, {}, after=1)
+    assert coordinator.tell(100.21, Received("d", other)) == [], "no replica of it is there"
+    applied = Status(node, LEASES[node], 3, 80, {}, {}, after=2)
+    (commit,) = [
+        effect.commit
+        for effect in coordinator.handle(100.22, Received(node, applied))
+        if isinstance(effect, MakeCommit)
+    ]
+    assert commit.why.startswith(f"p: {why}")
+    assert coordinator.waits == {}

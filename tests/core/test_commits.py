@@ -5,12 +5,13 @@ from math import log2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.commits import CommitQueue, summary
 from limosa.core.coordinator.settings import CoordinatorSettings
 from limosa.core.effects import Effect, MakeCommit
-from limosa.core.events import AgreedRead, Deposed, Elected, Ticked
+from limosa.core.events import AgreedRead, CommitLost, Deposed, Elected, Received, Ticked
 from limosa.core.model.changes import (
     COORDINATOR_KEY,
     Agreed,
@@ -23,8 +24,9 @@ from limosa.core.model.changes import (
     partition_key,
     united,
 )
+from limosa.core.model.requests import RepairPartition, Request
 from limosa.core.model.topology import Node
-from tests.core.samples import OFFICE, P, cluster, stable
+from tests.core.samples import OFFICE, B, P, cluster, of, says, stable
 
 MANY = 1_000
 
@@ -82,7 +84,7 @@ def test_one_united_commit_is_under_way_at_a_time() -> None:
     queue.put(commit("b"))
     assert not queue
     assert queue.take(100) == []
-    queue.lost()
+    assert queue.lost()
     assert queue.take(100) == [commit("b")]
 
 
@@ -285,6 +287,7 @@ def test_nothing_is_proposed_again_while_it_is_queued() -> None:
     coordinator.commits.put(wish)
     for seconds in range(1, 50):
         assert not proposals(coordinator.handle(100.0 + seconds / 5, Ticked()))
+    assert not proposals(coordinator.handle(111.0, Received("b", says("b", of(B)))))
     assert coordinator.commits.take(100) == [wish]
     assert not proposals(coordinator.handle(120.0, Ticked()))
     coordinator.commits.made(61)
@@ -299,9 +302,29 @@ def test_a_commit_whose_outcome_is_lost_is_proposed_again_after_a_while() -> Non
     (wish,) = proposals(coordinator.handle(100.0, Elected(OFFICE)))
     coordinator.commits.put(wish)
     coordinator.commits.take(100)
-    coordinator.commits.lost()
-    assert not proposals(coordinator.handle(100.1, Ticked()))
+    assert not proposals(coordinator.handle(100.1, CommitLost()))
+    assert not proposals(coordinator.handle(100.2, Ticked()))
     assert proposals(coordinator.handle(100.5, Ticked())) == [wish]
+
+
+def test_thousands_of_partitions_do_not_wait_for_each_other_if_an_outcome_is_lost() -> None:
+    """The commits that were lost are proposed again at once, and those that wait are not."""
+    coordinator = Coordinator("one", CoordinatorSettings(look_seconds=1e9))
+    names = [f"x{number}" for number in range(3_000)]
+    agreed = apply(cluster(stable()), [Put(replace(stable(), id=name)) for name in names], 60)
+    gone = apply(agreed, (Remove("lease/node/a"),), 61)
+    coordinator.handle(100.0, AgreedRead(gone))
+    wishes = proposals(coordinator.handle(100.0, Elected(OFFICE)))
+    while more := proposals(coordinator.handle(100.0, Ticked())):
+        wishes += more
+    assert len(wishes) == 3_001
+    request = Commit({"request/r": 0}, (Put(Request("r", RepairPartition(P))),), "r")
+    for wish in (request, *wishes):
+        coordinator.commits.put(wish)
+    assert not proposals(coordinator.handle(100.5, Ticked()))
+    first, *lost = coordinator.commits.take(500)
+    assert first is request
+    assert proposals(coordinator.handle(100.6, CommitLost())) == lost
 
 
 def test_a_coordinator_that_is_not_in_office_drops_its_queue() -> None:

@@ -142,6 +142,29 @@ def test_a_new_office_forgets_what_nodes_said_and_asks_again() -> None:
     assert len(effects) == len(NODES)
 
 
+def test_a_change_is_enough_of_a_node_that_was_known_in_an_earlier_office() -> None:
+    """A node of an earlier version reports only what changed, whatever it is asked for. A change of
+    its last report is exact; before it, nothing that the node said counts."""
+    coordinator, _ = in_office(cluster(stable()), *well(stable()))
+    again = apply(coordinator.agreed, (Put(CoordinatorLease("one", 21)),), 70)
+    coordinator.handle(100.1, Deposed())
+    coordinator.handle(100.2, AgreedRead(again))
+    effects = coordinator.handle(100.2, Elected(70))
+    assert Send("b", Look(50, whole=True)) in effects
+    missed = replace(says("b", sequence=4), after=3)
+    coordinator.handle(100.3, Received("b", missed))
+    assert coordinator.statuses == {}, "it may have said more in between"
+    change = replace(says("b", sequence=2, generation=60), after=1)
+    coordinator.handle(100.4, Received("b", change))
+    assert coordinator.statuses == {"b": says("b", of(B), sequence=2, generation=60)}
+    late = says("c", sequence=1)
+    coordinator.handle(100.5, Received("c", late))
+    assert "c" not in coordinator.statuses, "the node said this in the office before"
+    coordinator.handle(100.6, Elected(70))
+    coordinator.handle(100.7, Received("b", replace(change, sequence=3, after=2, gone=(P,))))
+    assert coordinator.statuses == {"b": says("b", sequence=3, generation=60)}
+
+
 def test_words_of_a_node_count_in_the_order_in_which_it_said_them() -> None:
     coordinator, _ = in_office(cluster(stable()))
     later, earlier = says("b", sequence=5), says("b", of(B), sequence=4)

@@ -3,6 +3,8 @@
 F196: what does not change costs nothing, however many partitions there are.
 """
 
+from math import inf
+
 import pytest
 from msgspec.structs import replace
 
@@ -20,6 +22,7 @@ from limosa.core.messages import (
 )
 from limosa.core.model.keys import position
 from limosa.core.model.topology import Replica
+from limosa.core.participant import reporting
 from limosa.core.participant.owner import Owner
 from limosa.core.participant.settings import ParticipantSettings
 from tests.core.samples import LEASES, A, B, C
@@ -118,6 +121,116 @@ def test_a_node_that_answers_nothing_is_silent_for_every_partition() -> None:
     (status,) = sent(effects, Status)
     assert [each[0].silent for each in status.replicas.values()] == [()] * COUNT, "told, too"
     assert silent(stage) == [()] * COUNT
+
+
+def test_the_coordinator_is_told_at_once_that_a_late_replica_has_caught_up() -> None:
+    """Also if its node never was silent, because it answered for other partitions."""
+    stage = owners()
+    stage.say(Look(0), "coordinator")
+    be_late(stage)
+    told = dict[str, tuple[Replica, ...]]()
+    for _ in range(5):
+        note(told, answered_for_p9(stage))
+    assert [name for name in told if told[name]] == ["p3"]
+    stage.now += 0.02
+    note(told, stage.say(Acked("p3", C, 3, 0, 0), "c"))
+    assert told["p3"] == ()
+
+
+def test_the_end_of_a_silence_is_told_whatever_report_named_it() -> None:
+    stage = owners()
+    stage.say(Look(0), "coordinator")
+    be_late(stage)
+    later(stage, 0.05)
+    told = dict[str, tuple[Replica, ...]]()
+    note(told, stage.say(Look(0, whole=True), "coordinator"))
+    assert told.pop("p3") == (C,), "it became late between two rounds over the owners"
+    stage.now += 0.02
+    note(told, stage.say(Acked("p3", C, 3, 0, 0), "c"))
+    assert told["p3"] == ()
+
+
+def test_a_status_for_somebody_else_does_not_count_as_told_to_the_coordinator() -> None:
+    stage = owners()
+    stage.say(Look(0), "coordinator")
+    be_late(stage)
+    later(stage, 0.05)
+    assert stage.status().replicas["p3"][0].silent == (C,)
+    stage.now += 0.02
+    assert sent(stage.say(Acked("p3", C, 3, 0, 0), "c"), Status) == []
+
+
+def test_the_end_of_a_nodes_silence_is_told_for_all_partitions_whatever_report_named_it() -> None:
+    stage = owners()
+    stage.say(Look(0), "coordinator")
+    asked: list[tuple[str, str]] = []
+    while not asked:
+        asked = probes(later(stage))
+    for _ in range(9):
+        answer(stage, ("b", "p9"))
+        later(stage)
+    later(stage, 0.05)
+    told = dict[str, tuple[Replica, ...]]()
+    note(told, stage.say(Look(0, whole=True), "coordinator"))
+    assert list(told.values()) == [(C,)] * COUNT, "it became silent between two rounds"
+    stage.now += 0.02
+    note(told, answer(stage, ("c", "p9")))
+    assert list(told.values()) == [()] * COUNT
+
+
+def test_a_silent_node_costs_nothing_for_partitions_that_do_not_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As soon as its replicas are out of sync; the others are told of, now and then."""
+    stage = owners()
+    stage.say(Look(0), "coordinator")
+    records = stage.agreed.topology.partitions.values()
+    stage.agree(*(replace(each, in_sync=(A, B)) for each in records if each.id != "p3"))
+    for name in stage.brain.owners:
+        stage.say(Acked(name, B, 3, 0, 0), "b")
+    visited: list[str] = []
+    silent = Owner.silent
+
+    def noted(self: Owner, now: float) -> tuple[Replica, ...]:
+        visited.append(self.held.partition)
+        return silent(self, now)
+
+    told = dict[str, tuple[Replica, ...]]()
+    for _ in range(40):
+        answer(stage, ("b", "p9"))
+        note(told, later(stage))
+    assert [name for name in told if told[name]] == ["p3"]
+    monkeypatch.setattr(Owner, "silent", noted)
+    monkeypatch.setattr(reporting, "TURN_SECONDS", inf)
+    for _ in range(20):
+        answer(stage, ("b", "p9"))
+        later(stage)
+    assert set(visited) == {"p3"}
+    stage.agree(replace(stage.agreed.topology.partitions["p7"], in_sync=(A, B, C)))
+    for _ in range(10):
+        note(told, later(stage))
+    assert {name for name in told if told[name]} == {"p3", "p7"}
+
+
+def be_late(stage: Stage) -> None:
+    """In a moment, the replica of p3 on c is late; c answers for other partitions."""
+    stage.say(Unheld("p3", C, 3, stage.agreed.revision, "unmatched", LEASES["c"]), "c")
+    for _ in range(9):
+        assert not any(each[0].silent for each in stage.status().replicas.values())
+        answered_for_p9(stage)
+
+
+def answered_for_p9(stage: Stage) -> list[Effect]:
+    effects = later(stage)
+    for replica in (B, C):
+        stage.say(Acked("p9", replica, 3, 0, 0), replica.node)
+    return effects
+
+
+def note(told: dict[str, tuple[Replica, ...]], effects: list[Effect]) -> None:
+    """What the coordinator is told of silent replicas."""
+    for status in sent(effects, Status):
+        told.update({name: each[0].silent for name, each in status.replicas.items()})
 
 
 def test_a_node_that_owes_an_answer_is_sent_nothing_else_until_it_answers() -> None:

@@ -1,14 +1,16 @@
 """Does a coordinator know of each node what the node last reported, whatever the network does?"""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.settings import CoordinatorSettings
-from limosa.core.effects import Effect, Send
+from limosa.core.effects import AdvanceWatermark, Effect, Send
 from limosa.core.events import (
     AgreedRead,
+    DigestTaken,
     Elected,
     LeaseEnded,
     LeaseGranted,
@@ -17,13 +19,22 @@ from limosa.core.events import (
     Ticked,
 )
 from limosa.core.machines.catalogue import ALLOW
-from limosa.core.messages import WHOLE_STATUS, Look, Message, ReplicaStatus, Status
+from limosa.core.messages import WHOLE_STATUS, Look, Message, ReplicaStatus, Status, Verify
 from limosa.core.model.changes import Put, Remove, apply, partition_key
-from limosa.core.model.topology import NodeLease
+from limosa.core.model.topology import NodeLease, Partition
 from limosa.core.participant.marks import Marks
 from limosa.core.participant.reporting import TURN_PARTITIONS
 from tests.core.samples import LEASES, OFFICE, A, B, C, P, cluster, moving, of, says, stable
-from tests.core.stage import Stage, entry, follower_on_stage, owner_on_stage, replicate, sent, write
+from tests.core.stage import (
+    Stage,
+    done,
+    entry,
+    follower_on_stage,
+    owner_on_stage,
+    replicate,
+    sent,
+    write,
+)
 
 NAMES = "qrst"
 
@@ -127,6 +138,57 @@ def test_a_log_that_grows_is_no_reason_for_a_report_but_in_a_transition_it_is() 
         named = [name for each in reports(stage.store()) for name in each.replicas]
         assert named == expected
         stage.agree(moving(ALLOW))
+
+
+def test_a_verification_that_began_is_reported_at_once_so_that_it_is_asked_for_once() -> None:
+    stage = owner_on_stage(moving("streaming"))
+    look(stage)
+    stage.now += 0.1
+    effects = stage.say(Verify(P, "t9@3"), "one")
+    (status,) = reports(effects)
+    assert status.replicas[P][0].checking == stage.owner.held.last
+    stage.now += 0.1
+    assert reports(stage.say(Verify(P, "t9@3"), "one")) == [], "nothing is new"
+    (begun,) = [each for each in done(effects, AdvanceWatermark) if each.digest]
+    stage.tell(DigestTaken(P, A.incarnation, begun.to, 7))
+    stage.now += 0.1
+    again = stage.say(Verify(P, "t9@3"), "one")
+    assert done(again, AdvanceWatermark) == [], "the digest is known, but not durable yet"
+    (status,) = reports(stage.store())
+    assert status.replicas[P][0].digest is not None
+
+
+def test_a_report_names_the_owned_partitions_in_a_transition_because_pauses_are_planned() -> None:
+    """How long commits take changes with time: while a write waits, and afterwards."""
+    stage = owner_on_stage(moving(ALLOW))
+    create(stage, "q")
+    look(stage)
+    stage.now += 0.1
+    stage.say(write(), "client")
+    stage.store()
+    seconds: list[float] = []
+    for passed in (0.3, 0.3, 0.3):
+        stage.now += passed
+        seconds.append(look(stage).replicas[P][0].commit_seconds)
+    assert seconds == pytest.approx([0.3, 0.6, 0.9])
+    stage.acknowledge(B, C)
+    for passed in (0.1, 0.5, 3.0):
+        stage.now += passed
+        seconds.append(look(stage).replicas[P][0].commit_seconds)
+    assert 0.9 > seconds[-3] > seconds[-2] > seconds[-1] == 0.0
+
+
+@pytest.mark.parametrize("after", [stable(), moving(ALLOW, owner=B, epoch=4)])
+def test_a_partition_that_is_owned_elsewhere_or_in_no_transition_is_not_always_named(
+    after: Partition,
+) -> None:
+    stage = owner_on_stage(moving(ALLOW))
+    assert P in look(stage).replicas
+    stage.agree(after)
+    stage.store()
+    for named in (True, False):
+        stage.now += 0.1
+        assert (P in look(stage).replicas) is named
 
 
 def test_work_under_an_older_record_is_reported_until_it_ends() -> None:

@@ -183,6 +183,10 @@ class AgreedRead(Struct, frozen=True, gc=False):
     agreed: Agreed
 
 
+class CommitLost(Struct, frozen=True, gc=False):
+    """It is not known whether the coordinator's commit under way was made."""
+
+
 class Compared(Struct, frozen=True, gc=False):
     """The differences of the compared rows: some of them in words, and how many more."""
 
@@ -228,5 +232,5 @@ NodeEvent: TypeAlias = (
     | LogLost
 )
 CoordinatorEvent: TypeAlias = (
-    Received | Ticked | AgreedRead | Compared | LoadTold | Elected | Deposed
+    Received | Ticked | AgreedRead | CommitLost | Compared | LoadTold | Elected | Deposed
 )

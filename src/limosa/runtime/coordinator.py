@@ -31,6 +31,7 @@ from limosa.core.effects import (
 )
 from limosa.core.events import (
     AgreedRead,
+    CommitLost,
     Compared,
     CoordinatorEvent,
     Deposed,
@@ -206,8 +207,8 @@ class CoordinatorDriver:
             try:
                 self._commit(store, together)
             except LimosaError:
+                self.deliver(CommitLost())
                 with self._lock:
-                    self.brain.commits.lost()
                     self._committing = False  # the next tick continues with those that wait
                 raise
             self._watcher.look()

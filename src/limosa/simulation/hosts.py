@@ -40,6 +40,7 @@ from limosa.core.effects import (
 )
 from limosa.core.events import (
     AgreedRead,
+    CommitLost,
     Compared,
     Deposed,
     DigestTaken,
@@ -621,8 +622,7 @@ class SimulatedCoordinator(Process):
     def _given_up(self, call: int) -> None:
         if self._committing == call:
             self._committing = 0
-            self.brain.commits.lost()
-            self._commit_next()
+            self.on_event(CommitLost())
 
     def _keep_office(self) -> None:
         match self._office.tick(self.now, self.brain.agreed):

@@ -24,7 +24,7 @@ from limosa.core.coordinator import (
     runs,
     transitions,
 )
-from limosa.core.coordinator.attention import Attention
+from limosa.core.coordinator.attention import Attention, is_changing
 from limosa.core.coordinator.commits import CommitQueue
 from limosa.core.coordinator.flights import Flights
 from limosa.core.coordinator.memory import Memory
@@ -34,6 +34,7 @@ from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import Effect, Explain, MakeCommit, Send, StartPipeline
 from limosa.core.events import (
     AgreedRead,
+    CommitLost,
     Compared,
     CoordinatorEvent,
     Deposed,
@@ -69,7 +70,10 @@ class Coordinator:
         """Empty while the coordinator is not in office. The driver puts commits in, takes them out,
         and reports the outcome."""
         self.statuses: dict[NodeId, Status] = {}
-        """The whole status of each node, as of its last report."""
+        """The whole status of each node that has reported in this office, as of its last report."""
+        self._bases: dict[NodeId, Status] = {}
+        """The whole statuses of other nodes, as of their last reports in an earlier office. They
+        decide nothing, but a report of what has changed since then is exact."""
         self._missed: dict[NodeId, float] = {}
         """Nodes of which a report was missed, and when they were asked for a whole status."""
         self.waits: dict[PartitionId, str] = {}
@@ -97,6 +101,7 @@ class Coordinator:
             case Elected(revision=revision):
                 self.office = revision
                 self.commits.clear()
+                self._bases.update(self.statuses)
                 self.statuses.clear()
                 self._missed.clear()
                 self._attention.draw_to_all()
@@ -104,6 +109,8 @@ class Coordinator:
                 self._looked_at = -1e9
             case Deposed():
                 self.office = None
+            case CommitLost():
+                self._look_again(self.commits.lost())
             case Compared(partition=partition, session=session):
                 self._memory.compared(partition, session, event.differences, event.more)
                 self._attention.draw_to(partition)
@@ -124,7 +131,8 @@ class Coordinator:
     def _hear(self, status: Status) -> None:
         """Keep a node's newest status; reports that arrive late are ignored. So are changes of a
         status that is not known here: then the node is asked for a whole one."""
-        known = self.statuses.get(status.node)
+        heard = self.statuses.get(status.node)
+        known = heard or self._bases.get(status.node)
         if known is not None and (status.lease, status.sequence) <= (known.lease, known.sequence):
             return
         follows = known is not None and (known.lease, known.sequence) == (
@@ -135,7 +143,8 @@ class Coordinator:
             self._missed.setdefault(status.node, -inf)
             return
         self._missed.pop(status.node, None)
-        self._attention.hear(known, status, self.agreed)
+        self._bases.pop(status.node, None)
+        self._attention.hear(heard, status, self.agreed)
         self.statuses[status.node] = merged_status(known, status)
 
     def _read(self, agreed: Agreed) -> None:
@@ -144,6 +153,12 @@ class Coordinator:
             self._waiting = [each for each in agreed.requests.values() if each.state == "waiting"]
         self.agreed = agreed
         self.commits.read(agreed.revision)
+
+    def _look_again(self, lost: list[Commit]) -> None:
+        """Nothing else would draw attention to their partitions soon."""
+        for change in (change for commit in lost for change in commit.changes):
+            if isinstance(change, Put) and isinstance(change.record, Partition):
+                self._attention.draw_to(change.record.id)
 
     def _look(self, now: float) -> list[Effect]:
         """Ask all nodes for a status now and then, and at once those of which a report was
@@ -182,7 +197,7 @@ class Coordinator:
             if self.commits.concerns(partition):
                 self._attention.keep(partition, now)
             else:
-                self._attention.draw_to(partition)
+                self._attention.draw_later_to(partition)
         names = self._attention.take(self.agreed)
         asked = {each.partition for each in self._waiting if names and not deferred(view, each)}
         for partition in names:
@@ -190,7 +205,7 @@ class Coordinator:
             if record is None:
                 self._forget(partition)
             elif partition in asked:
-                self._attention.draw_to(partition)
+                self._attention.draw_later_to(partition)
             else:
                 self._step(view, record, out)
         return out
@@ -238,8 +253,9 @@ class Coordinator:
         else:
             self._propose(view.now, record.id, decision, out)
             asked_at = self._asked[record.id][1]
-            is_recent = view.now - asked_at < self.settings.ask_again_seconds
-            self._attention.keep(record.id, asked_at if is_recent else view.now)
+            if view.now - asked_at >= self.settings.ask_again_seconds:
+                asked_at = view.now
+            self._attention.keep(record.id, asked_at, asked_at + self.settings.ask_again_seconds)
 
     def next_step(
         self, view: ClusterView, record: Partition, held_since: float | None = None
@@ -251,7 +267,9 @@ class Coordinator:
         """
         if record.owner is None:
             elected = ownership.elect(view, record)
-            return transitions.Waiting(elected) if isinstance(elected, str) else elected
+            if isinstance(elected, Commit):
+                return elected
+            return transitions.Waiting(elected, until=ownership.overdue_at(view, record))
         if not view.owner_lives(record):
             return ownership.fail_over(view, record)
         replaced = lost_owners.hand_over(view, record)
@@ -275,7 +293,7 @@ class Coordinator:
         rebuilt = self._rebuild(view, record)
         if rebuilt is None and resized is not None:
             return transitions.Waiting(resized)
-        return rebuilt
+        return lost_owners.unapplied(view, record) if rebuilt is None else rebuilt
 
     def _since(self, now: float, record: Partition) -> float:
         """When this coordinator first saw the hold; a successor starts the hold time again."""
@@ -354,7 +372,11 @@ class Coordinator:
         if before != waiting or view.now - asked_at >= self.settings.ask_again_seconds:
             self._effects_at[record.id] = (waiting, view.now)
             out.extend(waiting.effects)
-        self._attention.keep(record.id, self._effects_at[record.id][1])
+        asked_at = self._effects_at[record.id][1]
+        repeat_at = asked_at + self.settings.ask_again_seconds
+        at = repeat_at if waiting.effects else waiting.until
+        applying = is_changing(record) or view.has_node_behind(record)
+        self._attention.keep(record.id, asked_at, at, applying)
 
 
 def merged_status(known: Status | None, said: Status) -> Status:

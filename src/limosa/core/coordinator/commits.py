@@ -19,8 +19,8 @@ NAMES_SHOWN = 3
 class CommitQueue:
     """What a coordinator wants committed, and has not seen in the agreed state yet.
 
-    One united commit is under way at a time; the driver reports its outcome by `made`, `stale` or
-    `lost`.
+    One united commit is under way at a time; the driver reports its outcome by `made` or `stale`,
+    or by the event `CommitLost`.
     """
 
     def __init__(self) -> None:
@@ -116,9 +116,10 @@ class CommitQueue:
         self._again = self._put_back(tried) or ALL
         return dropped
 
-    def lost(self) -> None:
-        """It is not known whether what was taken was committed: the coordinator looks again."""
-        self._end()
+    def lost(self) -> list[Commit]:
+        """It is not known whether what was taken was committed. Returns it: the coordinator looks
+        again."""
+        return list(self._end().values())
 
     def clear(self) -> None:
         """Another office begins, or this one has ended: its commits would all be stale."""

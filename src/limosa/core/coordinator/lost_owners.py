@@ -39,6 +39,18 @@ def hand_over(view: ClusterView, record: Partition) -> Commit | Waiting | None:
     return Waiting(f"{why}, and no other replica in sync is alive: repair its volume, or start one")
 
 
+def unapplied(view: ClusterView, record: Partition) -> Waiting | None:
+    """A replica that is perhaps lost: its node does not report it, but has not applied the record
+    either, so the report may be out of date."""
+    for replica in record.replicas:
+        if view.is_behind(record, replica) and view.of(record, replica) is None:
+            revision = view.agreed.topology.revision_of(record.id)
+            return Waiting(
+                f"{replica.node} reports no replica, and has not applied generation {revision}"
+            )
+    return None
+
+
 def alive(
     view: ClusterView, record: Partition, replicas: tuple[Replica, ...]
 ) -> tuple[Replica, ...]:

@@ -149,6 +149,11 @@ class Memory:
             self._seen[partition] = (state, since)
         return since
 
+    def known_since(self, partition: PartitionId, state: object) -> float | None:
+        """The same; None: this coordinator has not seen it in this state."""
+        known, since = self._seen.get(partition, (None, 0.0))
+        return since if known == state else None
+
     # --- rows that differ
 
     def comparing(self, partition: PartitionId, session: SessionId, now: float) -> Comparison:

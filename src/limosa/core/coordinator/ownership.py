@@ -11,6 +11,8 @@ stay in sync, those that are taken out stay eligible, and the owner commits noth
 in sync again.
 """
 
+from math import inf
+
 from msgspec.structs import replace
 
 from limosa.core import routing
@@ -131,8 +133,14 @@ def without_former_owner(view: ClusterView, record: Partition) -> Partition:
 
 def is_overdue(view: ClusterView, record: Partition) -> bool:
     """Has this coordinator waited long enough for promises of this epoch?"""
-    since = view.memory.seen_since(record.id, ("election", record.epoch), view.now)
-    return view.now - since >= view.settings.promise_seconds
+    view.memory.seen_since(record.id, ("election", record.epoch), view.now)
+    return view.now >= overdue_at(view, record)
+
+
+def overdue_at(view: ClusterView, record: Partition) -> float:
+    """Until when the election waits for further promises; no end: there is none yet."""
+    since = view.memory.known_since(record.id, ("election", record.epoch))
+    return inf if since is None else since + view.settings.promise_seconds
 
 
 def candidates(view: ClusterView, record: Partition) -> tuple[Replica, ...]:

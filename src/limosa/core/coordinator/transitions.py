@@ -5,6 +5,7 @@ is done. What it asks nodes to do is idempotent, and is asked again until a stat
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -35,6 +36,8 @@ class Waiting(NamedTuple):
     effects: tuple[Effect, ...] = ()
     work: Work | None = None
     """The work of the stage that is not done; None: something else is missing."""
+    until: float = inf
+    """When time alone ends the wait, as far as is known."""
 
 
 CANCELLED = "cancelled"
@@ -490,14 +493,16 @@ def open_(view: ClusterView, record: Partition, held_since: float) -> Progress:
 def hold(view: ClusterView, record: Partition, held_since: float) -> Progress:
     change = record.transition
     assert change is not None
-    left = held_since + change.hold_seconds - view.now
+    ends_at = held_since + change.hold_seconds
+    left = ends_at - view.now
     intent = view.agreed.intents.get(record.id)
     waited_for = intent is not None and intent.planned is not None
     waited_for = waited_for or topology_request_waits(view) is not None
     if change.released or waited_for or left <= 0:
         return None
     return Waiting(
-        f"held for another {left:.0f} s; `complete` ends the hold, `reverse` reverts the move"
+        f"held for another {left:.0f} s; `complete` ends the hold, `reverse` reverts the move",
+        until=ends_at,
     )
 
 

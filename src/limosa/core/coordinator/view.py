@@ -113,6 +113,16 @@ class ClusterView:
             and self.of(record, replica) is None
         )
 
+    def is_behind(self, record: Partition, replica: Replica) -> bool:
+        """The replica's node has reported, but has not applied the record."""
+        status = self.status(replica.node)
+        return status is not None and status.generation < self.agreed.topology.revision_of(
+            record.id
+        )
+
+    def has_node_behind(self, record: Partition) -> bool:
+        return any(self.is_behind(record, replica) for replica in record.replicas)
+
     def working_volumes(self, node: NodeId) -> tuple[str, ...]:
         """The volumes that a member has and can use, as far as is known."""
         known, status = self.agreed.topology.nodes.get(node), self.status(node)

@@ -89,7 +89,7 @@ class Owner(Returning):
         self.told: OwnerReport = (False, None, (), ())
         """What was last reported to the coordinator."""
         self.told_silent: tuple[Replica, ...] = ()
-        """The silent replicas that were last reported."""
+        """The silent replicas that the last report to the coordinator named."""
 
     def holds(self, now: float) -> bool:
         """Whether the lease that this epoch was granted to holds; a later lease does not count."""
@@ -107,7 +107,9 @@ class Owner(Returning):
         self.touched, self.touched_at = 0, -inf
         self.note_record(record)
         self.follow([r for r in routing.written(record) if r != self.held.replica])
+        required = {replica.node for replica in self.writers}
         for peer in self.peers.values():
+            peer.pair.require(record.id, peer.replica.node in required)
             if not is_the_same:  # a commit that only voids proposals gives nobody more time
                 peer.since = self.clock.now
             peer.hurry()
@@ -365,7 +367,7 @@ class Owner(Returning):
         The slower replica needs time to read all of its rows, however many there are, so each
         attempt waits twice as long as the one before.
         """
-        chosen = self.held.check or self.held.digest
+        chosen = self.held.check or self.held.taken
         again = chosen is not None and chosen[0] == session
         if not again:
             self.verified_for = self.settings.idle_seconds_max

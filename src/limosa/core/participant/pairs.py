@@ -41,6 +41,7 @@ class Pair:
         "clock",
         "heard",
         "partitions",
+        "required",
         "run",
         "waiting",
     )
@@ -58,6 +59,8 @@ class Pair:
         """The run of the other node that answered last."""
         self.partitions: dict[PartitionId, None] = {}
         """The partitions that are owned here and have a replica there."""
+        self.required: dict[PartitionId, None] = {}
+        """Those of them whose writes wait for a replica there."""
         self.waiting: dict[PartitionId, None] = {}
         """Those whose owners have something to send as soon as the other node answers."""
         self._told_at = -inf
@@ -81,6 +84,13 @@ class Pair:
         it would wait there. So it is asked about last."""
         self.partitions.pop(partition, None)
         self.partitions[partition] = None
+
+    def require(self, partition: PartitionId, is_required: bool) -> None:
+        """Do writes to the partition wait for a replica on the other node?"""
+        if is_required:
+            self.required[partition] = None
+        else:
+            self.required.pop(partition, None)
 
     def progressed(self, volume: str) -> None:
         self._progress[volume] = self.clock.now
@@ -108,11 +118,6 @@ class Pair:
     def is_silent(self) -> bool:
         longest = self._settings.silence_seconds_max
         return self.asked is not None and self.clock.now - self.asked > longest
-
-    @property
-    def was_told(self) -> bool:
-        """Was the coordinator told that the other node is silent?"""
-        return self._told_at > -inf
 
     def must_tell(self) -> bool:
         """Must the coordinator be told, perhaps again, that the other node is silent?"""
@@ -144,6 +149,7 @@ class Pairs:
     def leave(self, node: NodeId, partition: PartitionId) -> None:
         pair = self._pairs[node]
         pair.partitions.pop(partition, None)
+        pair.required.pop(partition, None)
         pair.waiting.pop(partition, None)
 
     def __iter__(self) -> Iterator[tuple[NodeId, Pair]]:

@@ -6,6 +6,9 @@ before it, so that it costs nothing for replicas that did not change.
 
 Logs that merely grow, sizes and rates are no reason for a report: about once a second a report
 names some more replicas, in turns, so that the coordinator gets to know these, too.
+
+Every report names the owned partitions in a transition, because the coordinator plans their pauses
+by the time that commits take now.
 """
 
 from math import inf
@@ -38,7 +41,7 @@ class Reporting:
         self._told_count = 0
         self._turn_at = -inf
         self._turns: list[PartitionId] = []
-        """Partitions that are still to be named in this round, the next one last."""
+        """Partitions that are still to be named in this round."""
         self._whole_wanted = False
 
     def look(self, now: float, sender: str, message: Look) -> None:
@@ -70,24 +73,27 @@ class Reporting:
             return
         to = (self._coordinator, node.lease.id)
         is_whole = self._whole_wanted or to != self._told
-        marked = node.changed.take()
-        names = self._hosting.partitions() if is_whole else [*marked, *self._next_turn(now, marked)]
+        changed = node.changed.take() | node.owned_in_transition
+        names = self._hosting.partitions() if is_whole else list(changed | self._next_turn(now))
         after = WHOLE_STATUS if is_whole else self._sequence
         self._sequence += 1
         self._told, self._told_at, self._told_count = to, now, len(names)
         self._whole_wanted = False
-        node.send(self._coordinator, self._status(now, names, after))
+        status = self._status(now, names, after)
+        node.send(self._coordinator, status)
+        for name, replicas in status.replicas.items():
+            if name in node.owners:
+                silent = tuple(each for replica in replicas for each in replica.silent)
+                node.owners[name].told_silent = silent
 
-    def _next_turn(self, now: float, marked: dict[PartitionId, None]) -> list[PartitionId]:
+    def _next_turn(self, now: float) -> dict[PartitionId, None]:
         """Further partitions, so that all of them are named now and then."""
         if now - self._turn_at < TURN_SECONDS:
-            return []
+            return {}
         self._turn_at = now
-        if not self._turns:
-            self._turns = self._hosting.partitions()
-        turn = self._turns[-TURN_PARTITIONS:]
-        del self._turns[-TURN_PARTITIONS:]
-        return [partition for partition in turn if partition not in marked]
+        turns = self._turns or self._hosting.partitions()
+        self._turns = turns[TURN_PARTITIONS:]
+        return dict.fromkeys(turns[:TURN_PARTITIONS])
 
     def status(self, now: float) -> Status:
         """All that this node knows, for anybody who asks; the coordinator's reports go on as if

@@ -57,6 +57,10 @@ class Serving:
             node.owners[held.partition] = owner
         needed = routing.needed(record, node.topology.zones[record.zone])
         owner.adopt(now, record, revision, needed)
+        if record.transition is None:
+            node.owned_in_transition.pop(held.partition, None)
+        else:
+            node.owned_in_transition[held.partition] = None
         self.collect_from(owner)
 
     def disown(self, held: Held) -> None:
@@ -66,6 +70,7 @@ class Serving:
         owner.follow(())
         del self._node.owners[held.partition]
         self._restless.pop(held.partition, None)
+        self._node.owned_in_transition.pop(held.partition, None)
         for pending in owner.pending:
             answer = self._node.redirect(held.partition, pending.answer.id, definite=False)
             self._node.send(pending.client, answer)
@@ -173,7 +178,7 @@ class Serving:
         peer = None if owner is None else owner.answerer(message)
         if owner is None or peer is None:
             return
-        was_silent = peer.pair.was_told
+        was_silent = peer.pair.is_silent()
         for waiting in peer.pair.hear():
             self._restless[waiting] = self._node.owners[waiting]
         if was_silent:
@@ -190,6 +195,8 @@ class Serving:
             case _:
                 owner.unheld(now, message)
         self.collect_from(owner)
+        if owner.told_silent and owner.silent(now) != owner.told_silent:
+            self._node.changed.mark(message.partition)  # its node may never have been silent
 
     def tail_read(self, event: TailRead) -> None:
         tail = self._node.tickets.tails.pop(event.ticket, None)
@@ -244,15 +251,14 @@ class Serving:
             self._tell_of_pair(now, pair)
 
     def _tell_of_pair(self, now: float, pair: Pair) -> None:
-        """The other node is silent, or answers again."""
-        for partition in pair.partitions:
+        """The other node is silent, or answers again. Owners that have proposed a replica there
+        have no rest, so that each tick tells of them."""
+        for partition in pair.required:
             self._tell_of_silence(now, self._node.owners[partition])
 
     def _tell_of_silence(self, now: float, owner: Owner) -> None:
         """Replicas become silent by time, and not by an event; while they are, that is repeated."""
-        silent = owner.silent(now)
-        if silent or silent != owner.told_silent:
-            owner.told_silent = silent
+        if owner.told_silent or owner.silent(now):
             self._node.changed.mark(owner.held.partition)
 
     def _void(self, owners: list[Owner]) -> None:
@@ -278,7 +284,10 @@ class Serving:
     def verify(self, now: float, message: Verify) -> None:
         owner = self.serving(now, message.partition)
         if owner is not None:
+            before = owner.held.check
             owner.verify(now, message.session)
+            if owner.held.check != before:
+                self._node.changed.mark(message.partition)  # or the coordinator would ask again
             self.collect_from(owner)
 
 

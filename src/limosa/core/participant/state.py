@@ -32,6 +32,8 @@ class NodeState:
         self.lease: Lease | None = None
         self.held: dict[tuple[PartitionId, Incarnation], Held] = {}
         self.owners: dict[PartitionId, Owner] = {}
+        self.owned_in_transition: dict[PartitionId, None] = {}
+        """The partitions that are owned here and in a transition."""
         self.volumes: tuple[str, ...] = ()
         """The volumes that could be used when the process started; empty: any."""
         self.failed_volumes: dict[str, str] = {}
