@@ -64,21 +64,24 @@ def test_a_lease_that_was_replaced_is_not_renewed(
 ) -> None:
     """S122: the metastore still has the lease, but the key bears another one."""
     failures: list[Exception] = []
+    wanted: queue.Queue[int] = queue.Queue()
+    said: queue.Queue[bool] = queue.Queue()
     heartbeat = Heartbeat(
         key,
         lambda: SqliteMetastore(tmp_path / "metastore.db", CLOCK),
         CLOCK,
         lambda *_, **__: None,
         failures.append,
+        lambda now: None if wanted.empty() else wanted.get(),
+        lambda lease, alive, sent_at: said.put(alive),
     )
     record = {lease_key("n1"): NodeLease, COORDINATOR_KEY: CoordinatorLease}[key]
-    said: queue.Queue[bool] = queue.Queue()
     first, second = store.grant(60.0), store.grant(60.0)
     try:
         for lease, expected in ((first, [True, False]), (second, [False, True])):
             AgreedStore(store).commit(Commit({}, (Put(record("n1", lease)),), "registers"), lease)
             for asked, is_alive in zip((first, second), expected, strict=True):
-                heartbeat.renew(asked, lambda alive, sent_at: said.put(alive))
+                wanted.put(asked)
                 assert said.get(timeout=WAIT_SECONDS) == is_alive
     finally:
         heartbeat.close()
@@ -119,7 +122,13 @@ def test_a_registration_that_arrives_late_does_not_replace_a_later_one(
     slow = Slow(connection)
     granted: queue.Queue[int] = queue.Queue()
     heartbeat = Heartbeat(
-        lease_key("n1"), lambda: slow, CLOCK, lambda *_, **__: None, failures.append
+        lease_key("n1"),
+        lambda: slow,
+        CLOCK,
+        lambda *_, **__: None,
+        failures.append,
+        lambda now: None,
+        lambda *_: None,
     )
 
     def acquire() -> None:

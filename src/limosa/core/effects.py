@@ -10,7 +10,7 @@ from msgspec import Struct
 from limosa.core.machines.machine import Work
 from limosa.core.messages import Message
 from limosa.core.model.changes import Commit
-from limosa.core.model.keys import Incarnation, LeaseId, PartitionId, Position, SessionId
+from limosa.core.model.keys import Incarnation, PartitionId, Position, SessionId
 from limosa.core.model.rows import Entry, Rows
 from limosa.core.model.topology import Replica
 from limosa.core.planning.load import Load
@@ -198,14 +198,6 @@ class AskForLoad(Effect, frozen=True, gc=False):
 
     measured: dict[PartitionId, Load]
     """The measured loads, from which the source may compute its own."""
-
-
-class TakeOffice(Effect, frozen=True, gc=False):
-    """Become the coordinator: a new lease, and the coordinator's key under it."""
-
-
-class RenewOffice(Effect, frozen=True, gc=False):
-    lease: LeaseId
 
 
 class Explain(Effect, frozen=True, gc=False):

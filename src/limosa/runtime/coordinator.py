@@ -23,11 +23,9 @@ from limosa.core.effects import (
     Effect,
     Explain,
     MakeCommit,
-    RenewOffice,
     Send,
     StartCopy,
     StartPipeline,
-    TakeOffice,
 )
 from limosa.core.events import (
     AgreedRead,
@@ -114,7 +112,9 @@ class CoordinatorDriver:
         self._stopping = threading.Event()
         self._office = Office(name)
         self._trimmed_at = -1e9
-        self._heartbeat = Heartbeat(COORDINATOR_KEY, open_metastore, clock, log, self._fail)
+        self._heartbeat = Heartbeat(
+            COORDINATOR_KEY, open_metastore, clock, log, self._fail, self._office.due, self._renewed
+        )
         self._watcher = Watcher(open_metastore, self._followed, log, self._fail)
         self._mover = mover(self._tell_of_pipeline)
         self._committing = False
@@ -139,6 +139,7 @@ class CoordinatorDriver:
         with self._lock, self._fatal():
             if not self.is_over:
                 self._carry_out(self.brain.handle(self.now(), event, time.time()))
+                self._office.handled(self.now())
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
@@ -265,11 +266,12 @@ class CoordinatorDriver:
                 self._watcher.do(lambda store: store.store.trim(before))
 
     def _keep_office(self) -> None:
-        match self._office.tick(self.now(), self.brain.agreed):
-            case TakeOffice():
-                self._heartbeat.acquire(LEASE_SECONDS, self._take_office, self._elect)
-            case RenewOffice(lease=lease):
-                self._heartbeat.renew(lease, lambda alive, _: None if alive else self._lose(lease))
+        if self._office.must_claim(self.now(), self.brain.agreed):
+            self._heartbeat.acquire(LEASE_SECONDS, self._take_office, self._elect)
+
+    def _renewed(self, lease: int, alive: bool, sent_at: float) -> None:
+        if not alive:
+            self._lose(lease)
 
     def _take_office(self, store: Metastore, lease: int, previous: int) -> int:
         try:

@@ -82,8 +82,8 @@ class StoreThread:
 class Heartbeat:
     """Grants and renews leases of one key, one after the other.
 
-    A lease is renewed when `renew` is called, or by the thread itself whenever `due` names it; then
-    `renewed` is told the lease, whether it is alive, and when the renewal was sent.
+    The thread renews a lease whenever `due` names it, and waits for nobody. Then `renewed` is told
+    the lease, whether it is alive, and when the renewal was sent.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Heartbeat:
         clock: Clock,
         log: Log,
         failed: Failed,
-        due: Callable[[float], int | None] | None = None,
-        renewed: Callable[[int, bool, float], None] = lambda lease, alive, sent_at: None,
+        due: Callable[[float], int | None],
+        renewed: Callable[[int, bool, float], None],
     ) -> None:
         self._key = key
         self._clock = clock
 
         def regular() -> Work | None:
-            lease = None if due is None else due(clock.now())
+            lease = due(clock.now())
             return None if lease is None else self._renewal(lease, partial(renewed, lease))
 
         self._thread = StoreThread(
@@ -109,7 +109,7 @@ class Heartbeat:
             failed,
             "heartbeat",
             "the metastore does not answer",
-            None if due is None else regular,
+            regular,
         )
 
     def acquire(
@@ -131,9 +131,6 @@ class Heartbeat:
                 then(lease, register(store, lease, previous), sent_at)
 
         self._thread.do(work)
-
-    def renew(self, lease: int, then: Callable[[bool, float], None]) -> None:
-        self._thread.do(self._renewal(lease, then))
 
     def _renewal(self, lease: int, then: Callable[[bool, float], None]) -> Work:
         def work(store: Metastore) -> None:

@@ -30,12 +30,10 @@ from limosa.core.effects import (
     ReadSlice,
     ReadTail,
     ReadTopology,
-    RenewOffice,
     Send,
     ShelveSlice,
     StartCopy,
     Surprise,
-    TakeOffice,
     VolumeEffect,
 )
 from limosa.core.events import (
@@ -559,6 +557,7 @@ class SimulatedCoordinator(Process):
         self._keep_office()
 
     def on_event(self, event: Any) -> None:
+        self._office.handled(self.now)
         for effect in self.brain.handle(self.now, event, self.world.now):
             match effect:
                 case Send(to=to, message=message):
@@ -625,20 +624,20 @@ class SimulatedCoordinator(Process):
             self.on_event(CommitLost())
 
     def _keep_office(self) -> None:
-        match self._office.tick(self.now, self.brain.agreed):
-            case TakeOffice():
-                self.call(
-                    lambda: self.world.metastore.take_office(self._office),
-                    self._office_answered,
-                    operations=1,
-                )
-            case RenewOffice(lease=lease):
-                self.call(
-                    lambda: self.world.metastore.renew(COORDINATOR_KEY, lease),
-                    lambda alive: None if alive else self._lose(lease),
-                )
-            case None:
-                return
+        lease = self._office.due(self.now)
+        if lease is not None:
+            self.call(
+                lambda: self.world.metastore.renew(COORDINATOR_KEY, lease),
+                lambda alive: None if alive else self._lose(lease),
+            )
+        elif self._office.must_claim(self.now, self.brain.agreed):
+            self.call(
+                lambda: self.world.metastore.take_office(self._office),
+                self._office_answered,
+                operations=1,
+            )
+        else:
+            return
         self.call(lambda: self.world.agreed, lambda agreed: self.on_event(AgreedRead(agreed)))
 
     def _office_answered(self, answer: tuple[int, int, Agreed] | None) -> None:
