@@ -13,12 +13,14 @@ connection does not survive `fork`; open the store in the process that uses it.
 """
 
 import ctypes
+import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +46,7 @@ from limosa.ports import (
 )
 
 Result = TypeVar("Result")
+Row = TypeVar("Row")
 
 # "limo" in ASCII; SQLite keeps it in the file's header to tell whose file it is.
 APPLICATION_ID = 0x6C696D6F
@@ -81,6 +84,8 @@ SCHEMA = (
     f"PRAGMA user_version = {FORMAT}",
 )
 
+CHUNK_ROWS = 400
+"""How many rows one statement reads or changes."""
 FREE_PAGES = 64
 LOG_BYTES = 8 << 20
 """SQLite moves the log's contents to the file after about 4 MiB."""
@@ -157,7 +162,8 @@ class SqliteMetastore:
         def work(db: sqlite3.Connection) -> int:
             if lease is not None:
                 _live(db, lease)
-            check_guards(guards, lambda key: _revision_of(db, key))
+            revisions = _revisions_of(db, guards)
+            check_guards(guards, lambda key: revisions.get(key, 0))
             return _apply(db, puts, deletes, lease)
 
         return self._change(work)
@@ -427,9 +433,35 @@ def _history_start(db: sqlite3.Connection) -> int:
     return int(start)
 
 
-def _revision_of(db: sqlite3.Connection, key: str) -> int:
-    row = db.execute("SELECT revision FROM entries WHERE key = ?", (key,)).fetchone()
-    return row[0] if row else 0
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows for one statement each: between two steps of a statement other threads may run for
+    milliseconds, so a step for each row would hold the write lock for seconds."""
+    left = iter(rows)
+    while chunk := list(islice(left, CHUNK_ROWS)):
+        yield chunk
+
+
+def _revisions_of(db: sqlite3.Connection, keys: Iterable[str]) -> dict[str, int]:
+    """Of those keys that are present."""
+    found: dict[str, int] = {}
+    for chunk in _chunks(keys):
+        (names,) = db.execute(
+            "SELECT json_group_object(key, revision) FROM entries"
+            f" WHERE key IN ({_marks(len(chunk))})",
+            chunk,
+        ).fetchone()
+        found |= json.loads(names)
+    return found
+
+
+def _insert(db: sqlite3.Connection, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
+    for chunk in _chunks(rows):
+        values = ", ".join([f"({_marks(len(chunk[0]))})"] * len(chunk))
+        db.execute(statement.format(values=values), [value for row in chunk for value in row])
+
+
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
 
 
 def _apply(
@@ -438,19 +470,24 @@ def _apply(
     """Makes the changes in one revision and returns it; without changes the revision stays."""
     revision = _revision(db)
     new = revision + 1
-    present = [
-        key for key in deletes if db.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount
-    ]
+    present = list(_revisions_of(db, deletes))
     if not puts and not present:
         return revision
-    db.executemany(
-        "INSERT INTO entries VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+    for chunk in _chunks(present):
+        db.execute(f"DELETE FROM entries WHERE key IN ({_marks(len(chunk))})", chunk)
+    _insert(
+        db,
+        "INSERT INTO entries VALUES {values} ON CONFLICT (key) DO UPDATE"
         " SET value = excluded.value, revision = excluded.revision, lease = excluded.lease",
-        [(key, value, new, new, lease) for key, value in puts.items()],
+        ((key, value, new, new, lease) for key, value in puts.items()),
     )
-    db.executemany(
-        "INSERT INTO changes VALUES (?, ?, ?)",
-        [(new, key, value) for key, value in puts.items()] + [(new, key, None) for key in present],
+    _insert(
+        db,
+        "INSERT INTO changes VALUES {values}",
+        chain(
+            ((new, key, value) for key, value in puts.items()),
+            ((new, key, None) for key in present),
+        ),
     )
     db.execute("UPDATE store SET revision = ?", (new,))
     return new
