@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from limosa.core.coordinator import requests
 from limosa.core.coordinator.brain import Coordinator
 from limosa.core.coordinator.commits import CommitQueue, summary
 from limosa.core.coordinator.settings import CoordinatorSettings
+from limosa.core.coordinator.view import ClusterView
 from limosa.core.effects import Effect, MakeCommit
 from limosa.core.events import AgreedRead, CommitLost, Deposed, Elected, Received, Ticked
 from limosa.core.model.changes import (
@@ -109,21 +111,21 @@ def test_a_commit_is_held_until_the_coordinator_has_read_its_outcome() -> None:
 
 def test_a_partition_is_concerned_while_a_commit_of_its_record_is_in_the_queue() -> None:
     queue = CommitQueue()
-    assert not queue.concerns(P)
+    assert not queue.concerns(partition_key(P))
     wish = Commit({partition_key(P): 50}, (Put(stable()),), "p: another owner")
     queue.put(wish)
-    assert queue.concerns(P)
+    assert queue.concerns(partition_key(P))
     queue.take(100)
-    assert queue.concerns(P)
+    assert queue.concerns(partition_key(P))
     queue.lost()
-    assert not queue.concerns(P)
+    assert not queue.concerns(partition_key(P))
     queue.put(wish)
     queue.take(100)
     queue.made(8)
     queue.put(Commit({partition_key(P): 51}, (Put(stable()),), "p: computed from a later state"))
     queue.take(100)
     queue.read(8)
-    assert queue.concerns(P), "the later one is still under way"
+    assert queue.concerns(partition_key(P)), "the later one is still under way"
 
 
 def test_exactly_the_stale_ones_leave_and_the_others_are_made_as_one() -> None:
@@ -294,7 +296,32 @@ def test_nothing_is_proposed_again_while_it_is_queued() -> None:
     assert not proposals(coordinator.handle(121.0, Ticked())), "it was made, and is not read yet"
     later = apply(agreed, wish.changes, 61)
     coordinator.handle(121.5, AgreedRead(later))
-    assert not coordinator.commits.concerns(P)
+    assert not coordinator.commits.concerns(partition_key(P))
+
+
+def test_an_answer_is_not_computed_again_while_it_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer to a wish for a large table takes long to compute."""
+    computed: list[str] = []
+    answer = requests.answer
+
+    def counted(view: ClusterView, request: Request) -> Commit:
+        computed.append(request.id)
+        return answer(view, request)
+
+    monkeypatch.setattr(requests, "answer", counted)
+    coordinator = Coordinator("one", CoordinatorSettings(look_seconds=1e9))
+    agreed = cluster(stable(), more=(Request("r", RepairPartition("no such partition")),))
+    coordinator.handle(100.0, AgreedRead(agreed))
+    (wish,) = proposals(coordinator.handle(100.0, Elected(OFFICE)))
+    coordinator.commits.put(wish)
+    for seconds in range(1, 50):
+        coordinator.handle(100.0 + seconds / 5, Ticked())
+    assert computed == ["r"]
+    assert coordinator.commits.take(100) == [wish]
+    assert proposals(coordinator.handle(120.0, CommitLost())) == [wish]
+    assert computed == ["r", "r"]
 
 
 def test_a_commit_whose_outcome_is_lost_is_proposed_again_after_a_while() -> None:

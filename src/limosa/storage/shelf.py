@@ -154,8 +154,9 @@ class Shelf:
         try:
             volume.sync()
             volume.catalogue.remove_replicas(names)
-            for name in names:
-                if name in self.files.names(f"{volume.directory}/replicas"):
+            there = {*self.files.names(f"{volume.directory}/replicas")} if names else set()
+            for name in dict.fromkeys(names):
+                if name in there:
                     self._trashed += 1
                     trash = f"{volume.directory}/trash/{self._trashed}"
                     self.files.replace(f"{volume.directory}/replicas/{name}", trash)

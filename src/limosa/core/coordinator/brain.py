@@ -50,6 +50,7 @@ from limosa.core.model.changes import (
     Put,
     change_key,
     intent_key,
+    partition_key,
     request_key,
 )
 from limosa.core.model.keys import NodeId, PartitionId, Revision
@@ -194,7 +195,7 @@ class Coordinator:
         out: list[Effect] = []
         self._answer(view, out)
         for partition in self._attention.due(now):
-            if self.commits.concerns(partition):
+            if self.commits.concerns(partition_key(partition)):
                 self._attention.keep(partition, now)
             else:
                 self._attention.draw_later_to(partition)
@@ -225,7 +226,9 @@ class Coordinator:
         for request in self._waiting:
             if request.partition not in answered and not deferred(view, request):
                 answered.add(request.partition)
-                self._propose(view.now, request.partition, requests.answer(view, request), out)
+                if not self.commits.concerns(request_key(request.id)):
+                    answer = requests.answer(view, request)
+                    self._propose(view.now, request.partition, answer, out)
         for commit in runs.advance(view, self._flights):
             self._propose(view.now, change_key(commit.changes[0]), commit, out, self._flights.asked)
         if readiness.pipeline_is_wanted(view):

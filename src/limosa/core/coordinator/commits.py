@@ -8,8 +8,8 @@ So thousands of stale commits cost a few transactions, not thousands.
 
 from collections.abc import Collection, Iterable
 
-from limosa.core.model.changes import Commit, change_key, merged, partition_key
-from limosa.core.model.keys import PartitionId, Revision
+from limosa.core.model.changes import Commit, change_key, merged
+from limosa.core.model.keys import Revision
 
 ALL = 1 << 30
 REASONS_SHOWN = 4
@@ -68,9 +68,8 @@ class CommitQueue:
         known = self._ending.get(key) if place is None else self._waiting[place]
         return known is not None and known.guards == commit.guards
 
-    def concerns(self, partition: PartitionId) -> bool:
-        """Does a commit in the queue change the partition's record?"""
-        key = partition_key(partition)
+    def concerns(self, key: str) -> bool:
+        """Does a commit in the queue change this key?"""
         return key in self._places or key in self._ending
 
     def take(self, operations_max: int) -> list[Commit]:
