@@ -307,6 +307,23 @@ def test_a_replica_that_waits_its_turn_on_a_volume_that_makes_progress_is_not_si
     assert silent(stage)[2] == ()
 
 
+def test_a_replica_that_waits_until_it_is_matched_is_not_silent_while_others_are() -> None:
+    """A table of thousands of partitions was created, or a node has returned: their logs are empty,
+    or have nothing new to acknowledge."""
+    stage = owners()
+    for run in (0, 4711):
+        answer(stage, ("b", "p4"), run=run)
+    began, matched = stage.now, stage.brain.owners["p0"]
+    while stage.now < began + 5.8:
+        later(stage)
+        stage.say(Acked("p0", B, 3, 0, 0), "b")
+        matched.unmatch(matched.peers[B])  # it stands for one partition after the other
+        assert B not in silent(stage)[5]
+    for _ in range(3):
+        later(stage)
+    assert B in silent(stage)[5]
+
+
 def test_progress_on_another_volume_of_the_node_does_not_count() -> None:
     """A disk that hangs is noticed although the other disk of the node works."""
     other = Replica("b", "first", "v2")

@@ -52,7 +52,7 @@ class Pair:
         self.heard = clock.now
         """When the other node last answered."""
         self._progress: dict[str, float] = {}
-        """By volume: when a replica there last acknowledged more than before."""
+        """By volume: when a replica there last acknowledged more than before, or a new owner."""
         self.asked: float | None = None
         """When it was asked because it had sent nothing for long; None: it has answered since."""
         self.run: LeaseId = 0

@@ -247,12 +247,13 @@ class Replication(ABC):
 
     def acked(self, now: float, message: Acked) -> None:
         peer = self.peers[message.replica]
+        if message.position > peer.acked or not peer.matched:
+            peer.pair.progressed(peer.replica.volume)
         peer.matched = peer.reachable = True
         peer.told = message.watermark
         if message.position > peer.acked:
             peer.acked = message.position
             peer.since = self.clock.now
-            peer.pair.progressed(peer.replica.volume)
             peer.hurry()
         if peer.sent <= peer.acked < self.held.last:
             self.replicate(peer, peer.acked)
