@@ -163,9 +163,13 @@ def wipe_replica(world: World, record: Partition) -> None:
 
 
 def rot_replica(world: World, record: Partition) -> None:
-    """A replica's rows can't be read any more; nobody knows until somebody tries."""
+    """A replica's rows can't be read any more; nobody knows until somebody tries. Another replica
+    has them, which no transition drops before that."""
     replica = world.dice.choice(routing.everywhere(record))
     node = world.nodes[replica.node]
+    dropped = routing.old_only(record)
+    if not any(r not in (replica, *dropped) for r in routing.electable(record)):
+        return
     if world.wiped or world.gone or not node.run or not is_calm(world, node.name):
         return
     if (record.id, replica.incarnation) in node.disk.live:
