@@ -18,6 +18,7 @@ from limosa.core.model.changes import (
     node_key,
     partition_key,
     request_key,
+    zone_key,
 )
 from limosa.core.model.intent import Assignment, Intent, Placement
 from limosa.core.model.keys import WHOLE
@@ -246,6 +247,18 @@ def test_a_node_that_holds_replicas_is_not_removed() -> None:
     intent = Intent("p", (Placement("a"), Placement("c")))
     agreed = dead(*zone, record, intent)
     assert "c holds or will hold 1 replicas, for example of p" in refused(agreed, REMOVE)
+
+
+def test_a_node_is_not_removed_if_a_zone_needs_it_for_its_replicas() -> None:
+    """Its partitions may have fewer replicas yet, because attempts to make more have failed."""
+    replicas = (Replica("a", "c1"),)
+    record = Partition("p", "z", WHOLE, replicas, replicas)
+    made = (Layout("z", 1, (-(2**63),), ("p",)), record, Intent("p", (Placement("a"),)))
+    answer = refused(dead(Zone("z", 3), *made), REMOVE)
+    assert "the zone z has 3 replicas of everything, and 2 of its data nodes stay" in answer
+    row, commit, _ = answered(dead(Zone("z", 2), *made), REMOVE)
+    assert row.state == "done"
+    assert zone_key("z") in commit.guards
 
 
 @pytest.mark.parametrize("where", ["pending", "planned"])

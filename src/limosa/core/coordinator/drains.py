@@ -6,7 +6,7 @@ empty is checked when the run ends, whatever the plan was.
 
 from limosa.core.coordinator.answers import RequestAnswer
 from limosa.core.coordinator.checks import member
-from limosa.core.coordinator.members import after, enabled, held_by
+from limosa.core.coordinator.members import after, check_enough_stay, enabled, held_by
 from limosa.core.coordinator.view import ClusterView
 from limosa.core.model.changes import (
     FEATURES_KEY,
@@ -20,7 +20,6 @@ from limosa.core.model.changes import (
 from limosa.core.model.keys import NodeId
 from limosa.core.model.requests import LedToNodes, UndrainNodes
 from limosa.core.model.runs import Outcome, Run, RunPlan
-from limosa.core.planning.placement import data_nodes
 from limosa.errors import IllegalRequest
 
 
@@ -35,24 +34,6 @@ def begin(view: ClusterView, plan: RunPlan) -> tuple[Change, ...]:
     return tuple(
         Put(after(node, "leave", state=node.state)) for node in nodes if node.state == "normal"
     )
-
-
-def check_enough_stay(view: ClusterView, leaving: tuple[NodeId, ...]) -> None:
-    topology = view.agreed.topology
-    others = [node for node in topology.nodes.values() if node.id not in leaving]
-    if not any(node.tokens and node.state == "normal" for node in others):
-        raise IllegalRequest(
-            f"no data node is left without {', '.join(leaving)}", "let another one join first"
-        )
-    for zone in topology.zones.values():
-        stay = data_nodes(zone, others)
-        fewer = len(stay) < len(data_nodes(zone, topology.nodes.values()))
-        if fewer and len(stay) < zone.replica_count:
-            raise IllegalRequest(
-                f"the zone {zone.id} has {zone.replica_count} replicas of everything, and "
-                f"{len(stay)} of its data nodes stay",
-                "let others join first, drain fewer, or ask for fewer replicas",
-            )
 
 
 def check_emptied(view: ClusterView, node: NodeId, plan: RunPlan) -> None:

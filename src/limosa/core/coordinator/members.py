@@ -26,11 +26,13 @@ from limosa.core.model.changes import (
     node_key,
     partition_key,
     request_key,
+    zone_key,
 )
 from limosa.core.model.intent import Intent
 from limosa.core.model.keys import NodeId
 from limosa.core.model.requests import JoinCluster, LedToNodes, RemoveNode, ReplaceNode, Request
 from limosa.core.model.topology import Features, Node, NodeState
+from limosa.core.planning.placement import data_nodes
 from limosa.errors import IllegalRequest
 
 
@@ -163,9 +165,28 @@ def remove(view: ClusterView, wish: RemoveNode) -> RequestAnswer:
             f"{node.id} holds or will hold {len(holds)} replicas, for example of {holds[0]}",
             "move them to other nodes first",
         )
+    check_enough_stay(view, (node.id,))
     gone = after(node, "be removed", "succeed", state=node.state)
     changes: tuple[Change, ...] = (Put(gone), Put(enabled(topology, gone)))
     return RequestAnswer(changes, "removed", LedToNodes((node.id,)))
+
+
+def check_enough_stay(view: ClusterView, leaving: tuple[NodeId, ...]) -> None:
+    topology = view.agreed.topology
+    others = [node for node in topology.nodes.values() if node.id not in leaving]
+    if not any(node.tokens and node.state == "normal" for node in others):
+        raise IllegalRequest(
+            f"no data node is left without {', '.join(leaving)}", "let another one join first"
+        )
+    for zone in topology.zones.values():
+        stay = data_nodes(zone, others)
+        fewer = len(stay) < len(data_nodes(zone, topology.nodes.values()))
+        if fewer and len(stay) < zone.replica_count:
+            raise IllegalRequest(
+                f"the zone {zone.id} has {zone.replica_count} replicas of everything, and "
+                f"{len(stay)} of its data nodes stay",
+                "let others join first, or ask for fewer replicas",
+            )
 
 
 def replace_disk(view: ClusterView, wish: ReplaceNode) -> RequestAnswer:
@@ -197,6 +218,7 @@ def remove_reads(view: ClusterView, wish: RemoveNode) -> list[str]:
     """A new replica needs an intent first, so intents tell which nodes will hold anything."""
     keys = [node_key(wish.node), lease_key(wish.node), FEATURES_KEY, REBALANCE_KEY]
     keys += map(node_key, view.agreed.topology.nodes)
+    keys += map(zone_key, view.agreed.topology.zones)
     return keys + [intent_key(partition) for partition in view.agreed.intents]
 
 
