@@ -1,12 +1,13 @@
 """How long does work take? Each process does one thing at a time, and what comes meanwhile waits.
 
 As in a real process, each link has a thread of its own, and all threads want the same lock: they
-take turns. So does the thread that ticks. A thread handles its events in their order.
+take turns. So does the thread that ticks. A thread handles its events in their order. Of the
+clients' threads only one at a time waits for the lock, as in a real node.
 """
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -15,6 +16,8 @@ from limosa.core.messages import Replicate, Status, Write
 from limosa.core.model.changes import Commit
 
 TICKS = Ticked.__name__
+CLIENTS = "clients"
+"""The place of all clients among those who take turns."""
 FRAME = 256
 """So many messages of a sender are handled in one turn: they arrive in one frame."""
 TOGETHER = 8
@@ -54,13 +57,20 @@ class WorkSeconds(Struct, frozen=True):
         return self.transaction + self.operation * operations if operations else self.message
 
 
+Queues: TypeAlias = dict[str, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]]
+"""What waits: how long it takes, and whom to call with what."""
+
+
 class TurnQueue:
-    """Serves one event at a time; the senders of those that wait take turns."""
+    """Serves one event at a time; the senders of those that wait take turns, and so do clients
+    among themselves."""
 
     def __init__(self, schedule: Callable[..., None]) -> None:
         self._schedule = schedule
-        self._waiting: dict[str, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
+        self._waiting: Queues = {}
         """By sender; whose turn comes next is first."""
+        self._clients: Queues = {}
+        """The same for clients, who share one place."""
         self._served = ""
         """Whose event is being handled; empty: nobody's."""
         self._left = 0
@@ -68,45 +78,68 @@ class TurnQueue:
         self._turns = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(
+            len(queue) for queues in (self._waiting, self._clients) for queue in queues.values()
+        )
 
     def has(self, sender: str) -> bool:
         """Does an event of this sender wait, or is it being handled?"""
-        return sender in self._waiting or self._served == sender
+        return sender in self._queues_of(sender) or self._served == sender
 
     def put(self, sender: str, seconds: float, what: Callable[..., None], *arguments: Any) -> None:
         """Call this when its turn has come and the seconds are over."""
-        self._waiting.setdefault(sender, deque()).append((seconds, what, arguments))
+        self._queues_of(sender).setdefault(sender, deque()).append((seconds, what, arguments))
+        if is_client(sender):
+            self._waiting.setdefault(CLIENTS, deque())
         if not self._served:
             self._begin()
 
     def clear(self) -> None:
         """Forget everything: the process has ended."""
         self._waiting.clear()
+        self._clients.clear()
         self._turns += 1
         self._served = ""
 
+    def _queues_of(self, sender: str) -> Queues:
+        return self._clients if is_client(sender) else self._waiting
+
     def _begin(self) -> None:
         self._turns += 1
-        if self._left and self._served in self._waiting:
+        if self._left and self._served in self._queues_of(self._served):
             self._left -= 1
         else:
             self._served = next(iter(self._waiting), "")
-            self._left = (TOGETHER if self._served[:1] == "c" else FRAME) - 1
+            if self._served == CLIENTS:
+                self._served = next(iter(self._clients))
+            self._left = (TOGETHER if is_client(self._served) else FRAME) - 1
         if self._served:
-            queue = self._waiting[self._served]
+            queues = self._queues_of(self._served)
+            queue = queues[self._served]
             seconds, what, arguments = queue.popleft()
             if not self._left or not queue:
-                del self._waiting[self._served]
-            if not self._left and queue:
-                self._waiting[self._served] = queue
+                self._go_last(queues)
             self._schedule(seconds, self._end, self._turns, what, arguments)
+
+    def _go_last(self, queues: Queues) -> None:
+        """The turn has ended; what still waits has its next turn after all others."""
+        queue = queues.pop(self._served)
+        if queue:
+            queues[self._served] = queue
+        if queues is self._clients:
+            del self._waiting[CLIENTS]
+            if self._clients:
+                self._waiting[CLIENTS] = deque()
 
     def _end(self, turn: int, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if turn == self._turns:
             what(*arguments)
         if turn == self._turns:  # otherwise the process has ended
             self._begin()
+
+
+def is_client(sender: str) -> bool:
+    return sender[:1] == "c"
 
 
 def sender_of(event: Any) -> str:
