@@ -121,6 +121,9 @@ class NodeDriver:
         self.reader = ViewReader(self.brain, store, clock.now, self.traffic, self.damaged)
         self._failed = failed
         self._lock = threading.Lock()
+        self._client_turn = threading.Lock()
+        """Held by the client's thread that waits for the lock or has it: however many clients
+        write, other nodes and the coordinator wait for one of them only."""
         self._stopping = threading.Event()
         self._syncers = {name: VolumeSyncer(name, self._sync, self._fail) for name in store.volumes}
         self._gathered: dict[str, list[Message]] = {}
@@ -215,7 +218,7 @@ class NodeDriver:
         syncer = self._syncer_of(messages[0]) if lone else None
         sync_here = syncer is not None and syncer.turn.acquire(blocking=False)
         try:
-            with self._turn(syncs_here=syncer if sync_here else None):
+            with self._client_turn, self._turn(syncs_here=syncer if sync_here else None):
                 for message in messages:
                     if self.is_over:
                         return
