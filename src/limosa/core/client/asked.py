@@ -29,7 +29,7 @@ class ClientSettings(Struct, frozen=True):
     their nodes anyway."""
     gather_parts: int = 16
     """While so many parts of a zone are under way, small writes wait for others."""
-    window_bytes: int = 4 << 20
+    window_bytes: int = 1 << 20
     """How much is under way to a node at first; then the node's latency decides."""
 
 
