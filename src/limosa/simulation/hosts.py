@@ -616,7 +616,10 @@ class SimulatedCoordinator(Process):
                 self.brain.commits.made(answer.agreed.revision)
             else:
                 self.brain.commits.stale(answer.stale)
-        self.on_event(AgreedRead(answer.agreed))
+        if self.world.shape.late_reads:
+            self.later(self.world.dice.uniform(0.0, 1.0), self.on_event, AgreedRead(answer.agreed))
+        else:
+            self.on_event(AgreedRead(answer.agreed))
 
     def _given_up(self, call: int) -> None:
         if self._committing == call:

@@ -4,6 +4,8 @@ from typing import Any
 
 from limosa.core.client import Client
 from limosa.core.client.windows import Window
+from limosa.core.coordinator.commits import CommitQueue
+from limosa.core.model.changes import Commit
 from limosa.core.participant.pairs import AwakeClock
 from limosa.core.participant.returning import Returning
 from limosa.simulation.planting import always, mutant, wrapping
@@ -31,3 +33,26 @@ def silence_ignores_own_lag(change: Any) -> None:
         self.now += passed
 
     change(AwakeClock, "tick", tick)
+
+
+@mutant("of a united commit with a stale guard, only the stale parts leave")
+def stale_union_exploded(change: Any) -> None:
+    """Each part is tried again by itself."""
+    stale, take = CommitQueue.stale, CommitQueue.take
+    alone: dict[CommitQueue, int] = {}
+
+    def explode(self: CommitQueue, keys: Any) -> list[Commit]:
+        if len(self._under_way) == 1:
+            return stale(self, ())
+        alone[self] = len(self._under_way)
+        self._put_back(self._end())
+        return []
+
+    def take_alone(self: CommitQueue, operations_max: int) -> list[Commit]:
+        if left := alone.get(self, 0):
+            alone[self] = left - 1
+            self._again = 1
+        return take(self, operations_max)
+
+    change(CommitQueue, "stale", explode)
+    change(CommitQueue, "take", take_alone)

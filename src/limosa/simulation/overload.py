@@ -22,7 +22,9 @@ about five seconds of work."""
 WRITTEN_SECONDS = 1.0
 """How long a write takes at most when all is well, until the client is told."""
 PACE_SECONDS = 0.02
-KILLS = ("", "", "node", "coordinator", "all nodes", "each node in turn")
+KILLS = ("", "a stall", "node", "coordinator", "all nodes", "each node in turn")
+STALL_SECONDS = (1.6, 2.5)
+"""Longer than silence may last, and shorter than a lease."""
 
 
 class Flood(UniqueSet):
@@ -80,6 +82,8 @@ class Overload:
         at = dice.uniform(0.5, end - world.now)
         nodes: list[Process] = list(world.nodes.values())
         match self.kills:
+            case "a stall":
+                self._stall(disturbance, at, dice.choice(nodes))
             case "node":
                 self._kill_one(disturbance, at, dice.choice(nodes))
             case "each node in turn":
@@ -96,6 +100,14 @@ class Overload:
                 ]
                 for each in named:
                     self._kill_one(disturbance, at, each)
+
+    def _stall(self, disturbance: Disturbance, delay: float, process: Process) -> None:
+        """One piece of work takes long, for example because the machine swaps. What arrived in the
+        meantime, answers as well, is handled afterwards: only this node was silent."""
+        seconds = self.dice.uniform(*STALL_SECONDS)
+        disturbance.killed.add(process.name)
+        self.world.schedule(delay, process.server.put, "stall", seconds, lambda: None)
+        self._healed_at = max(self._healed_at, self.world.now + delay + seconds)
 
     def _kill_one(self, disturbance: Disturbance, delay: float, process: Process) -> None:
         world = self.world

@@ -70,6 +70,8 @@ class WorldShape(Struct, frozen=True):
     """Movers cut copies differently, copies are spoilt, and moves have conditions."""
     unruly_mover: bool = False
     """The mover copies slices one after the other, dies between them, and corrupts some."""
+    late_reads: bool = False
+    """A coordinator reads what it has committed some time later, and meanwhile goes on."""
     real_storage: bool = False
     """Nodes store rows in the real log and segments, on a file system in memory."""
     operations_max: int = 24
