@@ -8,7 +8,6 @@ from limosa.core.messages import Look, Probe, Probed, Status
 from limosa.core.model.changes import Commit, united
 from limosa.core.participant.reporting import TURN_PARTITIONS, TURN_SECONDS
 from limosa.metastore.sqlite import SqliteMetastore
-from limosa.simulation import hosts
 from limosa.simulation.hosts import CommitAnswer
 from tests.simulation.scenarios import Scenario
 
@@ -50,7 +49,7 @@ class CountedScenario(Scenario):
 
 def cost_of(partitions: int) -> Cost:
     """A cluster of four nodes idles, takes one write, and loses a node."""
-    world = CountedScenario(nodes=NODES, partitions=partitions)
+    world = CountedScenario(nodes=NODES, partitions=partitions, operations_max=OPERATIONS_MAX)
     world.run_for(3.0)
     heard, made = len(world.wire.said), world.transactions
     world.run_for(IDLE_SECONDS)
@@ -96,13 +95,12 @@ def has_another_owner(world: Scenario, partition: str, before: str) -> bool:
     ],
 )
 def test_cost_grows_with_what_changes_and_not_with_the_number_of_partitions(
-    many: int, monkeypatch: pytest.MonkeyPatch
+    many: int,
 ) -> None:
     """F196: beside a cluster with few partitions, one with very many sends no more messages while
     it is idle, reports a bounded number of replicas in each of them, commits nothing, and needs no
     more messages for a write. When a node fails, what is sent for each partition that gets another
     owner is the same, and all of these partitions share a few commits."""
-    monkeypatch.setattr(hosts, "OPERATIONS_MAX", OPERATIONS_MAX)
     few, lots = cost_of(FEW), cost_of(many)
     assert few.idle_commits == lots.idle_commits == 0
     assert lots.idle_messages <= 1.2 * few.idle_messages
