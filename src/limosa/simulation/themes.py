@@ -202,6 +202,28 @@ SEALS = Theme(
 )
 """A sealed owner hears nothing of the hand-over that follows, while clients still reach it."""
 
+FALLBACKS = Theme(
+    "fallbacks",
+    {
+        "hang_disk": 4,
+        "stall_disk": 1,
+        "fill_disk": 1,
+        "silence_to_metastore": 1,
+        "isolate_owner": 1,
+    },
+    {"move": 10, "cancel": 8, "reverse": 8},
+    {"read": 6, "write": 4},
+    aimed=(0.9,),
+    stages=(FALLBACK,),
+    delays=(0.0, 0.0, 0.001),
+    waits=0.05,
+    owner_moves=1.0,
+    operator_seconds=0.4,
+    fault_seconds=(3.0,),
+    replicas=(1, 2, 3),
+)
+"""Moves go back after reads have switched, and disks fail meanwhile."""
+
 STORIES: tuple[Theme, ...] = (
     # The owner must count its lease from the sending of a renewal: its answer comes seconds late.
     Theme(
