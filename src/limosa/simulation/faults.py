@@ -336,6 +336,13 @@ def slow_replication(world: World, record: Partition) -> None:
         world.schedule(0.6, world.network.slow_down, one, other, 0.0)
 
 
+def slow_copies(world: World, record: Partition) -> None:
+    """What is copied arrives late for seconds, while writes and collections arrive at once."""
+    for node in world.nodes:
+        world.network.slow_down(world.mover.name, node, 0.4, both_ways=False)
+        world.schedule(3.0, world.network.slow_down, world.mover.name, node, 0.0, False)
+
+
 def answer_late_then_lose_renewals(world: World, record: Partition) -> None:
     """The metastore's answers reach the owner seconds late; then the owner's calls are lost, while
     clients and other nodes still reach it."""
@@ -397,7 +404,12 @@ FAULTS: dict[str, Callable[[World, Partition], None]] = {
 
 AIMED_FAULTS: dict[str, Callable[[World, Partition], None]] = {
     fault.__name__: fault
-    for fault in (cut_old_owner_from_peers, slow_replication, answer_late_then_lose_renewals)
+    for fault in (
+        cut_old_owner_from_peers,
+        slow_replication,
+        slow_copies,
+        answer_late_then_lose_renewals,
+    )
 }
 """Faults that make sense in few stages, or with little else: only themes about them inject them."""
 

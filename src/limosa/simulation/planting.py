@@ -108,7 +108,7 @@ SEEDS: dict[str, int] = {
     "stale_watch_trusted": 1202,
     "switch_despite_a_mismatch": 29,
     "taken_out_without_a_report": 1499,
-    "tombstone_collected_early": 241,
+    "tombstone_collected_early": 168,
     "tried_without_end": 319,
     "unknown_called_failed": 10,
     "view_from_before_the_opening": 246,

@@ -37,6 +37,7 @@ from limosa.simulation.overload import Overload
 from limosa.simulation.rebalancing import Rebalancing
 from limosa.simulation.rows import token_of
 from limosa.simulation.themes import (
+    COLLECTIONS,
     FALLBACKS,
     MEMBERS,
     OUTAGES,
@@ -71,8 +72,8 @@ LIVE_MOVES = 6
 RUN_SEEDS = 12
 """Of so many seeds, two are about runs of many moves, and one is about repairs."""
 RARE_SEEDS = 60
-"""Of so many seeds, one is about sealed owners, one about fallbacks, one about overload, and one
-follows a story."""
+"""Of so many seeds, one is about sealed owners, one about fallbacks, one about collections, one
+about overload, and one follows a story."""
 
 LATE_READS = (16, 43)
 """In these, which are about members and runs, the coordinator reads its own commits late."""
@@ -109,6 +110,8 @@ def theme_of(seed: int, dice: Random) -> Theme:
         return SEALS
     if seed % RARE_SEEDS == 26:
         return FALLBACKS
+    if seed % RARE_SEEDS == 48:
+        return COLLECTIONS
     if is_overload(seed):
         return OVERLOAD
     if seed % RARE_SEEDS == 59:

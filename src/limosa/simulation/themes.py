@@ -224,6 +224,26 @@ FALLBACKS = Theme(
 )
 """Moves go back after reads have switched, and disks fail meanwhile."""
 
+COLLECTIONS = Theme(
+    "collections",
+    {"slow_copies": 1},
+    {"move": 2, "collect": 12},
+    {"read": 4, "write": 3, "delete": 4},
+    aimed=(0.0,),
+    waits=0.0,
+    owner_moves=1.0,
+    operator_seconds=0.1,
+    fault_seconds=(1.5,),
+    seconds=(12.0,),
+    paces=(0.03, 0.06),
+    dropped=(0.0,),
+    slow=(0.0,),
+    stuck=(0.0,),
+    replicas=(1, 2),
+    partitions=(1,),
+)
+"""Rows are deleted, and tombstones collected, while older rows are on their way to a replica."""
+
 STORIES: tuple[Theme, ...] = (
     # The owner must count its lease from the sending of a renewal: its answer comes seconds late.
     Theme(
