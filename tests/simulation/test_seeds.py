@@ -15,6 +15,8 @@ from limosa.simulation.mutants import SEEDS as RECORDED
 from limosa.simulation.run import is_about_runs, run_seed, theme_of
 from limosa.simulation.story import story_of, told
 from limosa.simulation.themes import (
+    COLLECTIONS,
+    FALLBACKS,
     MEMBERS,
     OUTAGES,
     OVERLOAD,
@@ -52,7 +54,8 @@ def test_soon_after_an_overload_all_is_in_sync_and_writable(seed: int) -> None:
 
 def test_every_theme_is_drawn() -> None:
     drawn = {theme_of(seed, Random(f"shape {seed}")).name for seed in range(FIRST_HALF)}
-    themes = (*THEMES, *OUTAGES, *RUNS, *STORIES, MEMBERS, OVERLOAD, REPAIRS, SEALS)
+    lone = (COLLECTIONS, FALLBACKS, MEMBERS, OVERLOAD, REPAIRS, SEALS)
+    themes = (*THEMES, *OUTAGES, *RUNS, *STORIES, *lone)
     assert drawn == {theme.name for theme in themes}
 
 
