@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 from msgspec import Struct
@@ -74,6 +74,7 @@ from limosa.tabular.rows import Bundle
 from limosa.tabular.sizes import PIECE_BYTES
 from limosa.tabular.tables import KnownTables
 
+NOTHING_FIRST: AbstractContextManager[object] = nullcontext()
 TICK_SECONDS = 0.02
 COLLECT_SECONDS = 60.0
 ROOM_SECONDS = 1.0
@@ -183,15 +184,20 @@ class NodeDriver:
                     self._carry_out_all(self.brain.handle(self.now(), event))
 
     @contextmanager
-    def _turn(self, syncs_here: VolumeSyncer | None = None) -> Iterator[None]:
+    def _turn(
+        self,
+        first: AbstractContextManager[object] = NOTHING_FIRST,
+        syncs_here: VolumeSyncer | None = None,
+    ) -> Iterator[None]:
         """Handle events under the lock. What they send is gathered: at the end, each receiver gets
         its messages together, and each sync thread is woken once. A frame costs more than the
         messages in it, and a sync more than the changes that it makes durable.
 
+        `first`: held together with the lock, and not while links are flushed: a link may be slow.
         `syncs_here`: the caller syncs this volume itself afterwards.
         """
         links: list[Flushed] = []
-        with self._lock, self._fatal():
+        with first, self._lock, self._fatal():
             yield
             links = self._put_gathered(syncs_here)
         for link in links:
@@ -218,7 +224,7 @@ class NodeDriver:
         syncer = self._syncer_of(messages[0]) if lone else None
         sync_here = syncer is not None and syncer.turn.acquire(blocking=False)
         try:
-            with self._client_turn, self._turn(syncs_here=syncer if sync_here else None):
+            with self._turn(self._client_turn, syncer if sync_here else None):
                 for message in messages:
                     if self.is_over:
                         return
